@@ -7,8 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree import GROWN, DenseTree, histogram
-from coterie.recipes.plan import content_of
+from coterie.recipes.dense_tree import DenseTree, histogram
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
@@ -17,7 +16,6 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import load_selections
-from experiments.dense_tree import SPARSE
 from tests.test_conversations import ours
 
 SMALL = (
@@ -57,22 +55,6 @@ def run(grown: Path) -> Iterator[Run]:
         yield found
 
 
-def test_each_task_has_a_tree_with_values_and_no_held_out_task_has_one(run: Run) -> None:
-    recipe = dense()
-    tasks = recipe.train_tasks(0)
-    assert sorted(run.store.tree_tasks(0, "rollout")) == sorted(task.id for task in tasks)
-    held_out = set(map(content_of, recipe.heldout_tasks()))
-    assert not held_out & set(map(content_of, tasks))
-    assert {task for task, _ in run.store.finished_keys(0, GROWN)} == {t.id for t in tasks}
-    for tree in run.store.trees(0, "rollout"):
-        values, root = recipe.values(run, tree), tree.root
-        scores = [one.score for one in tree.outcomes.values()]
-        assert values[root].visits <= len(rollouts(run.store, 0)[tree.task])
-        assert min(scores) <= values[root].mean <= max(scores)
-        said = {turn.id for turn in tree.turns.values() if turn.speaker.kind == "agent"}
-        assert set(values) == {root, *said}
-
-
 def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
     recipe, s = dense(), dense().settings
     found = list(load_selections(run, 0))
@@ -109,23 +91,6 @@ def test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes(
     assert all(rejected is None and leaves[leaf].score == 1.0 for leaf, rejected in successes)
     expected = min(8, sum(o.score == 1 for o in leaves.values()))
     assert len({leaf for leaf, _ in successes}) == expected
-
-
-def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) -> None:
-    words = [*SPARSE, "rollout.tasks=8", "pairs.margin=0.5"]
-    play(dense(*words), tmp_path / "run", "rollout", "reward", "select")
-    recipe = dense(*words)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
-        assert {len(some) for some in rollouts(run.store, 0).values()} == {8}
-        pairs = list(load_selections(run, 0))
-        assert pairs
-        for tree, one in pairs:
-            scores = {leaf: outcome.score for leaf, outcome in tree.outcomes.items()}
-            through = {
-                node: {scores[leaf] for leaf in scores if node in {t.id for t in tree.path(leaf)}}
-                for node in (one.leaf, one.rejected or "")
-            }
-            assert 1.0 in through[one.leaf] and 0.0 in through[one.rejected or ""]
 
 
 def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(

@@ -27,12 +27,10 @@ from coterie.recipes.gap import Gap
 from coterie.recipes.gap_traces import format_error, read_traces, split_trace
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
 from coterie.record.rows import rows, view
 from coterie.record.tree import Task
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import REINFORCE, run_steps
-from coterie.runs.reinforce import step_records
+from coterie.runs.loop import run_steps
 from coterie.tools.calls import Tags
 from tests.played import wiki_tools
 from tests.row_files import jsonl
@@ -217,6 +215,7 @@ def test_traces_that_the_agents_call_format_cannot_express(
 
 def test_traces_of_a_file_are_trained_on_verbatim(tools: Path, tmp_path: Path) -> None:
     pieces = split_trace(TRACE)
+    assert len(pieces.messages) == 3
     plan, _, answer = pieces.messages
     texts = zip(pieces.messages, (*pieces.observations, ""), strict=True)
     assert "".join(message + shown for message, shown in texts) == TRACE
@@ -466,21 +465,3 @@ def test_questions_of_the_encyclopedia_are_grounded_by_its_search() -> None:
         assert trace.answer == gold_answer(task)
         assert environment.grounded(task, results)
         assert not environment.grounded(task, results[:-1])
-
-
-@pytest.mark.slow
-def test_reinforcement_learning_continues_from_the_fine_tuned_policy(tmp_path: Path) -> None:
-    words = ["traces.tasks=16", "train.epochs=1", "train.batch_rows=8", "evaluate.tasks=2", "method=sft_rl",
-             "steps.count=1", "rollout.tasks=2", "rollout.samples=4", "loss.entropy=0.01"]  # fmt: skip
-    recipe = gap("gap/tiny", words)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
-        assert recipe.versions(run) == [0, 1, 2]
-        (record,) = step_records(run.store, 1, REINFORCE).values()
-        trees = run.store.trees(1, f"{REINFORCE}/00000")
-        assert {t.writer for tree in trees for t in tree.turns.values() if t.sample} == {"policy@1"}
-        assert record["samples"] >= 8 and record["policy/updates"] == 1
-        titles = [section.title for section in run_report(recipe, run).sections]
-        groups = "Groups: which rollouts were made more likely"
-        assert {"Traces", "Steps of reinforcement learning", groups} <= set(titles)
-    recipe.close()

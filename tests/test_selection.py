@@ -18,7 +18,6 @@ from coterie.selection import (
     densest,
     first_differences,
     needed_visits,
-    random_demonstrations,
     ranked_pairs,
     trajectory_pairs,
 )
@@ -61,19 +60,6 @@ def test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward() -> None:
     gated = best_demonstrations({"a": [fluent, right]}, SelectSettings(min_score=1.0))
     assert [r.leaf for _, r in gated] == ["r"]
     assert best_demonstrations({"a": [fluent]}, SelectSettings(min_score=1.0)) == []
-
-
-def test_random_takes_as_many_as_asked_one_a_task_and_repeats() -> None:
-    chosen = random_demonstrations(REWARDS, 3, seed=1)
-    assert chosen == random_demonstrations(REWARDS, 3, seed=1)
-    assert len({task for task, _ in chosen}) == 3
-    assert len(random_demonstrations(REWARDS, 99, seed=1)) == 4
-
-
-def test_counts_go_with_random_only() -> None:
-    for words in ({"rule": "random"}, {"rule": "best", "counts": (3,)}):
-        with pytest.raises(ValidationError, match="counts"):
-            SelectSettings.model_validate(words)
 
 
 # -- SWEET-RL ---------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ FAULTS = (
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
-    Fault(f"{R}optima:Optima.train_tasks", given(iteration=0), [TASKS_DRAWN]),
+    Fault(f"{R}base:Recipe.train_tasks", given(iteration=0), [TASKS_DRAWN]),
     # SWEET-RL.
     Fault(f"{R}sweet_rl:TrainedCritic.__init__", given(privileged=False), [REWARD]),
     Fault(

@@ -1,7 +1,6 @@
 """Faults in advantages, rewards, critics, and what is selected from them."""
 
 import math
-import random
 from dataclasses import replace
 
 from tests.mutation.fault import (
@@ -71,7 +70,6 @@ PERPLEXITY_EXPONENTIAL = f"{TARGET}test_a_perplexity_is_the_exponential_of_the_m
 PLAN_QUOTES = f"{TARGET}test_a_plan_that_quotes_an_action_is_a_leak"
 EASIEST_CAN = f"{SELECT}test_the_easiest_can_be_left_out"
 GATE_KEEPS = f"{SELECT}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"
-RANDOM_TAKES = f"{SELECT}test_random_takes_as_many_as_asked_one_a_task_and_repeats"
 TOP_SHARE = f"{PAIRS}test_the_top_share_of_a_task_is_rounded_down_but_one_pair_stays"
 GATE_LETS = f"{PAIRS}test_the_gate_lets_only_right_utterances_be_chosen"
 SIBLINGS_MAKE = f"{SELECT}test_siblings_make_a_pair_from_the_margin_on"
@@ -218,11 +216,6 @@ FAULTS = (
     Fault("coterie.selection:best_demonstrations", settings(top_share=1.0), [BEST]),
     Fault("coterie.selection:best_demonstrations", settings(skip_share=0.0), [EASIEST_CAN]),
     Fault("coterie.selection:best_demonstrations", settings(min_score=0.0), [GATE_KEEPS]),
-    Fault(
-        "coterie.selection:random_demonstrations",
-        given(seed=lambda seed: random.SystemRandom().random()),
-        [RANDOM_TAKES],
-    ),
     Fault("coterie.selection:sibling_pairs", settings(theta_filter=-math.inf), [BOUNDS]),
     Fault("coterie.selection:sibling_pairs", settings(theta_diff=0.0), [SIBLINGS]),
     Fault("coterie.selection:sibling_pairs", reverse, [SIBLINGS]),

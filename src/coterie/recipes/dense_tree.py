@@ -73,7 +73,6 @@ from coterie.runs.items import (
 )
 from coterie.runs.loop import Stage
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
-from coterie.training.settings import TrainingSettings
 
 MAX_TREES = 64
 """Trees that grow concurrently, each with a window of rollouts in flight."""
@@ -219,18 +218,14 @@ class DenseTree(Recipe):
             )
         return super().plan()
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return {"train": self.settings.train}
-
     def dialogues(self) -> int:
         s = self.settings
         return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
 
-    def train_tasks(self, iteration: int) -> list[Task]:
+    def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
-        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
-        previous = [s.tasks] * iteration
-        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
+        part, parts = self.settings.rollout.shard
+        return super().train_tasks(iteration)[part::parts]
 
     # -- trees ----------------------------------------------------------------------------------
 

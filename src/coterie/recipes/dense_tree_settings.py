@@ -96,6 +96,10 @@ class DenseTreeSettings(RecipeSettings):
     train: PairTrainingSettings = PairTrainingSettings()
     sandbox: SandboxSettings = SandboxSettings()
 
+    @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.train}
+
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.pairs.margin > 1:

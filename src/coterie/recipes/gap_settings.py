@@ -96,6 +96,10 @@ class GapSettings(ReinforceRecipeSettings):
         return self.method != "sft"
 
     @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.train} if self.imitates else {}
+
+    @property
     def rounds(self) -> int:
         return self.imitates + self.reinforces
 

@@ -79,7 +79,6 @@ from coterie.runs.loop import Stage
 from coterie.runs.roles import Role
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check, describe
-from coterie.training.settings import TrainingSettings
 
 DATA = "data"
 """Author of gold plans and actions."""
@@ -441,9 +440,6 @@ class Moat(Recipe):
             raise UserError("no held-out task has gold actions", "give the data set held-out rows")
         return super().plan()
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return self.settings.trainings
-
     def dialogues(self) -> int:
         """Return the number of plans, including those sampled to measure J."""
         s = self.settings
@@ -464,15 +460,13 @@ class Moat(Recipe):
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
     def draws(self, iteration: int) -> list[int]:
-        first = int(self.settings.start.enabled)
-        return [self.settings.rollout.tasks] * (iteration - first + 1)
+        return super().draws(iteration - int(self.settings.start.enabled))
 
-    def train_tasks(self, iteration: int) -> list[Task]:
+    def train_tasks(self, iteration: int = 0) -> list[Task]:
         s = self.settings
         if s.start.enabled and iteration == 0:
             return self.environment.tasks("train", s.start.tasks, s.seed)
-        *before, count = self.draws(iteration)
-        return self.environment.tasks("train", count, s.seed, before)
+        return super().train_tasks(iteration)
 
     async def role_sampler(
         self, run: Run, role: str, iteration: int, temperature: float

@@ -77,14 +77,12 @@ class OptimaSettings(RecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.rollout.samples == 1 and self.select.rule == "best" and self.reward.lambda_token:
+        if self.rollout.samples == 1 and self.reward.lambda_token:
             raise ValueError(
                 "rollout.samples=1 gives no choice and makes every token term equal to -reward.lambda_token; use at "
                 "least 2 samples, or reward.lambda_token=0"
             )
-        if self.select.rule == "random" and len(self.select.counts) < self.iterations:
-            raise ValueError(f"select.counts needs {self.iterations} numbers, one per iteration")
-        if self.select.rule == "best" and self.select.threshold > self.reward.max_reward:
+        if self.select.threshold > self.reward.max_reward:
             raise ValueError(
                 f"select.threshold={self.select.threshold:g} is above the maximum reward "
                 f"{self.reward.max_reward:g} of these reward settings; lower it"

@@ -20,6 +20,7 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
 from coterie.runs.folder import RunSettings
+from coterie.training.settings import TrainingSettings
 
 MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
 
@@ -52,6 +53,11 @@ class RecipeSettings(RunSettings, PlayedSettings):
         return own
 
     @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """Settings of trainings on rows or pairs by key."""
+        return {}
+
+    @property
     def max_tokens(self) -> int:
         own: int = getattr(getattr(self, "rollout", None), "max_tokens", 256)
         return own
@@ -67,10 +73,6 @@ class Presets:
 
     open: bool = False
     """True if data sets and environments without values use the common values."""
-
-    def of(self, name: str) -> dict[str, Any]:
-        """Return a copy of the values for a data set or environment. Raises ``KeyError`` without values."""
-        return overlaid(self.values[name])
 
 
 NONE = Presets({}, {})
