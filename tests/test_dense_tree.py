@@ -16,6 +16,7 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import load_selections
+from experiments.dense_tree import RandomSides, Successes
 from tests.test_conversations import ours
 
 SMALL = (
@@ -74,18 +75,17 @@ def test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes(
     grown: Path, run: Run, tmp_path: Path
 ) -> None:
     selections = {}
-    for learns in ("random_sides", "successes"):
-        recipe = dense(f"learns={learns}")
-        fork(recipe, grown, tmp_path / learns, recipe.settings)
-        play(recipe, tmp_path / learns, "select")
-        with open_run(tmp_path / learns, recipe.name, recipe.settings, write=False) as control:
-            pairs = [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
-            selections[learns] = pairs
+    for kind in (RandomSides, Successes):
+        recipe, folder = kind(dense().settings), tmp_path / kind.__name__
+        fork(recipe, grown, folder, recipe.settings)
+        play(recipe, folder, "select")
+        with open_run(folder, recipe.name, recipe.settings, write=False) as control:
+            selections[kind] = [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
     pairs = [(one.leaf, one.rejected) for _, one in load_selections(run, 0)]
-    turned = selections["random_sides"]
+    turned = selections[RandomSides]
     assert [set(one) for one in turned] == [set(one) for one in pairs]
     assert 0 < sum(one != other for one, other in zip(turned, pairs, strict=True)) < len(pairs)
-    successes = selections["successes"]
+    successes = selections[Successes]
     assert len(successes) == 8
     leaves = {leaf: o for t in run.store.trees(0, "rollout") for leaf, o in t.outcomes.items()}
     assert all(rejected is None and leaves[leaf].score == 1.0 for leaf, rejected in successes)
@@ -202,7 +202,6 @@ def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
         (["mix={ultra_interac: 5}"], "did you mean 'ultra_interact'?"),
         (["mix={ultra_interact: 0}"], "must be at least 1"),
         (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "have the same name x.jsonl"),
-        (["mix={ultra_interact: 5}", "learns=successes"], "remove mix.sets"),
     ],
 )
 def test_outside_sets_that_cannot_be_mixed(words: list[str], problem: str) -> None:

@@ -138,7 +138,7 @@ MOAT_SETS: Mapping[tuple[str, str], Table] = {
 }  # fmt: skip
 
 DENSE: Table = {
-    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1, "learns": "pairs",
+    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1,
     "rollout.max_tokens": 1024, "rollout.shard": (0, 1), "search.children": "temperature",
     "search.temperatures": (1.0, 0.5, 0.7), "search.runs": 1000, "pairs.rule": "siblings", "pairs.margin": 0.5,
     "pairs.max_visits": 8, "objective.beta": 0.1, "objective.nll": 0, "objective.label_smoothing": 0,

@@ -103,7 +103,7 @@ FAULTS = (
     Fault(f"{R}gap:Gap._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(
-        f"{R}dense_tree:DenseTree._random_side",
+        "experiments.dense_tree:RandomSides.turn",
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),

@@ -1,6 +1,6 @@
 """Settings of ``dense_tree``."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,8 +14,6 @@ from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
-
-Learns = Literal["pairs", "random_sides", "successes"]
 
 
 class TreesSettings(Settings):
@@ -82,11 +80,6 @@ class DenseTreeSettings(RecipeSettings):
     iterations: int = key(
         1, "Iterations of growing trees and training on them.", source="DensePolicy: 1", ge=1
     )
-    learns: Learns = key(
-        "pairs",
-        "Training data: the `pairs`. Controls: the same pairs with `random_sides`, or supervised training on "
-        "`successes`, an equal number of successful rollouts.",
-    )
     rollout: TreesSettings = TreesSettings()
     search: DenseSearchSettings = DenseSearchSettings()
     pairs: DensePairSettings = DensePairSettings()
@@ -104,8 +97,6 @@ class DenseTreeSettings(RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.pairs.margin > 1:
             raise ValueError(f"pairs.margin={self.pairs.margin:g}; values differ by at most 1")
-        if self.mix.sets and self.learns == "successes":
-            raise ValueError("learns=successes trains on rollouts, not on pairs; remove mix.sets")
         if self.search.children == "sampling" or any(self.search.temperatures):
             return self
         raise ValueError("search.temperatures are all 0, so all children would be equal; raise one")
