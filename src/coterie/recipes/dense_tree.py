@@ -100,7 +100,7 @@ class DenseTree(Recipe):
                 "use an environment with one agent, such as environment=python_maths or babyai",
             )
         (self.agent,) = agents_of(self.environment)
-        self.steps_of_path = most_turns(self.environment)
+        self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
         stages = [self.evaluation(0)]
@@ -231,7 +231,7 @@ class DenseTree(Recipe):
             self.speakers(sampler),
             s.search,
             pairs_among,
-            self.steps_of_path,
+            self.max_turns,
             rollouts=list(rollouts_so_far),
             seed=s.seed,
         )

@@ -103,34 +103,28 @@ class DenseTreeSettings(RecipeSettings):
 
 
 class GSM8KSettings(DenseTreeSettings):
-    """Settings of ``dense_tree/gsm8k``."""
+    """DensePolicy: preference pairs from dense tree search on GSM8K."""
 
     recipe: ClassVar[str] = "dense_tree/gsm8k"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on GSM8K."
-
     dataset: DatasetSettings = DatasetSettings(name="gsm8k")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
 
 
 class MathSettings(DenseTreeSettings):
-    """Settings of ``dense_tree/math``."""
+    """DensePolicy: preference pairs from dense tree search on MATH."""
 
     recipe: ClassVar[str] = "dense_tree/math"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on MATH."
-
     dataset: DatasetSettings = DatasetSettings(name="math")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
 
 
 class BabyAISettings(DenseTreeSettings):
-    """Settings of ``dense_tree/babyai``."""
+    """DensePolicy: preference pairs from dense tree search in BabyAI."""
 
     recipe: ClassVar[str] = "dense_tree/babyai"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search in BabyAI."
 
 
 class TinySettings(DenseTreeSettings):
-    """Settings of ``dense_tree/tiny``: the packaged model on its packaged games and sums."""
+    """DensePolicy on the packaged games and model."""
 
     recipe: ClassVar[str] = "dense_tree/tiny"
-    summary: ClassVar[str] = "DensePolicy on the packaged games and model."

@@ -272,15 +272,15 @@ class Moat(Recipe):
 
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Collect the grounder's training rows: accepted, corrected and gold actions."""
-        async with self.open_reviews(run) as (critic, review):
-            work = partial(self.correct_tree, run, critic, review)
+        async with self.open_reviews(run) as (author, review):
+            work = partial(self.correct_tree, run, author, review)
             title = f"correct {i}"
             await on_trees(
                 run.store, i, work, progress, title, in_flight=IN_FLIGHT, stage="correct"
             )
         return totals(run.store, i, "correct", COUNTS)
 
-    async def correct_tree(self, run: Run, critic: str, review: Review, tree: Tree) -> Done:
+    async def correct_tree(self, run: Run, author: str, review: Review, tree: Tree) -> Done:
         """Review the actions for the plan with the highest reward, or for all plans (``correct.candidates``)."""
         task, s = run.store.task(tree.task), self.settings.correct
         target, examples = gold(task), list[Written]()
@@ -300,7 +300,7 @@ class Moat(Recipe):
                     return Done(key, {}, failure=str(error))
                 correction = self.validate(task, correction, actions.text)
                 counts[correction.verdict] += 1
-                examples += self.make_examples(*turns, target.actions, correction, critic)
+                examples += self.make_examples(*turns, target.actions, correction, author)
         if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
@@ -311,7 +311,7 @@ class Moat(Recipe):
 
     @asynccontextmanager
     async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
-        """Yield the name of the critic, and a function that accepts or corrects the actions of a plan.
+        """Yield the author of corrections, and a function that accepts or corrects the actions of a plan.
 
         The script accepts actions that gave the right answer and replaces all others with the gold actions. A chat
         model sees neither the gold actions nor execution results; its truncated reply is unreadable.
@@ -347,7 +347,7 @@ class Moat(Recipe):
         return correction
 
     def make_examples(
-        self, plan: Turn, actions: Turn, right: str, correction: Correction, critic: str
+        self, plan: Turn, actions: Turn, right: str, correction: Correction, author: str
     ) -> list[Written]:
         """Return the plan and the actions to train the grounder on, if any; ``right`` are the gold actions."""
         s, verdict = self.settings.correct, correction.verdict
@@ -357,8 +357,8 @@ class Moat(Recipe):
         )
         if verdict == "corrected":
             if s.subgoals == "corrected":
-                own_plan = WrittenTurn(PLANNER, correction.subgoals, critic)
-            return [(own_plan, WrittenTurn(GROUNDER, correction.actions, critic))]
+                own_plan = WrittenTurn(PLANNER, correction.subgoals, author)
+            return [(own_plan, WrittenTurn(GROUNDER, correction.actions, author))]
         if verdict == "accepted" or s.unreadable == "keep":
             return [(own_plan, own_actions)]
         return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []

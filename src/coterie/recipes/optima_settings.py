@@ -44,12 +44,10 @@ class RolloutSettings(Settings):
 
 
 class OptimaSettings(RecipeSettings):
-    """Settings of ``optima/isft``: all iterations are SFT."""
+    """Optima: SFT on the best dialogues of each iteration."""
 
     recipe: ClassVar[str] = "optima/isft"
     questions: ClassVar[str | None] = "debate"
-    summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
-
     model: str = key("tiny-exchange", MODEL)
     iterations: int = key(
         3, "Iterations of rollout, reward, select and train.",
@@ -172,10 +170,9 @@ class OptimaDPOSettings(OptimaSettings):
 
 
 class IDPOSettings(OptimaDPOSettings):
-    """Settings of ``optima/idpo``: one SFT iteration from the base model, then DPO."""
+    """Optima: one SFT iteration, then DPO on pairs from tree search."""
 
     recipe: ClassVar[str] = "optima/idpo"
-    summary: ClassVar[str] = "Optima: one SFT iteration, then DPO on pairs from tree search."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, DPO, ..."""
@@ -189,10 +186,9 @@ class IDPOSettings(OptimaDPOSettings):
 
 
 class ISFTDPOSettings(OptimaDPOSettings):
-    """Settings of ``optima/isft_dpo``: alternating SFT and DPO."""
+    """Optima: alternating SFT and DPO."""
 
     recipe: ClassVar[str] = "optima/isft_dpo"
-    summary: ClassVar[str] = "Optima: alternating SFT and DPO."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""

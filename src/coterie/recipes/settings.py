@@ -33,13 +33,11 @@ class EvaluateSettings(Settings):
 
 
 class RecipeSettings(RunSettings, PlayedSettings):
-    """Base class of the settings of recipes."""
+    """Base class of the settings of recipes. `coterie list` shows the first line of a subclass's docstring."""
 
     recipe: ClassVar[str]
     questions: ClassVar[str | None] = None
     """Environment for data sets of plain questions: ``question`` (one agent) or ``debate``. Default: from the set."""
-    summary: ClassVar[str] = ""
-    """One line for ``coterie list``."""
 
     model: str = key(..., MODEL)
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
