@@ -25,6 +25,8 @@ BREAKS = 8
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """Vocabulary token that looks like a role marker, such as ``[INST]``."""
 _SIGNED = re.compile(r"[^\w\s]")
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+"""Character that a normalizer may drop, or change to another."""
 CharacterSpan = tuple[int, int, int]
 """Token id and its half-open range in the text."""
 
@@ -74,6 +76,10 @@ class ControlTokens:
             i for i in self.ids if len(t := self._texts[i].strip()) > 1 and _SIGNED.search(t)
         }
         self._firsts = {_fold(self._texts[i].lstrip())[:1] for i in self.ids}
+        spelled = [self._texts[i] for i in self._signed]
+        spelled += [text[start:stop] for text, one, start, stop in spans if one in self._words]
+        patterns = {r"\s+".join(map(re.escape, text.casefold().split())) for text in spelled}
+        self._spelled = re.compile("|".join(sorted(patterns)))
         self._encoder = self._make_encoder()
         names = (self._texts | self._names).items()
         encoded = {self._encoder.token_to_id(name): i for i, name in names}
@@ -209,7 +215,7 @@ class ControlTokens:
         for _ in range(BREAKS):
             at = {
                 start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
-                for one, start, stop in self._scan(text)
+                for one, start, stop in (self._scan(text) if self._may_spell(text) else ())
                 if (one in self._signed and one not in allowed) or one in self._words
             }
             if self._markers is not None:
@@ -223,6 +229,10 @@ class ControlTokens:
                 "remove it from the message",
             )
         return text
+
+    def _may_spell(self, text: str) -> bool:
+        """Return False if a content cannot spell a control token or role marker; scans are 20 times slower."""
+        return bool(_UNUSUAL.search(text) or self._spelled.search(text.casefold()))
 
     def _scan_text(self, text: str) -> tuple[CharacterSpan, ...]:
         if not text:
