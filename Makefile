@@ -32,7 +32,7 @@ test-long: $(VENV)/.dev
 
 # A plug-in package and coterie's own wheel, installed by pip into a fresh environment.
 test-outside: $(VENV)/.dev
-	$(PY) -m pytest -m slow --numprocesses 2 --dist loadfile tests/outside
+	$(PY) -m pytest -m slow --numprocesses 2 tests/outside
 
 # Every command that stands in a code block of a page, made small (tests/docs_check).
 docs-check: $(VENV)/.dev

@@ -29,31 +29,23 @@ SMALL = (
     "engine.device=cpu",
 )  # fmt: skip
 """Settings of a run of seconds; everything that is sampled is trained on."""
-
-
+FEW = tuple("rollout.max_tokens=16" if "max_tokens" in word else word for word in SMALL)
+"""The same with turns of a few tokens."""
 LONG = (
     "test_evaluate_benchmark", "test_reinforce", "test_mcp", "test_presets", "test_two_roles",
-    "test_sandbox_hostile", "test_moat", "test_tiny_rows", "test_value_head",
+    "test_sandbox_hostile", "test_moat", "test_micro_worlds", "test_value_head",
 )  # fmt: skip
-"""Files whose tests take longest in all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with long files. Refuse names that differ from process to process: they share the tests by name."""
+    """Begin with long files."""
     items.sort(key=lambda item: item.path.stem not in LONG)
-    moving = [item.nodeid for item in items if " at 0x" in item.nodeid]
-    if moving:
-        raise pytest.UsageError(f"give these tests ids without addresses: {', '.join(moving)}")
 
 
 def pytest_collection_finish() -> None:
     """Spare later garbage collections (each training has one) the millions of objects that are imported."""
     gc.collect()
     gc.freeze()
-
-
-FEW = tuple("rollout.max_tokens=16" if "max_tokens" in word else word for word in SMALL)
-"""As :data:`SMALL`, with turns of a few tokens."""
 
 
 def once(*words: str) -> tuple[str, ...]:
@@ -93,12 +85,12 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def refused(cli: Cli, *words: object) -> str:
-    """What a command that is refused says: one error and what to do, no traceback."""
-    said = cli(*words)
-    assert said.code == 2, said.err + said.out
-    assert "error:" in said.err and "->" in said.err
-    assert "Traceback" not in said.err + said.out
-    return said.err
+    """Return the error of a command that is refused, which has the fix and no traceback."""
+    result = cli(*words)
+    assert result.code == 2, result.err + result.out
+    assert "error:" in result.err and "->" in result.err
+    assert "Traceback" not in result.err + result.out
+    return result.err
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ class Script:
     say: Callable[[Prompt], str]
     shown: list[tuple[str, ...]] | None = field(default_factory=list)
     truncated: bool = False
-    """Whether all that it says is cut off."""
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         if self.shown is not None:
@@ -45,10 +44,8 @@ class Script:
         for end in prompt.stop:
             if end in text:
                 text = text[: text.index(end)] + end
-        part = Part(text, source="script")
-        speaker = Speaker("agent", prompt.agent)
         turn = make_turn(
-            prompt.parent, speaker, [part],
+            prompt.parent, Speaker("agent", prompt.agent), [Part(text, source="script")],
             author="script", draw=prompt.draw, truncated=self.truncated,
         )  # fmt: skip
         return Response(turn, None, len(text))
@@ -128,8 +125,6 @@ class Counting(Base):
     def __init__(self, *, forks: bool = True) -> None:
         self.forks = forks
         self.live = self.most = self.acts = 0
-        self.drift: set[str] = set()
-        """What is said in a replay only, by the text of an act."""
         self.hang: set[str] = set()
 
     @asynccontextmanager
@@ -148,28 +143,17 @@ class Counting(Base):
         return Transition(seen=(Observation(GAME, (Part(f"reach {task.public['target']}"),)),))
 
     async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        live: Counter,
-        *,
-        recorded: tuple[Turn, ...] = (),
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         self.acts += 1
         text = taken[0].text
         if text in self.hang:
             await asyncio.sleep(60)
         live.number += int(text)
-        again = " again" if recorded and text in self.drift else ""
-        said = Observation(GAME, (Part(f"now {live.number}{again}"),))
+        said = Observation(GAME, (Part(f"now {live.number}"),))
         over = live.number >= int(str(state.task.public["target"]))
-        return Transition(
-            live.number,
-            (said,),
-            "done" if over else None,
-            Ending("reached") if over else None,
-            {"agent": float(text)},
-        )
+        answer, end = ("done", Ending("reached")) if over else (None, None)
+        return Transition(live.number, (said,), answer, end, {"agent": float(text)})
 
 
 class Asking(Base):
@@ -193,8 +177,6 @@ class Asking(Base):
             await asyncio.sleep(0.001 * (9 - int(given["what"])))
             return f"{given['what']} is there"
 
-        functions = {"look": look, "push": look}
-        results = await run_calls(
-            turn.calls, self.tools(state, "agent"), functions, CallLimits(seconds=5)
-        )
+        tools, functions = self.tools(state, "agent"), {"look": look, "push": look}
+        results = await run_calls(turn.calls, tools, functions, CallLimits(seconds=5))
         return Transition(seen=(Observation(TOOLS, results=results),))

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SPOILED, SandboxFailed, SandboxSettings
@@ -74,12 +74,6 @@ async def probes() -> dict[str, list[str]]:
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-def sessions() -> dict[str, tuple[str, ...]]:
-    """All sessions that attack: of cells, and of hostile answers as cells."""
-    answers = {name: (source, "print(double(2))") for name, source in HOSTILE.items()}
-    return {**answers, **CELLS}
-
-
 async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
     """What is wrong with a session of hostile cells, and with an honest one in its jail after it."""
     wrong, jails = [], set()
@@ -87,38 +81,33 @@ async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
         async with sandbox.session(0) as session:
             for cell in cells:
                 began = time.monotonic()
-                found = await session.run(cell)
+                shown = await session.run(cell)
                 jails |= {worker.pid for worker in sandbox.sessions.workers.busy}
                 if time.monotonic() - began > IN_TIME:
                     wrong.append(f"took {time.monotonic() - began:.1f} s")
-                if len(found.text) > LONGEST:
-                    wrong.append(f"shows {len(found.text)} characters")
+                if len(shown.text) > LONGEST:
+                    wrong.append(f"shows {len(shown.text)} characters")
         async with sandbox.session(0) as session:
-            found = await session.run(HONEST_CELL)
+            shown = await session.run(HONEST_CELL)
             jails |= {worker.pid for worker in sandbox.sessions.workers.busy}
     except SandboxFailed as error:
         return [f"broke the sandbox: {error}"]
-    if found.text != HONEST_SHOWN:
-        wrong.append(f"the honest session after it: {found}")
+    if shown.text != HONEST_SHOWN:
+        wrong.append(f"the honest session after it: {shown}")
     return wrong + (["lost its worker"] if len(jails) != 1 else [])
 
 
 async def session_lane(number: int) -> dict[str, list[str]]:
-    """Every second of all sessions, in one jail."""
+    """Every second of all sessions, in one jail: cells, and hostile answers as cells."""
     async with Sandbox(SETTINGS.model_copy(update={"sessions": 1})) as sandbox:
-        names = list(sessions())[number::2]
-        found = {name: await attack_session(sandbox, sessions()[name]) for name in names}
+        sessions = {name: (source, "print(double(2))") for name, source in HOSTILE.items()} | CELLS
+        names = list(sessions)[number::2]
+        found = {name: await attack_session(sandbox, sessions[name]) for name in names}
         async with sandbox.session(0) as session:
             for name, statement in list(PROBES.items())[number::2]:
                 result = await session.run(PROBE.format(statement=statement) + "\nprobe()")
                 found[name] = [] if result.text == "'refused'" else [str(result)]
         return found
-
-
-async def session_suite() -> dict[str, list[str]]:
-    """What went wrong, by attack or statement, with sessions; empty if nothing did."""
-    one, other = await asyncio.gather(session_lane(0), session_lane(1))
-    return {name: wrong for name, wrong in (one | other).items() if wrong}
 
 
 async def lane(number: int) -> dict[str, list[str]]:
@@ -129,14 +118,14 @@ async def lane(number: int) -> dict[str, list[str]]:
         return found | {name: await probe(sandbox, PROBES[name]) for name in probes}
 
 
-async def suite() -> dict[str, list[str]]:
-    """What went wrong, by answer or statement; empty if nothing did."""
+async def suite(lane: Callable[[int], Awaitable[dict[str, list[str]]]]) -> dict[str, list[str]]:
+    """What went wrong in both lanes, by answer, session or statement; empty if nothing did."""
     one, other = await asyncio.gather(lane(0), lane(1))
     return {name: wrong for name, wrong in (one | other).items() if wrong}
 
 
 if __name__ == "__main__":
     began = time.monotonic()
-    wrong = asyncio.run(suite()) | asyncio.run(session_suite())
+    wrong = asyncio.run(suite(lane)) | asyncio.run(suite(session_lane))
     print(json.dumps({"uid": os.getuid(), "wrong": wrong, "seconds": time.monotonic() - began}))
     sys.exit(bool(wrong))

@@ -1,14 +1,17 @@
-"""An MCP server of an older protocol, by hand, that tells of changed tools: ``python mcp_old.py [stay]``.
+"""An MCP server of an older protocol, by hand, whose tools change: ``python mcp_old.py [FILE]``.
 
-With ``stay`` it does not end when its input does.
+It announces a change, or makes one if FILE exists when it starts.
 """
 
 import json
+import os
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
-tools = ["grow", "stir", "odd/name.v2"]
+tools = ["grow", "stir", "odd/name.v2", "environment", "die"]
+if sys.argv[1:] and Path(sys.argv[1]).exists():
+    tools.remove("stir")
 
 
 def send(**message: Any) -> None:
@@ -20,7 +23,7 @@ def schema(name: str) -> dict[str, Any]:
     return {"name": name, "inputSchema": words}
 
 
-print("old server is up, and says so where only messages may stand", flush=True)
+print("not a message", flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")
@@ -31,13 +34,13 @@ for line in sys.stdin:
         send(id=number, result={"tools": [schema(name) for name in tools]})
     elif method == "tools/call":
         name = message["params"]["name"]
+        if name == "die":
+            os._exit(3)
         if name == "grow":
             tools.append("new")
         if name in ("grow", "stir"):
             send(method="notifications/tools/list_changed")
-        send(id=number, result={"content": [{"type": "text", "text": f"{name} is done"}]})
+        text = " ".join(os.environ) if name == "environment" else f"{name} is done"
+        send(id=number, result={"content": [{"type": "text", "text": text}]})
     elif number is not None:
         send(id=number, error={"code": -32601, "message": "not found"})
-
-if sys.argv[1:] == ["stay"]:
-    time.sleep(600)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import mcp_types as types
 from mcp.server import MCPServer
@@ -64,17 +63,8 @@ def picture() -> list[types.ContentBlock]:
     return [types.TextContent(text="a red square:"), image]
 
 
-@server.tool(annotations=looks)
-def environment() -> str:
-    return " ".join(sorted(os.environ))
-
-
-if len(sys.argv) > 2 and Path(sys.argv[2]).exists():
-    server.remove_tool("add")
-
 if __name__ == "__main__":
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    if port:
-        server.run("streamable-http", port=port)
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
     else:
         server.run()

@@ -40,32 +40,3 @@ def problem(number: int) -> PlanRow:
             ),
         ),
     )  # fmt: skip
-
-
-class Questions:
-    """One question over pages, in each split."""
-
-    row = PlanRow
-    environment = "plan_ground"
-
-    def rows(self, split: Split) -> Iterator[PlanRow]:
-        country, capital = ("Norway", "Oslo") if split == "train" else ("Peru", "Lima")
-        yield PlanRow(
-            id=country,
-            question=f"Is {capital} the capital of {country}?",
-            answer="yes",
-            domain="complex_qa",
-            steps=(
-                PlanStep(
-                    subgoal=f"look up {country}",
-                    actions=(f"R1 = KnowledgeQuery({country})",),
-                ),
-                PlanStep(
-                    subgoal="read whether it is",
-                    actions=(
-                        f"R2 = ParagraphRetrieve(R1, Query: capital of {country})",
-                        f"R3 = QA([R2], Question: Is {capital} the capital of {country}?)",
-                    ),
-                ),
-            ),
-        )

@@ -1,4 +1,4 @@
-"""A dialogue whose agent says what a test gives it."""
+"""A dialogue with the messages that a test gives its agent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, Us
 
 @dataclass
 class Says:
-    """A sampler that says its texts one after the other."""
+    """A sampler of given texts, one after the other."""
 
     texts: Sequence[str]
 
@@ -26,13 +26,6 @@ class Says:
         return Response(turn, None, len(text))
 
 
-class Absent:
-    """A sampler that nobody may ask."""
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        raise AssertionError(f"{prompt.agent} was asked")
-
-
 async def converse(
     environment: Environment,
     task: Task,
@@ -40,9 +33,10 @@ async def converse(
     shared: Shared,
     person: UserSimulator | None = None,
 ) -> tuple[State, Grade | None]:
-    """Where a dialogue stands when the agent has said all texts and was answered; its grade if it has ended."""
-    other: Sampler = Absent() if person is None else UserSampler(person)
-    samplers = {AGENT: Says(texts), PERSON: other}
+    """Return the state after all texts of the agent and their answers, and the grade of a finished dialogue."""
+    samplers: dict[str, Sampler] = {AGENT: Says(texts), PERSON: Says(())}
+    if person is not None:
+        samplers[PERSON] = UserSampler(person)
     own = {name: samplers[name] for name in environment.actors}
     driver = Driver(environment, own, seed=0, shared=shared)
     left = len(texts)

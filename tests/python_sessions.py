@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import psutil
-
 from coterie.environments.acting import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.python_maths import PythonMaths
@@ -41,21 +39,6 @@ def in_session(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> l
 
 def texts(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[str]:
     return [found.text for found in in_session(*cells, settings=settings, seed=seed)]
-
-
-async def killed(sandbox: Sandbox) -> list[int]:
-    """End the jails of all sessions; they take a moment to be gone."""
-    pids = [worker.pid for worker in sandbox.sessions.workers.busy]
-    for worker in sandbox.sessions.workers.busy:
-        worker.kill()
-    while any(map(psutil.pid_exists, pids)):
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
-    return pids
-
-
-def descendants() -> int:
-    return len(psutil.Process().children(recursive=True))
 
 
 def played(environment: PythonMaths, task: Task, *said: str) -> tuple[State, Grade | None]:

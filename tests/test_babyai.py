@@ -1,8 +1,8 @@
-"""BabyAI in words: the package's own bot solves it through our text, games fork, and splits share no game."""
+"""BabyAI as text: the package's own bot solves it, games fork, splits share no game, and the packaged model plays."""
 
 import asyncio
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -25,11 +25,10 @@ from coterie.environments.babyai import (
 from coterie.environments.protocol import Shared, State
 from coterie.environments.settings import split_of_key
 from coterie.errors import UserError
-from coterie.record.tree import TURNS, Ending, Task, Tree
-from coterie.rollout.branches import Branches
+from coterie.record.tree import TURNS, Ending, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
-from coterie.rollout.sessions import sessions_of
+from tests.conftest import Cli
 from tests.games import Script
 
 NAMES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
@@ -38,30 +37,6 @@ NAMES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle",
 
 def babyai(level: str = "GoToLocal", steps: int = 30) -> BabyAI:
     return BabyAI(BabyAISettings(level=level, steps=steps))
-
-
-@dataclass
-class Bot:
-    """A sampler that says what the package's bot does, which plays the same game beside."""
-
-    level: str
-    _games: dict[str, tuple[Any, list[int]]] = field(default_factory=dict)
-    """By task: the bot, and the moves that it has made."""
-
-    def say(self, prompt: Prompt) -> str:
-        assert prompt.task is not None
-        if prompt.task.id not in self._games:
-            game = new_level(self.level)
-            game.reset(seed=prompt.task.public["seed"])
-            self._games[prompt.task.id] = (BabyAIBot(game), [])
-        bot, made = self._games[prompt.task.id]
-        if made:
-            bot.mission.step(made[-1])
-        made.append(int(bot.replan(made[-1] if made else None)))
-        return write_action(NAMES[made[-1]], thought="as the bot does")
-
-    def moves(self, task: Task) -> int:
-        return len(self._games[task.id][1])
 
 
 def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[str, EpisodeResult]:
@@ -74,22 +49,20 @@ def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[s
     return asyncio.run(play())
 
 
-def said_to(
+def replies(
     environment: BabyAI, task: Task, messages: Sequence[str]
 ) -> tuple[list[str], EpisodeResult]:
-    """What the environment says, first of all and after each message, and how it ended."""
-    words = iter(messages)
-    script = Script(lambda _: next(words, messages[-1]))
-    finished = played(environment, script, [task])[task.id]
-    assert finished.tree is not None, finished.failure
-    (outcome,) = finished.tree.outcomes.values()
-    path = finished.tree.path(outcome.leaf)
-    return [turn.text for turn in path if turn.speaker == ENVIRONMENT], finished
+    """Return what the environment says, at first and after each message, and the result."""
+    left = iter(messages)
+    result = played(environment, Script(lambda _: next(left, messages[-1])), [task])[task.id]
+    assert result.tree is not None, result.failure
+    turns = result.tree.path(next(iter(result.tree.outcomes.values())).leaf)
+    return [turn.text for turn in turns if turn.speaker == ENVIRONMENT], result
 
 
-def end(finished: EpisodeResult) -> tuple[Ending, float | None]:
-    assert finished.tree is not None, finished.failure
-    (outcome,) = finished.tree.outcomes.values()
+def end(result: EpisodeResult) -> tuple[Ending, float | None]:
+    assert result.tree is not None, result.failure
+    (outcome,) = result.tree.outcomes.values()
     return outcome.ending, outcome.score
 
 
@@ -97,138 +70,117 @@ def end(finished: EpisodeResult) -> tuple[Ending, float | None]:
     "level", ["GoToLocal", "PutNextLocal", "UnlockLocal", "BlockedUnlockPickup"]
 )
 def test_the_bot_of_the_package_solves_levels_through_the_text(level: str) -> None:
-    environment, bot = babyai(level, steps=150), Bot(level)
+    bots: dict[str, tuple[Any, list[int]]] = {}
+
+    def say(prompt: Prompt) -> str:
+        """Say the bot's next move; the bot plays the same game."""
+        assert prompt.task is not None
+        if prompt.task.id not in bots:
+            game = new_level(level)
+            game.reset(seed=prompt.task.public["seed"])
+            bots[prompt.task.id] = (BabyAIBot(game), [])
+        bot, moves = bots[prompt.task.id]
+        if moves:
+            bot.mission.step(moves[-1])
+        moves.append(int(bot.replan(moves[-1] if moves else None)))
+        return write_action(NAMES[moves[-1]], thought="as the bot does")
+
+    environment = babyai(level, steps=150)
     tasks = environment.tasks("heldout", 6, 0)
-    for task_id, finished in played(environment, Script(bot.say), tasks).items():
-        task = next(one for one in tasks if one.id == task_id)
-        assert end(finished) == (SOLVED, 1.0)
-        assert finished.metrics["moves"] == finished.metrics["messages"] == bot.moves(task)
+    for id_, result in played(environment, Script(say), tasks).items():
+        assert end(result) == (SOLVED, 1.0)
+        assert result.metrics["moves"] == result.metrics["messages"] == len(bots[id_][1])
 
 
 def test_a_wrong_object_loses_where_the_level_says_so_and_steps_run_out() -> None:
-    environment = babyai("PickupDistDebug", steps=4)
-    for task in environment.tasks("heldout", 40, 0):
+    def loses(task: Task) -> bool:
         game = Game(new_level("PickupDistDebug"))
         game.start(int(str(task.public["seed"])))
-        game.move("turn left")
-        if game.move("pick up").end == FAILED:
-            moves = [write_action("turn left"), write_action("pick up")]
-            _, finished = said_to(environment, task, moves)
-            assert end(finished) == (FAILED, 0.0)
-            break
-    else:
-        raise AssertionError("no game has a wrong object on the left")
-    turning = [write_action("turn left")] * 4
-    (task,) = environment.tasks("train", 1, 0)
-    _, finished = said_to(environment, task, turning)
-    assert (*end(finished), finished.metrics["moves"]) == (TURNS, 0.0, 4)
+        return [game.move(move) for move in ("turn left", "pick up")][1].end == FAILED
+
+    environment = babyai("PickupDistDebug", steps=4)
+    task = next(filter(loses, environment.tasks("heldout", 40, 0)))
+    _, result = replies(environment, task, [write_action("turn left"), write_action("pick up")])
+    assert end(result) == (FAILED, 0.0)
+    _, result = replies(environment, task, [write_action("turn left")] * 4)
+    assert (*end(result), result.metrics["moves"]) == (TURNS, 0.0, 4)
 
 
-def test_what_is_in_view_is_told_from_where_the_agent_looks() -> None:
+def test_a_view_is_relative_to_the_agent() -> None:
     column = [(2, 5, 0)] + [(1, 0, 0)] * 6
     image = [list(column) for _ in range(7)]
     image[3][3], image[2][4], image[5][6], image[1][6] = (6, 0, 0), (4, 2, 1), (5, 4, 0), (2, 5, 0)
-    assert str(view_of(image)) == (
+    assert view_of(image) == (
         "You see: yellow key 2 right; closed blue door 2 ahead 1 left; red ball 3 ahead; "
         "wall 6 ahead; wall 2 left. You carry nothing."
     )
     image[3][6] = (7, 5, 0)
-    carrying = str(view_of(image))
+    carrying = view_of(image)
     assert carrying.startswith("You see: yellow key 2 right; closed blue door 2 ahead 1 left; red")
     assert carrying.endswith("wall 2 left. You carry a grey box.")
     unseen = [[(0, 0, 0)] * 7 for _ in range(7)]
-    assert str(view_of(unseen)) == "You see: nothing. You carry nothing."
+    assert view_of(unseen) == "You see: nothing. You carry nothing."
 
 
 def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     environment = babyai(steps=7)
     task = environment.tasks("train", 3, 0)[1]
-    messages = [
-        write_action("jump"),
-        write_answer("done"),
-        "I wait.",
-        write_action("drop"),
-        write_action("Turn  Left"),
-        write_action("turn right"),
-        write_action("turn left\nmove forward"),
-    ]
-    texts, finished = said_to(environment, task, messages)
-    first, jump, answer, nothing, drop, left, right, two = texts
+    actions = ["jump", "drop", "Turn  Left", "turn right", "turn left\nmove forward"]
+    messages = [write_answer("done"), "I wait.", *map(write_action, actions)]
+    texts, result = replies(environment, task, messages)
+    first, answer, nothing, jump, drop, left, right, two = texts
     mission = str(task.public["mission"])
     assert first.startswith(f"{mission[0].upper()}{mission[1:]}. You see: ")
     assert first == Game(new_level("GoToLocal")).start(int(str(task.public["seed"])))
     view = first.partition(". ")[2]
-    listed = "Actions: turn left, turn right, move forward, pick up, drop, toggle."
-    assert jump == f"There is no action `jump`. {listed}"
+    known = "Actions: turn left, turn right, move forward, pick up, drop, toggle."
     assert answer == NO_ANSWERS and nothing == read("I wait.").note
+    assert jump == f"There is no action `jump`. {known}"
     assert drop == f"{NOTHING_CHANGED} {view}"
     assert left != view and right == view, "what was not a move has not moved the agent"
-    assert two == f"There is no action `turn left move forward`. {listed}"
-    assert end(finished) == (TURNS, 0.0)
-    assert finished.metrics == {"moves": 3, "messages": 7, "cut_off": 0}
+    assert two == f"There is no action `turn left move forward`. {known}"
+    assert end(result) == (TURNS, 0.0)
+    assert result.metrics == {"moves": 3, "messages": 7, "cut_off": 0}
     assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
 
 
-def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
-    task = babyai().tasks("train", 1, 0)[0]
-
-    async def grow(most: int) -> tuple[Tree, int, int]:
-        environment, script = (
-            babyai(steps=6),
-            Script(lambda prompt: write_action(NAMES[prompt.draw])),
-        )
-        tree = Tree(task.id, "test", 0)
-        async with sessions_of(most, 5.0) as kept:
-            grown = Branches(
-                environment, {"agent": script}, task, tree,
-                seed=0, shared=Shared(), sessions=kept, seconds=5.0,
-            )  # fmt: skip
-            row = [await grown.start()]
-            for _ in range(3):
-                after = []
-                for at in row:
-                    for draw in (0, 1, 2):
-                        responses = await grown.respond(at, {"agent": 0}, draw)
-                        after.append(await grown.advance(at, responses, others_follow=True))
-                row = [one for one in after if one.state.end is None]
-            return tree, kept.forked, grown.replays
-
-    forked, forks, _ = asyncio.run(grow(100))
-    replayed, none, replays = asyncio.run(grow(1))
-    assert forked == replayed and len(forked.turns) > 60
-    assert forks and replays and not none
+def test_a_fork_continues_where_the_game_is_and_does_not_change_it() -> None:
+    game, moves = Game(new_level("PutNextLocal")), ("move forward", "pick up", "turn left", "drop")
+    game.start(3)
+    for action in 5 * moves:
+        with game.fork() as fork, game.fork() as other:  # type: ignore[attr-defined]
+            views = [fork.move(action), *map(fork.move, moves)]
+            assert views == [other.move(action), *map(other.move, moves)]
+        assert game.move(action) == views[0]
 
 
-def test_splits_share_no_game_and_none_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_share_no_game_and_none_comes_twice(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def key_of(level: str, seed: int) -> str:
+        game = new_level(level)
+        game.reset(seed=seed)
+        return content_key(game)
+
     monkeypatch.setattr("coterie.environments.babyai.PATIENCE", 300)
     level, keys = "GoToObjS4", {}
     for split, count in (("train", 40), ("heldout", 400), ("corpus", 40)):
-        found = games(level, split, 3, 0, count)  # type: ignore[arg-type]
-        keys[split] = {key_of(level, one.seed) for one in found}
+        draws = games(level, split, 3, 0, count)  # type: ignore[arg-type]
+        keys[split] = {key_of(level, one.seed) for one in draws}
         assert {split_of_key(key) for key in keys[split]} == {split}
-        assert len(keys[split]) == len(found), "none comes twice"
-        assert 40 <= len(found) < 400, "the level is small: it has no more"
+        assert len(keys[split]) == len(draws), "none comes twice"
+        assert 40 <= len(draws) < 400, "the level is small: it has no more"
     assert not keys["train"] & keys["heldout"]
     assert not keys["corpus"] & (keys["train"] | keys["heldout"])
-    for name in ("train", "heldout"):
-        tasks = babyai(level).tasks(name, 40, 3)  # type: ignore[arg-type]
-        assert len({task.id for task in tasks}) == 40
-        assert {key_of(level, int(str(task.public["seed"]))) for task in tasks} <= keys[name]
-
-
-def key_of(level: str, seed: int) -> str:
-    """A game's content, as a new session has it."""
-    made = new_level(level)
-    made.reset(seed=seed)
-    return content_key(made)
-
-
-def test_a_level_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UserError, match="GoToLokal") as refused:
-        babyai("GoToLokal")
-    assert "did you mean 'GoToLocal'?" in refused.value.todo and "BossLevel" in refused.value.todo
-
-
-def test_the_package_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(games("BossLevel", "train", 5, 0, 12)) == 12
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr().out == "", "the package prints the layouts that it rejects"
+    with pytest.raises(UserError, match="GoToLokal") as error:
+        babyai("GoToLokal")
+    assert "did you mean 'GoToLocal'?" in error.value.todo and "BossLevel" in error.value.todo
+
+
+def test_the_packaged_model_often_loses_and_can_win(cli: Cli) -> None:
+    words = ["environment.level=GoToObj", "environment.steps=9", "tasks=60", "max_tokens=32"]
+    result = cli("evaluate", "babyai", "policy=tiny-acts", *words, "engine.device=cpu")
+    (row,) = json.loads(result.out.splitlines()[-1])["rows"]
+    assert 0.15 < row["score"] < 0.75

@@ -1,6 +1,5 @@
 """Programs of contests on their tests: the real sandbox, what programs do to it, and which outputs are the same."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -9,7 +8,7 @@ from coterie.datasets.code_rows import ContestTest
 from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
-from coterie.tools.sandbox.worker import SandboxSettings
+from tests.python_sessions import in_sandbox
 
 ADD = (ContestTest(input="1 2\n", output="3\n"), ContestTest(input="4 5\n", output="9"))
 ROOMY = ContestLimits(seconds=5.0, total_seconds=60.0, memory_mib=256)
@@ -22,71 +21,63 @@ def verdicts(
     tests: Sequence[ContestTest] = ADD,
     function: str = "",
     limits: ContestLimits = ROOMY,
-) -> list[tuple[Verdict, ...]]:
-    async def work() -> list[tuple[Verdict, ...]]:
-        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            return [await judge_program(sandbox, one, tests, function, limits) for one in programs]
+) -> list[list[str]]:
+    """The outcome of each program on each test."""
 
-    return asyncio.run(work())
+    async def work(sandbox: Sandbox) -> list[tuple[Verdict, ...]]:
+        return [await judge_program(sandbox, one, tests, function, limits) for one in programs]
+
+    return [[one.outcome for one in verdict] for verdict in in_sandbox(work)]
 
 
-def outcomes(program: str, **keys: object) -> list[str]:
-    (found,) = verdicts(program, **keys)  # type: ignore[arg-type]
-    return [one.outcome for one in found]
+PASSED = ["passed", "passed"]
+PROGRAMS = {
+    RIGHT: PASSED,
+    "import sys\nprint(sum(map(int, sys.stdin.read().split())))": PASSED,
+    "print(sum(map(int, open(0).read().split())))\nimport sys\nsys.exit(0)": PASSED,
+    "import os, io\ninput = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
+    "os.write(1, b'%d' % sum(map(int, input().split())))\nos._exit(0)": PASSED,
+    f"{RIGHT}\nimport sys\nsys.stdout.close()": PASSED,
+    "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
+    "threading.Thread(target=main).start()": PASSED,
+    "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))": PASSED,
+    "if __name__ == '__main__':\n    exit(print(sum(map(int, input().split()))))": PASSED,
+    f"{RIGHT}\nimport builtins\nbuiltins.print = builtins.input = None": PASSED,
+    "import sys\nx = input()\nif x[0] == '1':\n    sys.exit(3)\nprint(9)": ["error", "passed"],
+    "print(3)": ["passed", "wrong output"],
+    "print(3)\nraise SystemExit(3)": ["error", "error"],  # printed, and failed
+}
+BAD = {
+    "import sys\nsys.exit(0)": "wrong output",
+    "raise SystemExit('no')": "error",
+    "print(": "error",
+    "while True: pass": "too slow",
+    "import time\ntime.sleep(60)": "too slow",
+    "while True: print('x' * 1000)": "too much output",
+    "print('x' * 100_000_000)": "too much output",
+    "x = [0] * 10**10": "error",
+    "import os\nwhile True: os.fork()": "error",
+    "import os\nos.kill(os.getppid(), 9)": "wrong output",
+    "import os\nos.write(3, b'x')": "error",
+    "import ctypes\nctypes.string_at(0)": "error",
+    "open('tests.json').read()": "error",
+    "import sys\nf = sys._getframe()\nwhile 'most' not in f.f_locals: f = f.f_back\n"
+    "print('x' * (f.f_locals['most'] // 2**20))": "wrong output",
+    "print(10**9000)": "wrong output",
+}
 
 
 def test_a_program_is_run_as_a_process_with_its_own_input_and_output() -> None:
-    ways = (
-        RIGHT,
-        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
-        "print(sum(map(int, open(0).read().split())))\nimport sys\nsys.exit(0)",
-        "import os, io\ninput = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
-        "os.write(1, b'%d' % sum(map(int, input().split())))\nos._exit(0)",
-        f"{RIGHT}\nimport sys\nsys.stdout.close()",
-        "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
-        "threading.Thread(target=main).start()",
-        "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))",
-        "if __name__ == '__main__':\n    exit(print(sum(map(int, input().split()))))",
-    )
-    for way, found in zip(ways, verdicts(*ways), strict=True):
-        assert [one.passed for one in found] == [True, True], (way, found)
+    for program, outcome in zip(PROGRAMS, verdicts(*PROGRAMS), strict=True):
+        assert outcome == PROGRAMS[program], program
 
 
-def test_every_test_is_judged_by_itself() -> None:
-    found = outcomes("import sys\nx = input()\nif x[0] == '1':\n    sys.exit(3)\nprint(9)")
-    assert found == ["error", "passed"]
-    assert outcomes("print(3)") == ["passed", "wrong output"]
-    assert outcomes("print(3)\nraise SystemExit(3)") == ["error", "error"], "printed, and failed"
-    spoils = "import builtins\na, b = map(int, input().split())\nprint(a + b)\nbuiltins.print = builtins.input = None"
-    assert outcomes(spoils) == ["passed", "passed"]
-
-
-BAD = {
-    "import sys\nsys.exit(0)": ["wrong output"] * 2,
-    "raise SystemExit('no')": ["error"] * 2,
-    "print(": ["error"] * 2,
-    "while True: pass": ["too slow"] * 2,
-    "import time\ntime.sleep(60)": ["too slow"] * 2,
-    "while True: print('x' * 1000)": ["too much output"] * 2,
-    "print('x' * 100_000_000)": ["too much output"] * 2,
-    "x = [0] * 10**10": ["error"] * 2,
-    "import os\nwhile True: os.fork()": ["error"] * 2,
-    "import os\nos.kill(os.getppid(), 9)": ["wrong output"] * 2,
-    "import os\nos.write(3, b'x')": ["error"] * 2,
-    "import ctypes\nctypes.string_at(0)": ["error"] * 2,
-    "open('tests.json').read()": ["error"] * 2,
-    "import sys\nf = sys._getframe()\nwhile 'most' not in f.f_locals: f = f.f_back\n"
-    "print('x' * (f.f_locals['most'] // 2**20))": ["wrong output"] * 2,
-    "print(10**9000)": ["wrong output"] * 2,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("program", BAD)
-def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged(program: str) -> None:
-    limits = SHORT if BAD[program][0] == "too slow" else ROOMY
-    found, after = verdicts(program, RIGHT, limits=limits)
-    assert [one.outcome for one in found] == BAD[program], found
-    assert [one.outcome for one in after] == ["passed", "passed"]
+def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged() -> None:
+    for limits in (SHORT, ROOMY):
+        bad = {one: what for one, what in BAD.items() if (what == "too slow") is (limits is SHORT)}
+        outcomes = verdicts(*(one for program in bad for one in (program, RIGHT)), limits=limits)
+        assert dict(zip(bad, outcomes[::2], strict=True)) == {one: [bad[one]] * 2 for one in bad}
+        assert outcomes[1::2] == [PASSED] * len(bad)
 
 
 def test_nothing_that_goes_into_a_jail_depends_on_what_is_expected(
@@ -100,7 +91,7 @@ def test_nothing_that_goes_into_a_jail_depends_on_what_is_expected(
 
     monkeypatch.setattr(Sandbox, "run_apart", run_apart)
     for output in ("YES", "NO\n" * 10**6, ""):
-        outcomes(RIGHT, tests=[ContestTest(input="1 2", output=output)])
+        verdicts(RIGHT, tests=[ContestTest(input="1 2", output=output)])
     assert len(sent) == 3 and sent[0] == sent[1] == sent[2]
 
 
@@ -118,43 +109,42 @@ open("left", "wb").write(bytes(9 * 2**20)); os.symlink("left", "link"); os.chmod
 
 def test_a_test_sees_nothing_of_the_others_and_has_a_whole_folder() -> None:
     tests = (ADD[0], ContestTest(input="5 4", output="9"), ContestTest(input="7 8", output="15"))
-    assert outcomes(SEES, tests=tests) == ["passed"] * 3
+    assert verdicts(SEES, tests=tests) == [["passed"] * 3]
+
+
+FUNCTIONS = {
+    "class Solution:\n    def join(self, xs: List[int], s: str):\n        print('noise')\n"
+    "        return (s, sum(xs))": "passed",
+    "def join(xs, s):\n    return [s, float(sum(xs))]": "passed",
+    "import numpy\n"
+    "def join(xs, s): return numpy.array([s, numpy.sum(xs, dtype=int)], object)": "passed",
+    "print('[\"ab\", 3]')\ndef join(xs, s): return 0": "wrong output",
+    "def join(xs, s):\n    return {s}": "error",
+    "x = 1": "error",
+}
 
 
 def test_functions_and_methods_are_called_with_lines_of_json() -> None:
     rows = (('[1, 2]\n"ab"', '["ab", 3]'), ('[]\n""', '["", 0]'))
     tests = [ContestTest(input=one, output=two, kind="functional") for one, two in rows]
-    method = (
-        "class Solution:\n    def join(self, xs: List[int], s: str):\n        print('noise')\n"
-        "        return (s, sum(xs))"
-    )
-    plain = "def join(xs, s):\n    return [s, float(sum(xs))]"
-    arrays = (
-        "import numpy\ndef join(xs, s): return numpy.array([s, numpy.sum(xs, dtype=int)], object)"
-    )
-    noisy = "print('[\"ab\", 3]')\ndef join(xs, s): return 0"
-    other = "def join(xs, s):\n    return {s}"
-    outcome = dict.fromkeys((method, plain, arrays), "passed") | {noisy: "wrong output"}
-    for program, found in (outcome | dict.fromkeys((other, "x = 1"), "error")).items():
-        assert outcomes(program, tests=tests, function="join") == [found] * 2, program
+    outcomes = verdicts(*FUNCTIONS, tests=tests, function="join")
+    assert outcomes == [[outcome] * 2 for outcome in FUNCTIONS.values()]
 
 
 def test_all_tests_together_have_a_time_limit() -> None:
     many = [ContestTest(input="1 2", output="3")] * 30
     limits = ContestLimits(seconds=1.0, total_seconds=2.0)
-    (found,) = verdicts("import time\ntime.sleep(0.3)\nprint(3)", tests=many, limits=limits)
-    told = [one.outcome for one in found]
-    assert (told[0], told[-1], len(told)) == ("passed", "too slow", 30)
+    (outcome,) = verdicts("import time\ntime.sleep(0.3)\nprint(3)", tests=many, limits=limits)
+    assert (outcome[0], outcome[-1], len(outcome)) == ("passed", "too slow", 30)
 
 
 @pytest.mark.parametrize(("expected", "printed", "same"), [
     ("1 2\n3\n", " 1  2 \n3", True), ("1 2\n3", "1 2 3", False), ("1\n\n2", "1\n2", False), ("1\n2", "1", False),
-    ("1", "1\n2", False), ("YES", "yes", False),
-    ("0.5", "0.5000000001", True), ("0.5", "0.51", False), ("0.5", "1e0", False), ("3", "3.0", True),
-    ("1000000000", "1000000001", False), ("3", "3.0000001", False), ("0.5", "nan", False), ("10", "1_0", False),
-    ("1e300", "inf", False), ("a 1.0", "a 1", True), ("1.0", "9" * 1000, False), ("x", "", False),
-    ("1e400", "1e500", False), ("1000000007.0", "1000000008", False), ("1000000007.0", "1000000007", True),
-    ("1000000007", "1000000007.01", False), ("2.5", "2.5000001", True),
+    ("1", "1\n2", False), ("YES", "yes", False), ("0.5", "0.5000000001", True), ("0.5", "0.51", False),
+    ("0.5", "1e0", False), ("3", "3.0", True), ("1000000000", "1000000001", False), ("3", "3.0000001", False),
+    ("0.5", "nan", False), ("10", "1_0", False), ("1e300", "inf", False), ("a 1.0", "a 1", True),
+    ("1.0", "9" * 1000, False), ("1e400", "1e500", False), ("1000000007.0", "1000000008", False),
+    ("1000000007.0", "1000000007", True), ("1000000007", "1000000007.01", False), ("2.5", "2.5000001", True),
 ])  # fmt: skip
 def test_outputs_are_compared_by_lines_and_words(expected: str, printed: str, same: bool) -> None:
     assert same_output(expected, printed) is same

@@ -1,43 +1,40 @@
-"""What a critic of actions is asked, and what its replies say."""
+"""Replies of a critic of actions."""
 
 import time
 
 import pytest
 
-from coterie.rewards.critics import Correction, correction_question, read_correction
+from coterie.rewards.critics import Correction, read_correction
 
 TWO = "Corrected subgoals: Subgoal 1: halve 48\nCorrected actions: R1 = Calculator(48 / 2)"
-FOUND = Correction("corrected", "Subgoal 1: halve 48", "R1 = Calculator(48 / 2)")
+CORRECTED = Correction("corrected", "Subgoal 1: halve 48", "R1 = Calculator(48 / 2)")
+ACCEPTED, UNREADABLE = Correction("accepted"), Correction("unreadable")
 
 
 @pytest.mark.parametrize(
-    ("reply", "says"),
+    ("reply", "correction"),
     [
-        ("ACCEPT", Correction("accepted")),
-        ("  ACCEPT.\n", Correction("accepted")),
-        ("<think>R1 looks wrong.\nCorrected actions: no</think>\nACCEPT", Correction("accepted")),
-        (TWO, FOUND),
-        (f"<think>ACCEPT? No.</think>\nHere it is:\n\n{TWO}\n", FOUND),
-        (f"ACCEPT? No.\n</think>\n{TWO}", FOUND),
-        ("Corrected actions: no\n</think>\n\nACCEPT", Correction("accepted")),
-        (TWO.replace("Corrected actions", "**Corrected Actions**"), FOUND),
-        (TWO.replace("goals:", "goals:**").replace("actions:", "actions:**"), FOUND),
-        (TWO.replace(": Sub", ":\nSub").replace(": R1", ":\nR1"), FOUND),
-        ("I can not ACCEPT these.", Correction("unreadable")),
-        ("I can't ACCEPT these.", Correction("unreadable")),
-        ("Corrected subgoals:\nCorrected actions: R1 = Count(1)", Correction("unreadable")),
-        (f"ACCEPT\n{TWO}", Correction("unreadable")),
-        (TWO.partition("\n")[0], Correction("unreadable")),
-        (TWO.partition("\n")[2], Correction("unreadable")),
-        ("The actions are fine, I accept them.", Correction("unreadable")),
-        ("I can't ACCEPTABLY say", Correction("unreadable")),
-        ("<think>it goes on and on, ACCEPT", Correction("unreadable")),
-        ("", Correction("unreadable")),
-        ("Corrected subgoals:\nCorrected actions:", Correction("unreadable")),
+        ("  ACCEPT.\n", ACCEPTED),
+        ("<think>R1 looks wrong.\nCorrected actions: no</think>\nACCEPT", ACCEPTED),
+        ("Corrected actions: no\n</think>\n\nACCEPT", ACCEPTED),
+        (f"<think>ACCEPT? No.</think>\nHere it is:\n\n{TWO}\n", CORRECTED),
+        (f"ACCEPT? No.\n</think>\n{TWO}", CORRECTED),
+        (TWO.replace("Corrected actions", "**Corrected Actions**"), CORRECTED),
+        (TWO.replace("goals:", "goals:**").replace("actions:", "actions:**"), CORRECTED),
+        (TWO.replace(": Sub", ":\nSub").replace(": R1", ":\nR1"), CORRECTED),
+        ("I can't ACCEPT these.", UNREADABLE),
+        ("Corrected subgoals:\nCorrected actions: R1 = Count(1)", UNREADABLE),
+        (f"ACCEPT\n{TWO}", UNREADABLE),
+        (TWO.partition("\n")[0], UNREADABLE),
+        (TWO.partition("\n")[2], UNREADABLE),
+        ("The actions are fine, I accept them.", UNREADABLE),
+        ("I can't ACCEPTABLY say", UNREADABLE),
+        ("<think>it goes on and on, ACCEPT", UNREADABLE),
+        ("Corrected subgoals:\nCorrected actions:", UNREADABLE),
     ],
 )
-def test_a_reply_is_read_as_what_it_says(reply, says):
-    assert read_correction(reply) == says
+def test_a_reply_is_read_as_what_it_says(reply, correction):
+    assert read_correction(reply) == correction
 
 
 @pytest.mark.parametrize("part", ["\n", "corrected subgoals:\n", "corrected actions*", "*"])
@@ -45,11 +42,3 @@ def test_nonsense_is_read_in_no_time(part):
     began = time.process_time()
     assert read_correction(f"corrected subgoals:{part * 20_000}").verdict == "unreadable"
     assert time.process_time() - began < 1
-
-
-def test_the_critic_is_shown_the_task_the_subgoals_the_actions_and_the_tools():
-    _, asked = correction_question(
-        "Task: 48 and half", "Subgoal 1: halve", "R1 = Calculator(4)", "- Count: x"
-    )
-    for part in ("Task: 48 and half", "Subgoal 1: halve", "R1 = Calculator(4)", "- Count: x"):
-        assert part in asked.text

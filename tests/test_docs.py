@@ -12,36 +12,31 @@ from typer.main import get_command
 from coterie.cli.app import app
 from tests.docs_check.pages import commands_of, pages
 
-ROOT = Path(__file__).parent.parent
+MAKEFILE = (Path(__file__).parent.parent / "Makefile").read_text()
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_and_make_targets_in_documents_exist() -> None:
     for page in pages():
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        text = page.read_text()
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
             assert (page.parent / target).exists(), f"{page}: {target}"
+        for target in re.findall(r"`make ([a-z-]+)", text):
+            assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page}: make {target}"
 
 
-def test_make_targets_in_documents_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for page in pages():
-        for target in re.findall(r"`make ([a-z-]+)", page.read_text()):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
-
-
-def test_commands_in_sentences_have_the_words_that_they_are_given() -> None:
+def test_commands_in_sentences_can_be_parsed() -> None:
     """Those in code blocks are run by ``make docs-check``."""
     wrong, root = [], get_command(app)
     for page in pages():
-        for said in re.findall(r"`coterie ([^`]+)`", page.read_text()):
+        for text in re.findall(r"`coterie ([^`]+)`", page.read_text()):
             try:
-                parse(root, shlex.split(said))
+                parse(root, shlex.split(text))
             except TyperException as error:
-                wrong.append(f"{page.name}: coterie {said}: {error.format_message()}")
+                wrong.append(f"{page.name}: coterie {text}: {error.format_message()}")
     assert not wrong, "\n".join(wrong)
-    with pytest.raises(TyperException, match="No such option"):
-        parse(root, ["export", "model", "runs/mine", "--push-it"])
-    with pytest.raises(TyperException, match="No such command"):
-        parse(root, ["data", "upload"])
+    for words in (["export", "model", "runs/mine", "--push-it"], ["data", "upload"]):
+        with pytest.raises(TyperException, match=r"No such (option|command)"):
+            parse(root, words)
 
 
 def parse(command: Any, words: list[str], above: Any = None) -> None:
@@ -65,11 +60,6 @@ def test_commands_of_code_blocks_are_read_as_a_shell_reads_them() -> None:
     coterie run optima/isft 'a.b=[1, 2]' \\
         --folder runs/mine    # and so on
     score  tokens
-    async with coterie() as one:
-
-* In a list:
-
-      make test
 
 ```python
 coterie = 1
@@ -81,6 +71,5 @@ X=1 python3 bench/prompts.py
 """
     assert [(one.line, one.words) for one in commands_of(page, "page.md")] == [
         (3, ("coterie", "run", "optima/isft", "a.b=[1, 2]", "--folder", "runs/mine")),
-        (10, ("make", "test")),
-        (17, ("X=1", "python3", "bench/prompts.py")),
+        (12, ("X=1", "python3", "bench/prompts.py")),
     ]

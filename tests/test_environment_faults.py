@@ -209,7 +209,7 @@ def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None
         assert one.failure is None and one.tree is not None
         assert [outcome.score for outcome in one.tree.outcomes.values()] == [0.75]
     assert all(
-        "Text.see() returned [{'role': 'robot'" in (one.failure or "") for one in play(Text())
+        "Text.see() returned {'role': 'robot'" in (one.failure or "") for one in play(Text())
     )
 
 

@@ -1,7 +1,6 @@
 """``coterie evaluate`` where a planner and a grounder play: runs of two roles, two models, rows without plans."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from coterie.record.store import Store
 from coterie.record.turn import Turn
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
-from tests.conftest import Cli, CliResult, refused
+from tests.conftest import Cli, refused
 
 SET = f"{Path(__file__).with_name('plans.py')}:Plans"
 FEW = ("tasks=2", "max_tokens=40", "engine.device=cpu")
@@ -41,61 +40,64 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows(said: CliResult) -> list[dict[str, Any]]:
-    assert said.code == 0, said.err
-    found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]
-    return found
+def row(cli: Cli, *words: str) -> dict[str, Any]:
+    """Return the row of an evaluation of one policy."""
+    result = cli("evaluate", SET, *words)
+    assert result.code == 0, result.err
+    (only,) = json.loads(result.out.splitlines()[-1])["rows"]
+    return dict(only)
 
 
-def turns(folder: Path) -> dict[str, list[Turn]]:
-    """What each agent said, in the newest store of a folder."""
-    newest = max(folder.glob("*.sqlite"), key=lambda file: file.stat().st_mtime_ns)
-    found: dict[str, list[Turn]] = {}
-    with Store.open(newest) as store:
-        for tree in store.trees(0, "evaluate"):
+def turns(store: Path, iteration: int = 0) -> dict[str, list[Turn]]:
+    """Return each agent's turns in a store, or in the newest store of a folder."""
+    if store.is_dir():
+        store = max(store.glob("*.sqlite"), key=lambda file: file.stat().st_mtime_ns)
+    of_agent: dict[str, list[Turn]] = {}
+    with Store.open(store, read_only=True) as opened:
+        for tree in opened.trees(iteration, "evaluate"):
             for turn in tree.turns.values():
-                found.setdefault(turn.speaker.name, []).append(turn)
-    return found
+                of_agent.setdefault(turn.speaker.name, []).append(turn)
+    return of_agent
 
 
-def texts(said: Sequence[Turn]) -> list[str]:
-    return [turn.text for turn in said]
+def texts(some: list[Turn]) -> list[str]:
+    return [turn.text for turn in some]
+
+
+def versions(of_agent: dict[str, list[Turn]]) -> dict[str, set[str]]:
+    return {name: {t.sample.version for t in some if t.sample} for name, some in of_agent.items()}
 
 
 def test_the_roles_of_a_run_play_their_own_agents_by_their_newest_versions(
-    cli: Cli, run: Path
+    cli: Cli, run: Path, tmp_path: Path
 ) -> None:
-    """What the run's own evaluation came to, with the same turns."""
-    (found,) = rows(cli("evaluate", SET, f"policy={run}", *FEW))
-    assert found["version"] == 2 and found["failed"] == 0
-    said = turns(run / "evaluations")
-    with Store.open(run / "store.sqlite", read_only=True) as store:
-        own: dict[str, list[Turn]] = {}
-        for tree in store.trees(2, "evaluate"):
-            for turn in tree.turns.values():
-                own.setdefault(turn.speaker.name, []).append(turn)
-    versions = {name: {t.sample.version for t in some if t.sample} for name, some in said.items()}
-    assert versions == {PLANNER: {"1"}, GROUNDER: {"2"}}
+    """As in the run's own evaluation, with the same turns."""
+    evaluation = row(cli, f"policy={run}", *FEW)
+    assert evaluation["version"] == 2 and evaluation["failed"] == 0
+    played, own = turns(run / "evaluations"), turns(run / "store.sqlite", 2)
+    assert versions(played) == {PLANNER: {"1"}, GROUNDER: {"2"}}
     for name in (PLANNER, GROUNDER):
-        assert texts(said[name]) == texts(own[name]) != []
+        assert texts(played[name]) == texts(own[name]) != []
+    mixed = row(cli, f"policy.{GROUNDER}={run}", "policy=tiny-persona", *FEW[:2])
+    assert mixed["policy"] == "planner: tiny-persona; grounder: run 2" and mixed["version"] == 2
+    of_agent = versions(turns(tmp_path / "runs/evaluations"))
+    assert of_agent[PLANNER] == {"0"} and of_agent.get(GROUNDER, {"2"}) == {"2"}
 
 
 def test_two_models_play_an_agent_each(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "runs/evaluations"
     alone = {}
     for name in ("tiny-exchange", "tiny-persona"):
-        assert rows(cli("evaluate", SET, f"policy={name}", *FEW))
+        assert row(cli, f"policy={name}", *FEW)
         alone[name] = texts(turns(folder)[PLANNER])
     assert alone["tiny-exchange"] != alone["tiny-persona"]
-    both = (f"policy.{PLANNER}=tiny-persona", f"policy.{GROUNDER}=tiny-exchange")
-    (found,) = rows(cli("evaluate", SET, *both, *FEW))
-    assert found["policy"] == "planner: tiny-persona; grounder: tiny-exchange"
-    said = turns(folder)
-    assert texts(said[PLANNER]) == alone["tiny-persona"]
-    authors = {name: {t.sample.policy for t in some if t.sample} for name, some in said.items()}
-    assert authors == {name: {name} for name in said}
-    swapped = (f"policy.{PLANNER}=tiny-exchange", f"policy.{GROUNDER}=tiny-persona")
-    rows(cli("evaluate", SET, *swapped, *FEW))
+    both = row(cli, f"policy.{PLANNER}=tiny-persona", f"policy.{GROUNDER}=tiny-exchange", *FEW)
+    assert both["policy"] == "planner: tiny-persona; grounder: tiny-exchange"
+    played = turns(folder)
+    assert texts(played[PLANNER]) == alone["tiny-persona"]
+    authors = {name: {t.sample.policy for t in some if t.sample} for name, some in played.items()}
+    assert authors == {name: {name} for name in played}
+    row(cli, f"policy.{PLANNER}=tiny-exchange", f"policy.{GROUNDER}=tiny-persona", *FEW)
     assert len(list(folder.glob("*.sqlite"))) == 4, "each has a store of its own"
     assert texts(turns(folder)[PLANNER]) == alone["tiny-exchange"]
 
@@ -110,26 +112,14 @@ def test_who_plays_whom_counts_for_the_name_of_a_store() -> None:
     assert evaluate._all_speakers([player("a", "b")], ["m"]) == "m"
 
 
-def test_a_role_of_a_run_may_play_with_a_model(cli: Cli, run: Path, tmp_path: Path) -> None:
-    words = (f"policy.{GROUNDER}={run}", "policy=tiny-persona")
-    (found,) = rows(cli("evaluate", SET, *words, *FEW[:2]))
-    assert found["policy"] == "planner: tiny-persona; grounder: run 2" and found["version"] == 2
-    versions = {
-        name: {t.sample.version for t in some if t.sample}
-        for name, some in turns(tmp_path / "runs/evaluations").items()
-    }
-    assert versions[PLANNER] == {"0"} and versions.get(GROUNDER, {"2"}) == {"2"}
-
-
 def test_what_cannot_play_is_refused(cli: Cli, run: Path) -> None:
-    for words, says in (
+    for words, problem in (
         (("policy.planer=tiny-exchange",), "did you mean 'planner'"),
         (("policy.planner=tiny-exchange",), "no policy is given for grounder"),
-        ((), "no policy is given"),
         (("policy=tiny-exchange", "policy.grounder=http://127.0.0.1:9/v1"), "a server plays all agents"),
         (("policy=http://127.0.0.1:9/v1", "policy.grounder=tiny-exchange"), "a server plays all agents"),
         (("policy.planner=tiny-exchange", f"policy.grounder={run}", "--checkpoints", "all"), "is not one run folder"),
     ):  # fmt: skip
-        assert says in refused(cli, "evaluate", SET, *words)
+        assert problem in refused(cli, "evaluate", SET, *words)
     web = refused(cli, "evaluate", "lumos_web", "dataset.source=sample", "policy=tiny-exchange")
     assert "no page elements" in web and "mind2web" in web

@@ -1,4 +1,4 @@
-"""Every file of ``examples`` is short and runs."""
+"""Examples whose result matters; ``make docs-check`` runs the commands of the pages with the others."""
 
 import asyncio
 import json
@@ -14,52 +14,29 @@ from coterie.recipes.base import recorded_run
 from coterie.recipes.optima import Optima
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.tools.registry import Toolbox
-from tests.conftest import Cli, once
-from tests.docs_check.terminal import typed
+from tests.conftest import Cli
 from tests.games import Script
 from tests.played import environment_of
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 TINY = ("model=tiny-exchange", "engine.device=cpu", "evaluate.tasks=2")
-ISFT = (
-    "optima/isft", *TINY, "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
-    "select.threshold=-9", "train.max_length=512",
-)  # fmt: skip
 
 
-def ran(cli: Cli, *words: object) -> str:
-    """What a run says; its folder is ``run``."""
-    said = cli("run", *words, "--folder", "run")
-    assert said.code == 0, said.err
+def page_of_run(cli: Cli, *words: object) -> str:
+    """Return the page of a run in the folder ``run``."""
+    ran = cli("run", *words, "--folder", "run")
+    assert ran.code == 0, ran.err
     return Path("run/report.html").read_text()
 
 
-def test_examples_fit_on_one_screen() -> None:
-    files = [one for one in sorted(EXAMPLES.glob("*.py")) if one.name != "solutions.py"]
-    assert len(files) >= 2, "solutions.py prepares a model, and is told of in docs/recipes"
-    for file in files:
-        assert len(file.read_text().splitlines()) <= 45, file
-        assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
-
-
-def test_the_tutorial_shows_the_environment_and_trains_on_it(cli: Cli, tmp_path: Path) -> None:
-    """Its command, on fewer tasks."""
-    page, letters = (ROOT / "docs/howto/first-hour.md").read_text(), EXAMPLES / "letters.py"
-    assert letters.read_text() in page
-    (tmp_path / "letters.py").write_text(letters.read_text())
-    (command,) = re.findall(
-        r"^ {4}coterie (run optima/isft environment=.*?) --folder", page, re.M | re.S
-    )
-    fewer = ("iterations=1", "rollout.tasks=24", "evaluate.tasks=4", "engine.device=cpu")
-    words = once(*command.replace("\\\n", " ").split()[2:], *fewer)
-    assert "on Letters" in ran(cli, "optima/isft", *words)
-
-
-def test_the_environment_is_played_and_trained_on(cli: Cli) -> None:
-    assert "on Guess" in ran(
-        cli, *ISFT, f"environment={EXAMPLES}/environment.py:Guess", "environment.most=3"
-    )
+def test_examples_are_short_and_on_pages() -> None:
+    for file in sorted(EXAMPLES.glob("*.py")):
+        if file.name != "solutions.py":  # prepares a model
+            assert len(file.read_text().splitlines()) <= 45, file
+            assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
+    page = (ROOT / "docs/howto/first-hour.md").read_text()
+    assert (EXAMPLES / "letters.py").read_text() in page
 
 
 @pytest.mark.slow
@@ -70,7 +47,7 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
     words = (name, "environment=exchange", *TINY, "tasks=2")
     dry = cli("run", *words, "--dry-run")
     assert dry.code == 0 and "plan of BestOfN" in dry.out and "held-out tasks" in dry.out
-    page = ran(cli, *words)
+    page = page_of_run(cli, *words)
     assert "BestOfN on exchange" in page and "after iteration 1" in page
     again = cli("run", name, "--folder", "run")
     assert again.code == 0, again.err
@@ -84,16 +61,14 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
 
 
 def test_the_tool_is_called_and_its_result_is_seen() -> None:
-    name = f"{EXAMPLES}/calls.py:Products"
     words = [f"tools=[{EXAMPLES}/tool.py:multiply]", "tools.calls=tags"]
-    game = environment_of(name, *words)
-    said = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
+    game = environment_of(f"{EXAMPLES}/calls.py:Products", *words)
+    replies = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
 
     async def play() -> EpisodeResult:
         async with openers_of(game, Path())[Toolbox]() as box:
-            driver = Driver(
-                game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared(box)
-            )
+            clerk = Script(lambda _: next(replies))
+            driver = Driver(game, {"clerk": clerk}, seed=0, shared=Shared(box))
             task = game.tasks("heldout", 2, 0)[1]
             async with driver.play_all([Episode(task, 0, 0, "rollout")]) as playing:
                 return [one async for one in playing].pop()
@@ -108,23 +83,20 @@ def test_the_tool_is_called_and_its_result_is_seen() -> None:
 
 def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:
     terms = f"{{{EXAMPLES}/reward.py:asks: 0.5, {EXAMPLES}/reward.py:thrift: 2}}"
-    assert "thrift" in ran(cli, *ISFT, f"reward.terms={terms}")
-    with recorded_run(Path("run")) as (found, run):
-        assert isinstance(found, Optima)
-        rewards = {one.leaf: one.terms for some in found.rewards(run, 0).values() for one in some}
+    page = page_of_run(
+        cli, "optima/isft", *TINY, "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+        "select.threshold=-9", "train.max_length=512", f"reward.terms={terms}",
+    )  # fmt: skip
+    assert "thrift" in page
+    with recorded_run(Path("run")) as (recipe, run):
+        assert isinstance(recipe, Optima)
+        rewards = {one.leaf: one.terms for some in recipe.rewards(run, 0).values() for one in some}
         assert rewards
         for tree in run.store.trees(0, "rollout"):
             for outcome, path in tree.trajectories():
-                terms = rewards[outcome.leaf]
-                assert terms["asks"] == 0.5 * sum("?" in turn.text for turn in path) / len(path)
-                assert terms["thrift"] == 2 * ((outcome.score or 0) / len(path))
-
-
-def test_the_data_set_is_debated(cli: Cli) -> None:
-    page = ran(
-        cli, *ISFT, f"dataset={EXAMPLES}/dataset.py:Sums", "dataset.digits=1", "environment.turns=2"
-    )
-    assert "on Sums" in page and "What is " in page
+                terms_of = rewards[outcome.leaf]
+                assert terms_of["asks"] == 0.5 * sum("?" in turn.text for turn in path) / len(path)
+                assert terms_of["thrift"] == 2 * ((outcome.score or 0) / len(path))
 
 
 def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> None:
@@ -134,9 +106,8 @@ def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> N
         for n in range(12)
     ]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ["python", EXAMPLES / "solutions.py", "train.jsonl", "tiny-acts", "out", 4]
-    done = typed([*map(str, words)], tmp_path)
-    assert not done.fault, done.fault
+    words = [sys.executable, EXAMPLES / "solutions.py", "train.jsonl", "tiny-acts", "out", "4"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "out" / "model" / "final" / "model.safetensors").is_file()
     assert len((tmp_path / "out" / "tasks" / "heldout.jsonl").read_text().splitlines()) == 4
 
@@ -145,13 +116,12 @@ def test_the_problems_have_right_answers_for_their_reward(tmp_path: Path) -> Non
     subprocess.run([sys.executable, EXAMPLES / "problems.py"], cwd=tmp_path, check=True)
     rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
     assert len(rows) == 200
-    game = environment_of(
-        "question", f"dataset={tmp_path}/problems.jsonl", f"environment.reward={EXAMPLES}/problems.py:calculation"
-    )  # fmt: skip
+    reward = f"environment.reward={EXAMPLES}/problems.py:calculation"
+    game = environment_of("question", f"dataset={tmp_path}/problems.jsonl", reward)
     for task in game.tasks("train", 20, 0):
-        boxes, count, change = re.findall(r"\d+", str(task.public["question"]))
-        times = f"{boxes} * " if "each" in str(task.public["question"]) else ""
-        sign = "+" if "more" in str(task.public["question"]) else "-"
-        for said, score in ((f"{times}{count} {sign} {change}", 1.0), (f"{count} + 99", 0.0)):
-            grade = asyncio.run(game.grade(State(task, 0, answer=said), Shared()))
+        question = str(task.public["question"])
+        boxes, count, change = re.findall(r"\d+", question)
+        times, sign = f"{boxes} * " * ("each" in question), "+" if "more" in question else "-"
+        for answer, score in ((f"{times}{count} {sign} {change}", 1.0), (f"{count} + 99", 0.0)):
+            grade = asyncio.run(game.grade(State(task, 0, answer=answer), Shared()))
             assert grade.score == score

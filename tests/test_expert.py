@@ -1,6 +1,5 @@
-"""An expert's traces of real and of written rows: what it says when, and which rows it refuses."""
+"""Expert traces of packaged and handmade rows: plans, queries, facts, and reasons of rejections."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,32 +24,20 @@ from coterie.tools.retrieval import Passage
 from coterie.tools.search import NOTHING, format_passages
 
 TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)
-SETS = ("2wiki", "hotpot_qa", "musique")
 
 
-def outcome(row: QuestionRow) -> Trace | str:
-    try:
-        return trace_of(row)
-    except NoTrace as error:
-        return str(error)
+def plan(trace: Trace) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the tasks and their dependencies."""
+    return [(one.text, one.after) for one in trace.plan.tasks]
 
 
-def queries(row: QuestionRow) -> list[list[str]] | str:
-    """What is searched, level by level; or why nothing is."""
-    found = outcome(row)
-    return found if isinstance(found, str) else [[one.text for one in lv] for lv in found.levels]
-
-
-def plan(row: QuestionRow) -> list[tuple[str, tuple[str, ...]]] | str:
-    """Tasks and what they wait for; or why there are none."""
-    found = outcome(row)
-    return found if isinstance(found, str) else [(one.text, one.after) for one in found.plan.tasks]
+def queries(trace: Trace) -> list[list[str]]:
+    return [[one.text for one in level] for level in trace.levels]
 
 
 def wiki(
-    kind: str, question: str, answer: str, *facts: tuple[str, str, str], titles: Sequence[str] = ()
+    kind: str, question: str, answer: str, *facts: tuple[str, str, str], titles: Any = ()
 ) -> TwoWikiRow:
-    """A row of 2Wiki."""
     titles = titles or [subject for subject, _, _ in facts] or ["A"]
     return TwoWikiRow.model_validate(
         {
@@ -62,7 +49,7 @@ def wiki(
 
 
 def hotpot(kind: str, question: str, answer: str, **pages: str) -> HotpotRow:
-    """A row of HotpotQA; underscores in the names of pages are spaces."""
+    """Return a row; underscores in the names of pages are spaces."""
     texts = {name.replace("_", " "): text for name, text in pages.items()}
     return HotpotRow.model_validate(
         {
@@ -74,149 +61,133 @@ def hotpot(kind: str, question: str, answer: str, **pages: str) -> HotpotRow:
 
 
 def musique(question: str, answer: str, *hops: tuple[str, str], **rest: Any) -> MusiqueRow:
-    """A row of MuSiQue."""
-    listed = [{"question": asked, "answer": found} for asked, found in hops]
+    listed = [{"question": hop, "answer": found} for hop, found in hops]
     return MusiqueRow.model_validate(
         {"id": "r", "question": question, "answer": answer, "hops": listed, **rest}
     )
 
 
-BRIDGE = wiki(
-    "bridge_comparison",
-    "Which film has the director born later, Burma Convoy or Old St. Paul'S (Film)?", "Burma Convoy",
-    ("Burma Convoy", "director", "Noel M. Smith"),
-    ("Old St. Paul's (film)", "director", "Wilfred Noy"),
-    ("Noel M. Smith", "date of birth", "May 22, 1895"),
-    ("Wilfred Noy (director)", "date of birth", "24 December 1883"),
-)  # fmt: skip
 CHAIN = wiki(
     "compositional", "Where was the director of film Shadows Unseen born?", "Salsomaggiore Terme",
     ("Abuso di potere", "director", "Camillo Bazzoni"),
     ("Camillo Bazzoni", "place of birth", "Salsomaggiore Terme"),
     titles=("Shadows Unseen", "Camillo Bazzoni"),
 )  # fmt: skip
-SIDES = wiki(
-    "comparison", "Were Joe Gallivan and John Loone from the same country?", "no",
-    ("Joe Gallivan", "country of citizenship", "American"),
-    ("John Loone", "country of citizenship", "Australian"),
-)  # fmt: skip
-
-
-def rows(name: str) -> list[QuestionRow]:
-    splits: tuple[Any, ...] = ("train", "heldout")
-    return [row for split in splits for row in load_rows(name, split, "sample")]
 
 
 @pytest.mark.parametrize(("name", "least"), [("2wiki", 0.9), ("hotpot_qa", 0.7), ("musique", 0.7)])
-def test_most_rows_that_ship_have_a_trace_that_the_prompts_rules_allow(
-    name: str, least: float
-) -> None:
-    found = [one for row in rows(name) if isinstance(one := outcome(row), Trace)]
-    assert len(found) >= least * len(rows(name))
-    for trace in found:
+def test_most_packaged_rows_have_a_trace_that_the_format_allows(name: str, least: float) -> None:
+    splits: Any = ("train", "heldout")
+    rows = [row for split in splits for row in load_rows(name, split, "sample")]
+    traces: list[tuple[QuestionRow, Trace]] = []
+    for row in rows:
+        try:
+            traces.append((row, trace_of(row)))
+        except NoTrace:
+            continue
+    assert len(traces) >= least * len(rows)
+    for row, trace in traces:
         for form in ("parallel", "sequential"):
             *calls, last = trace.messages(form)
             text = "".join(f"{one}<observation>x</observation>" for one in calls) + last
             assert violations(text, "mhqa") == []
             assert TAGS.find_answer(last) == trace.answer
-        assert parse_plan(trace.messages("parallel")[0]) == trace.plan
-        for message, level in zip(trace.messages("parallel"), trace.levels, strict=False):
+        messages = trace.messages("parallel")
+        assert parse_plan(messages[0]) == trace.plan
+        for message, level in zip(messages, trace.levels, strict=False):
             assert message.endswith("</wiki_search>")
-            made = [call.arguments for call in TAGS.parse(message, "stop_string")]
-            assert [says(one, query.text) for one, query in zip(made, level, strict=True)]
+            parsed = [call.arguments for call in TAGS.parse(message, "stop_string")]
+            assert [says(one, query.text) for one, query in zip(parsed, level, strict=True)]
+        # The first message has neither the answer nor a later query, unless the question says it.
+        later = [one.text for level in trace.levels[1:] for one in level]
+        for text in (row.answer, *later):
+            assert says(row.question, text) or not says(messages[0], text), row.id
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_before_anything_is_found_only_the_question_speaks(name: str) -> None:
-    for row in rows(name):
-        if isinstance(trace := outcome(row), Trace):
-            first = trace.messages("parallel")[0]
-            assert says(row.question, row.answer) or not says(first, row.answer), row.id
-            later = [one.text for level in trace.levels[1:] for one in level]
-            unasked = [one for one in later if not says(row.question, one)]
-            assert not [one for one in unasked if says(first, one)], row.id
-
-
-def test_a_comparison_of_two_chains_is_two_branches_and_a_task_without_a_search() -> None:
-    assert plan(BRIDGE) == [
+def test_traces_of_2wiki_search_chains_and_branches_under_the_names_of_the_question() -> None:
+    trace = trace_of(
+        wiki(
+            "bridge_comparison",
+            "Which film has the director born later, Burma Convoy or Old St. Paul'S (Film)?", "Burma Convoy",
+            ("Burma Convoy", "director", "Noel M. Smith"),
+            ("Old St. Paul's (film)", "director", "Wilfred Noy"),
+            ("Noel M. Smith", "date of birth", "May 22, 1895"),
+            ("Wilfred Noy (director)", "date of birth", "24 December 1883"),
+        )
+    )  # fmt: skip
+    assert plan(trace) == [
         ("director of Burma Convoy", ()),
         ("director of Old St. Paul'S (Film)", ()),
         ("date of birth of {T1}", ("T1",)),
         ("date of birth of {T2}", ("T2",)),
         ("compare {T3} and {T4}", ("T3", "T4")),
     ]
-    assert queries(BRIDGE) == [
+    assert queries(trace) == [
         ["Burma Convoy directed by", "Old St. Paul'S (Film) directed by"],
         ["Noel M. Smith born", "Wilfred Noy born"],
     ]
-    found = outcome(BRIDGE)
-    assert isinstance(found, Trace)
-    assert "The director of Burma Convoy is Noel M. Smith." in found.messages("parallel")[1]
-    assert len(found.messages("sequential")) == 5
-
-
-def test_a_chain_searches_one_after_the_other_under_the_name_that_the_question_has() -> None:
-    assert plan(CHAIN) == [
+    assert "The director of Burma Convoy is Noel M. Smith." in trace.messages("parallel")[1]
+    assert len(trace.messages("sequential")) == 5
+    trace = trace_of(CHAIN)
+    assert plan(trace) == [
         ("director of Shadows Unseen", ()),
         ("place of birth of {T1}", ("T1",)),
     ]
-    assert queries(CHAIN) == [["Shadows Unseen directed by"], ["Camillo Bazzoni born"]]
-    assert queries(SIDES) == [["Joe Gallivan", "John Loone"]]
+    assert queries(trace) == [["Shadows Unseen directed by"], ["Camillo Bazzoni born"]]
+    trace = trace_of(
+        wiki(
+            "comparison", "Were Joe Gallivan and John Loone from the same country?", "no",
+            ("Joe Gallivan", "country of citizenship", "American"),
+            ("John Loone", "country of citizenship", "Australian"),
+        )
+    )  # fmt: skip
+    assert queries(trace) == [["Joe Gallivan", "John Loone"]]
+
+
+def test_traces_of_hotpot_search_two_sides_or_cross_a_bridge() -> None:
+    pages = {"Sutera": "Sutera is a town.", "Rhodotypos": "Rhodotypos is a shrub."}
+    question = "Are Sutera and Rhodotypos both shrubs?"
+    trace = trace_of(hotpot("comparison", question, "no", **pages))
+    assert queries(trace) == [["Sutera", "Rhodotypos"]]
+    assert plan(trace)[-1] == ("compare {T1} and {T2}", ("T1", "T2"))
+    assert "Sutera is a town. Rhodotypos is a shrub." in trace.messages("parallel")[-1]
+    pages = {
+        "Tom_Hall": "Tom Hall played Hamlet.",
+        "The_Deep_Sea": "The Deep Sea is a film with Tom Hall.",
+    }
+    question = "The actor of The Deep Sea played which role?"
+    trace = trace_of(hotpot("bridge", question, "Hamlet", **pages))
+    assert queries(trace) == [["The Deep Sea actor played role"], ["Tom Hall"]]
+    assert plan(trace)[1] == ("what {T1} says of the question", ("T1",))
+    assert "The Deep Sea leads to Tom Hall." in trace.messages("sequential")[1]
+
+
+def test_traces_of_musique_search_hops_after_the_hops_that_they_name() -> None:
+    trace = trace_of(
+        musique(
+            "Who played for both the club of Adam Hammill and the club of Eva Berg?", "Mido",
+            ("Adam Hammill >> member of sports team", "Barnsley"),
+            ("Eva Berg >> member of sports team", "Ajax"),
+            ("who has played for #2 and #1 ?", "Mido"),
+        )
+    )  # fmt: skip
+    assert plan(trace) == [
+        ("team of Adam Hammill", ()),
+        ("team of Eva Berg", ()),
+        ("who has played for {T2} and {T1}", ("T2", "T1")),
+    ]
+    assert queries(trace) == [
+        ["Adam Hammill team", "Eva Berg team"],
+        ["who has played for Ajax and Barnsley"],
+    ]
+    last = trace.messages("parallel")[-1]
+    assert "Who has played for Ajax and Barnsley: Mido." in last
 
 
 OTHER_ANSWER, UNCLEAR = expert.OTHER_ANSWER, expert.UNCLEAR
 SAYS_MORE = "a hop names what the question does not"
 AGE = "Who was born {}, Ann Low or Bob High?"
 BORN = (("Ann Low", "date of birth", "May 22, 1895"), ("Bob High", "date of birth", "24 May 1895"))
-
-
-def test_two_pages_that_the_question_names_are_searched_at_once() -> None:
-    row = hotpot("comparison", "Are Sutera and Rhodotypos both shrubs?", "no",
-                 Sutera="Sutera is a town.", Rhodotypos="Rhodotypos is a shrub.")  # fmt: skip
-    assert queries(row) == [["Sutera", "Rhodotypos"]]
-    assert plan(row)[-1] == ("compare {T1} and {T2}", ("T1", "T2"))
-    found = outcome(row)
-    assert isinstance(found, Trace)
-    assert "Sutera is a town. Rhodotypos is a shrub." in found.messages("parallel")[-1]
-
-
-def test_a_bridge_is_crossed_from_the_page_that_the_question_names() -> None:
-    pages = {
-        "Tom_Hall": "Tom Hall played Hamlet.",
-        "The_Deep_Sea": "The Deep Sea is a film with Tom Hall.",
-    }
-    row = hotpot("bridge", "The actor of The Deep Sea played which role?", "Hamlet", **pages)
-    assert queries(row) == [["The Deep Sea actor played role"], ["Tom Hall"]]
-    assert plan(row)[1] == ("what {T1} says of the question", ("T1",))
-    found = outcome(row)
-    assert isinstance(found, Trace)
-    assert "The Deep Sea leads to Tom Hall." in found.messages("sequential")[1]
-
-
-# -- MuSiQue --------------------------------------------------------------------------------------
-
-DIAMOND = musique(
-    "Who played for both the club of Adam Hammill and the club of Eva Berg?", "Mido",
-    ("Adam Hammill >> member of sports team", "Barnsley"),
-    ("Eva Berg >> member of sports team", "Ajax"),
-    ("who has played for #2 and #1 ?", "Mido"),
-)  # fmt: skip
-
-
-def test_hops_wait_for_those_that_they_name() -> None:
-    assert plan(DIAMOND) == [
-        ("team of Adam Hammill", ()),
-        ("team of Eva Berg", ()),
-        ("who has played for {T2} and {T1}", ("T2", "T1")),
-    ]
-    assert queries(DIAMOND) == [
-        ["Adam Hammill team", "Eva Berg team"],
-        ["who has played for Ajax and Barnsley"],
-    ]
-    found = outcome(DIAMOND)
-    assert isinstance(found, Trace)
-    last = found.messages("parallel")[-1]
-    assert "Who has played for Ajax and Barnsley: Mido." in last
 
 
 @pytest.mark.parametrize(
@@ -250,43 +221,40 @@ def test_hops_wait_for_those_that_they_name() -> None:
         (musique("Who is Ann?", "B", ("who is {Ann}", "B")), expert.UNPLANNED),
     ],
 )  # fmt: skip
-def test_rows_that_come_to_nothing_say_why(row: QuestionRow, reason: str) -> None:
-    found = outcome(row)
-    assert isinstance(found, str) and reason in found
+def test_rejected_rows_have_a_reason(row: QuestionRow, reason: str) -> None:
+    with pytest.raises(NoTrace, match=reason):
+        trace_of(row)
+
+
+def step(task: str, query: str, result: str, *after: str) -> Step:
+    return Step(task, query, result, f"It is {result}.", after)
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("steps", "reason"),
     [
-        [Step("films of Ann", "films of Ann like Up", "Up", "It is Up.")],
-        [Step("films of Ann like Up", "films of Ann", "Up", "It is Up.")],
-        [
-            Step("films of Ann", "films of Ann with Bob", "Eva", "It is Eva."),
-            Step("films of {T1}", "films of Eva", "Bob", "It is Bob.", ("T1",)),
-            Step("films of {T2}", "films of Bob", "Up", "It is Up.", ("T2",)),
-        ],
+        ([step("films of Ann", "films of Ann like Up", "Up")], expert.LEAK),
+        ([step("films of Ann like Up", "films of Ann", "Up")], expert.LEAK),
+        ([step("films of Ann", "films of Ann with Bob", "Eva"), step("films of {T1}", "films of Eva", "Bob", "T1"),
+          step("films of {T2}", "films of Bob", "Up", "T2")], expert.LEAK),
+        ([step("a {b}", "Ann", "1")], expert.UNPLANNED),
+        ([step("a", "Ann", "1"), step("c", "ann", "2")], expert.TWICE),
     ],
-)
-def test_what_is_not_known_yet_is_not_said(made: list[Step]) -> None:
-    with pytest.raises(NoTrace, match=expert.LEAK):
-        make_trace("Which films has Ann made?", "Up", made)
+)  # fmt: skip
+def test_traces_neither_say_what_is_unknown_nor_repeat_a_query(
+    steps: list[Step], reason: str
+) -> None:
+    with pytest.raises(NoTrace, match=reason):
+        make_trace("Which films has Ann made?", "Up", steps)
 
 
-def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
-    made = [
-        Step("films of Ann", "Ann and Bob", "Bob", "It is Bob."),
-        Step("films of {T1}", "Bob, not Up", "Up", "It is Up.", ("T1",)),
+def test_a_trace_may_say_what_the_question_or_an_earlier_level_says() -> None:
+    steps = [
+        step("films of Ann", "Ann and Bob", "Bob"),
+        step("films of {T1}", "Bob, not Up", "Up", "T1"),
     ]
-    found = make_trace("Which film of Ann and Bob is it, Up or Down?", "Up", made)
-    assert [one.text for level in found.levels for one in level] == ["Ann and Bob", "Bob, not Up"]
-
-
-def test_nobody_asks_the_same_twice() -> None:
-    made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
-    with pytest.raises(NoTrace, match=expert.UNPLANNED):
-        make_trace("Ann?", "3", made)
-    with pytest.raises(NoTrace, match=expert.TWICE):
-        make_trace("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
+    trace = make_trace("Which film of Ann and Bob is it, Up or Down?", "Up", steps)
+    assert queries(trace) == [["Ann and Bob"], ["Bob, not Up"]]
 
 
 def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
@@ -299,12 +267,11 @@ def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
     assert words("O'Leary's Bohème") == ("o", "leary", "s", "boheme")
 
 
-def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:
+def test_all_gold_pages_must_be_in_some_result() -> None:
     one, two = Passage("1", '"Up  (film)"\nA film.'), Passage("2", '"The "Fram""\nA ship.')
     other = Passage("3", '"Up"\nDoc 1 (Title: "Down") is not a title.')
-    assert has_passages(
-        [format_passages([other, one]), format_passages([two])], ["Up (film)", 'The "Fram"']
-    )
-    assert not has_passages([format_passages([other, one])], ["Up (film)", 'The "Fram"'])
-    assert not has_passages([format_passages([other, one]), NOTHING], ["Up (film)", "Down"])
+    first, titles = format_passages([other, one]), ["Up (film)", 'The "Fram"']
+    assert has_passages([first, format_passages([two])], titles)
+    assert not has_passages([first], titles)
+    assert not has_passages([first, NOTHING], ["Up (film)", "Down"])
     assert gold_titles(CHAIN) == ("Shadows Unseen", "Camillo Bazzoni")

@@ -12,9 +12,9 @@ from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.data_utils import apply_chat_template, is_conversational
 
-from coterie.cli import export_run
+from coterie.cli import export as export_files
 from coterie.cli.arguments import read_arguments
-from coterie.cli.export_run import export_data as export
+from coterie.cli.export import export_data as export
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
@@ -51,85 +51,74 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def weights(source: object) -> dict[str, torch.Tensor]:
+    return load(source).model.state_dict()  # type: ignore[arg-type]
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_rows_have_the_tokens_and_masks_that_were_trained(trained: Path, tmp_path: Path) -> None:
     export(trained, "jsonl", tmp_path / "files")
-    found = lines(tmp_path / "files/rows.jsonl")
+    exported = lines(tmp_path / "files/rows.jsonl")
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(trained, recipe.name, recipe.settings, write=False) as opened:
         rows = recipe.rows(opened, 0)
         assert len(rows) == opened.metrics(Step(0, "train"))["rows"]
-    assert [(row["ids"], row["mask"]) for row in found] == [
-        (list(row.ids), row.mask) for row in rows
-    ]
+    tokens = [(list(row.ids), row.mask) for row in rows]
+    assert [(row["ids"], row["mask"]) for row in exported] == tokens
     renderer, _ = load_renderer("tiny-exchange")
-    for row in found:
+    for row in exported:
         assert (row["role"], row["context"], row["logprobs"]) == ("policy", "drop_format", None)
-        shown = renderer.tokenizer.apply_chat_template(
-            row["prompt"] + row["completion"], tokenize=True, return_dict=False
-        )
-        assert shown == row["ids"], "what others make of the messages"
+        messages = row["prompt"] + row["completion"]
+        template = renderer.tokenizer.apply_chat_template
+        assert template(messages, tokenize=True, return_dict=False) == row["ids"]
         target = [i for i, own in zip(row["ids"], row["mask"], strict=True) if own]
         own = [m["content"] for m in row["completion"] if m["role"] == "assistant"]
         assert [text.strip() for text in renderer.decode(target).split("<|end|>")[:-1]] == own
 
 
-def test_trl_takes_rows_and_pairs(trained: Path, tmp_path: Path) -> None:
-    export(trained, "trl", tmp_path / "files")
+def test_trl_and_llama_factory_take_rows_and_pairs(trained: Path, tmp_path: Path) -> None:
+    export(trained, "trl", tmp_path / "trl")
     tokenizer = load_renderer("tiny-exchange")[0].tokenizer
     for name, sides in (("rows", ("completion",)), ("pairs", ("chosen", "rejected"))):
-        file = str(tmp_path / f"files/{name}.jsonl")
+        file = str(tmp_path / f"trl/{name}.jsonl")
         data = load_dataset("json", data_files=file, split="train", cache_dir=str(tmp_path / "c"))
         assert data.column_names == ["prompt", *sides] and len(data)
         for row in data:
             assert is_conversational(row)
             text = apply_chat_template(row, tokenizer)
             assert text["prompt"].endswith("<|assistant|>")
-            for side in sides:
-                assert text[side].startswith(row[side][0]["content"])
-
-
-def test_llama_factory_has_its_entries(trained: Path, tmp_path: Path) -> None:
-    export(trained, "llamafactory", tmp_path / "files")
-    info = json.loads((tmp_path / "files/dataset_info.json").read_text())
+            assert all(text[side].startswith(row[side][0]["content"]) for side in sides)
+    export(trained, "llamafactory", tmp_path / "lf")
+    info = json.loads((tmp_path / "lf/dataset_info.json").read_text())
     rows, pairs = info["coterie_rows"], info["coterie_pairs"]
     assert rows["columns"] == {"messages": "messages"} and rows["tags"]["role_tag"] == "role"
     assert pairs["ranking"] and pairs["columns"]["messages"] == "conversations"
-    for row in lines(tmp_path / "files" / rows["file_name"]):
+    for row in lines(tmp_path / "lf" / rows["file_name"]):
         roles = [message["role"] for message in row["messages"]]
         assert roles[-2:] == ["user", "assistant"] and roles[roles[0] == "system"] == "user"
-    for row in lines(tmp_path / "files" / pairs["file_name"]):
+    for row in lines(tmp_path / "lf" / pairs["file_name"]):
         assert row["chosen"]["role"] == "assistant" != row["conversations"][-1]["role"]
 
 
 def test_right_answers_are_in_verls_tasks_alone(trained: Path, tmp_path: Path) -> None:
-    for form in ("jsonl", "trl", "llamafactory", "verl"):
+    for form in ("jsonl", "verl"):
         export(trained, form, tmp_path / form)
     (row, *more) = read_table(tmp_path / "verl/train.parquet").to_pylist()
     assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
     assert row["data_source"] == "exchange" and row["reward_model"]["style"] == "rule" and more
     assert row["extra_info"]["question"] in row["prompt"][-1]["content"]
     assert row["prompt"][-1]["role"] == "user"
+    truth = row["reward_model"]["ground_truth"]
     questions = list(read_rows(tmp_path / "verl/train.parquet", AnswerRow, Silent()))
-    assert questions[0].answer == row["reward_model"]["ground_truth"]
-    lines = (tmp_path / "jsonl/trajectories.jsonl").read_text().splitlines()
-    tasks = [line for line in map(json.loads, lines) if line["kind"] == "task"]
+    assert questions[0].answer == truth
+    tasks = [one for one in lines(tmp_path / "jsonl/trajectories.jsonl") if one["kind"] == "task"]
     assert row["extra_info"]["index"] in {task["id"] for task in tasks}
     assert not any("secrets" in task for task in tasks)
     export(trained, "jsonl", tmp_path / "all", secrets=True)
-    truth = row["reward_model"]["ground_truth"]
     assert f'"text":"{truth}"' in (tmp_path / "all/trajectories.jsonl").read_text()
-
-
-def test_an_iteration_or_a_role_alone(trained: Path, tmp_path: Path, cli: Cli) -> None:
-    assert export(trained, "trl", tmp_path / "a", iteration=0)[1].keys() == {"rows"}
-    assert export(trained, "trl", tmp_path / "b", iteration=1)[1]["pairs"] > 0
-    said = refused(cli, "export", "data", trained, "--to", "trl", "--role", "polcy")
-    assert "did you mean 'policy'?" in said
-    said = refused(cli, "export", "data", trained, "--to", "trl", "--iteration", "7")
-    assert "no finished stage in iteration 7" in said
-    done = cli("export", "data", trained, "--to", "jsonl")
-    assert done.out.strip() == str(trained / "export/jsonl") and "pairs" in done.err
-    assert "already exists" in refused(cli, "export", "data", trained, "--to", "jsonl")
 
 
 def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
@@ -149,36 +138,38 @@ def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
 def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:
-    said = cli("export", "model", "run", "--out", "mine")
-    assert said.code == 0 and said.out.strip() == "mine", said.err
+    written = cli("export", "model", "run", "--out", "mine")
+    assert written.code == 0 and written.out.strip() == "mine", written.err
     theirs = AutoModelForCausalLM.from_pretrained("mine").state_dict()
-    ours = load(run / "training/policy/iteration-00/final").model.state_dict()
-    base = load("tiny-exchange").model.state_dict()
-    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
-    assert not all(torch.equal(theirs[name], base[name]) for name in base)
+    base = weights("tiny-exchange")
+    assert equal(theirs, weights(run / "training/policy/iteration-00/final"))
+    assert not equal(theirs, base)
     assert AutoTokenizer.from_pretrained("mine").chat_template
     card = (tmp_path / "mine/README.md").read_text()
     assert "# optima/isft on exchange" in card and "| 1 |" in card and "| 0 |" in card
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
     (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
     stored = read_arguments(None, [], run / "config.yaml").resolve()
-    assert read_arguments(None, [], tmp_path / "again.yaml").resolve() == stored, (
-        "the card has all settings"
-    )
-    assert "mine already exists" in refused(cli, "export", "model", "run", "--out", "mine")
+    assert read_arguments(None, [], tmp_path / "again.yaml").resolve() == stored, "all settings"
     assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
-
-
-def test_versions_and_roles(cli: Cli, run: Path) -> None:
     assert cli("export", "model", "run", "--out", "base", "--iteration", 0).code == 0
-    theirs, ours = load("base").model.state_dict(), load("tiny-exchange").model.state_dict()
-    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
-    assert "has no version 7" in refused(
-        cli, "export", "model", "run", "--out", "x", "--iteration", 7
-    )
-    said = refused(cli, "export", "model", "run", "--out", "x", "--role", "polcy")
-    assert "did you mean 'policy'" in said
-    assert "not an adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
+    assert equal(weights("base"), base)
+
+
+def test_what_cannot_be_exported_is_refused(cli: Cli, run: Path, trained: Path) -> None:
+    done = cli("export", "data", trained, "--to", "jsonl")
+    assert done.out.strip() == str(trained / "export/jsonl") and "pairs" in done.err
+    assert export(trained, "trl", Path("a"), iteration=0)[1].keys() == {"rows"}
+    assert export(trained, "trl", Path("b"), iteration=1)[1]["pairs"] > 0
+    model, data = ("model", "run", "--out", "x"), ("data", trained, "--to")
+    for words, problem in (
+        ((*data, "jsonl"), "already exists"),
+        ((*data, "trl", "--role", "polcy"), "did you mean 'policy'?"),
+        ((*data, "trl", "--iteration", 7), "no finished stage in iteration 7"),
+        ((*model, "--iteration", 7), "has no version 7"),
+        ((*model, "--merge"), "not an adapter"),
+    ):
+        assert problem in refused(cli, "export", *words)
     assert not Path("x").exists()
 
 
@@ -190,11 +181,10 @@ def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
     assert Path("adapter/tokenizer.json").is_file()
     assert "A LoRA adapter of" in Path("adapter/README.md").read_text()
     assert cli("export", "model", "run", "--out", "merged", "--merge").code == 0
-    merged, base = load("merged").model.state_dict(), load("tiny-exchange").model.state_dict()
-    assert merged.keys() == base.keys()
-    assert not all(torch.equal(merged[name], base[name]) for name in base)
+    merged, base = weights("merged"), weights("tiny-exchange")
+    assert merged.keys() == base.keys() and not equal(merged, base)
 
 
 def test_the_card_has_settings_that_are_named_by_hand() -> None:
     recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
-    assert yaml.safe_load(export_run._changes(recipe))["reward.measures.rounds"] == 0.5
+    assert yaml.safe_load(export_files._changes(recipe))["reward.measures.rounds"] == 0.5

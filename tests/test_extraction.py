@@ -13,7 +13,6 @@ from coterie.environments.answers import boxed_answer, boxed_number, marked_answ
         ("<A>Rome</A> no, <A> Oslo </A>", "Oslo"),
         ("<A>Oslo</A and so on", "Oslo"),
         ("<A> </A>", None),
-        ("Oslo", None),
         ("I write <A> when I know. <A>Oslo</A>", "Oslo"),
         ("<A>Oslo</A>, with <A> in front as asked", "Oslo"),
         ("<A>Oslo</A> stands between <A></A>", "Oslo"),
@@ -30,13 +29,11 @@ def test_the_last_mark_counts(text: str, answer: str | None) -> None:
         (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{never closed", None),
         (r"\boxed{}", None),
-        ("18", None),
         (r"I use \boxed{ when I know: \boxed{5}", "5"),
         (r"\boxed{5}, with \boxed{ in front as asked", "5"),
         (r"\boxed{5} stands in \boxed{}", "5"),
         (r"\boxed{5}, so in \boxed as asked", "5"),
         (r"I put it into \boxed at the end", None),
-        (r"So $\boxed 5$.", "5"),
         (r"So $\boxed -5.5$.", "-5.5"),
         (r"So $\boxed \frac12$.", r"\frac12"),
         (r"So $\boxed A$.", "A"),
@@ -54,6 +51,5 @@ def test_boxes_that_are_opened_again_and_again_take_no_time() -> None:
 
 
 def test_a_box_without_a_number_is_still_an_answer() -> None:
-    assert boxed_number(r"so \boxed{18 eggs}") == "18"
-    assert boxed_number(r"so \boxed{many}") == "many"
-    assert boxed_number("so 18") is None
+    texts = (r"so \boxed{18 eggs}", r"so \boxed{many}", "so 18")
+    assert [boxed_number(text) for text in texts] == ["18", "many", None]

@@ -46,7 +46,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLACES = (
     ("run", "optima/isft", *FEW, "--folder", "{}/new"),
-    ("rollout", "{}/new", *FEW),
+    ("stage", "rollout", "{}/new", *FEW),
     ("quickstart", *FEW, "--folder", "{}/new"),
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
@@ -110,7 +110,7 @@ NAMES = (
     ("evaluate hotpotqa", "did you mean 'hotpot_qa'?"),
     ("models get smolm2", "did you mean 'smollm2'?"),
     ("reproduce optim", "did you mean 'optima'?"),
-    ("reward beside/finishd", "did you mean beside/finished?"),
+    ("stage reward beside/finishd", "did you mean beside/finished?"),
 )
 
 
@@ -138,7 +138,7 @@ SETTINGS = (
     ("quickstart dataset=gsm8k", "--task"),
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
     ("serve model tiny-exchange --port 99999", "must be at most 65535"),
-    ("rollout runs/x --iteration one", "must be a valid whole number"),
+    ("stage rollout runs/x --iteration one", "must be a valid whole number"),
     ("reproduce optima seed=3", "--seeds"),
     ("run", "no recipe is given"),
 )
@@ -158,7 +158,7 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
         path.unlink()
     for words in (
         ("run", "optima/isft", "--folder", "run"),
-        ("train", "run"),
+        ("stage", "train", "run"),
         ("report", "run"),
         ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):
@@ -227,8 +227,8 @@ def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
     said = cli("stage", "evaluate", "mine", *SMALL)
     assert said.code == 0 and "mine does not exist: starting a new run of optima/isft" in said.err
     assert "starting a new run" not in cli("evaluate", "mine", "--iteration", 0).err
-    assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
-    assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
+    assert "needs the rollout of iteration 0" in refused(cli, "stage", "reward", "mine")
+    assert "out of range" in refused(cli, "stage", "reward", "mine", "--iteration", 5)
     assert "not a run folder" in refused(cli, "report", "nowhere")
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pyarrow.parquet import read_table
 
-from coterie.cli.export_run import export_data as export
+from coterie.cli.export import export_data as export
 from coterie.environments.answers import gold_answer
 from coterie.environments.encyclopedia import (
     EncyclopediaQuestions,

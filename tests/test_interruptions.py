@@ -19,27 +19,21 @@ from tests.conftest import SMALL
 ROOT = Path(__file__).parents[1]
 
 
-def run_command(folder: Path) -> list[str]:
-    words = [word.replace("rollout.tasks=4", "rollout.tasks=32") for word in SMALL]
-    return [
-        sys.executable,
-        *("-m", "coterie", "run", "optima/isft"),
-        *words,
-        "--folder",
-        str(folder),
-    ]
+def finished_dialogues(folder: Path) -> set[object]:
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        assert not store.finished(Step(0, "rollout").key), "it was interrupted too late"
+        return set(store.finished_keys(0, "rollout"))
 
 
 def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until the rollout has recorded a dialogue and has more to do."""
+    """Wait until the rollout has recorded a dialogue."""
     for _ in range(1200):
         assert process.poll() is None, "the run ended before it could be interrupted"
         try:
-            with Store.open(folder / "store.sqlite", read_only=True) as store:
-                if store.finished_keys(0, "rollout"):
-                    return
+            if finished_dialogues(folder):
+                return
         except (UserError, OSError):
-            pass  # it is being made
+            pass  # the store is being made
         time.sleep(0.05)
     raise AssertionError("no dialogue within a minute")
 
@@ -47,21 +41,16 @@ def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        run_command(folder), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    words = [word.replace("rollout.tasks=4", "rollout.tasks=32") for word in SMALL]
+    command = [sys.executable, "-m", "coterie", "run", "optima/isft", *words, "--folder", folder]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_dialogues(folder, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "the same command resumes" in said
-    assert "Traceback" not in said
-    assert (folder / "report.html").is_file()
-    with Store.open(folder / "store.sqlite", read_only=True) as store:
-        kept = store.finished_keys(0, "rollout")
-        assert kept
-        assert not store.finished(Step(0, "rollout").key), "it was interrupted too late"
-    again = subprocess.run(run_command(folder), check=False, capture_output=True, text=True)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command resumes" in err, err
+    assert "Traceback" not in err and (folder / "report.html").is_file()
+    kept = finished_dialogues(folder)
+    again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         assert store.finished_keys(0, "rollout") > kept
@@ -74,16 +63,10 @@ def test_a_disk_that_fills_while_training_is_named_and_the_run_resumes(tmp_path:
     if not shutil.which("unshare") or subprocess.run([*inside, mount], check=False).returncode:
         pytest.skip("no permission to mount a small tmpfs in a namespace of one's own here")
     script = [sys.executable, "-m", "tests.crash.full_disk", str(tmp_path)]
-    result = subprocess.run(
-        [*inside, f'{mount} && exec "$@"', "sh", *script],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-    )
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [*inside, f'{mount} && exec "$@"', "sh", *script]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert told["statuses"] == [2, 0]
-    assert "is full" in told["said"]
-    assert "resumes where it stopped" in told["said"]
+    report = json.loads(result.stdout)
+    assert report["statuses"] == [2, 0] and "is full" in report["said"]
+    assert "resumes where it stopped" in report["said"]

@@ -43,21 +43,19 @@ def saved(tmp_path: Path) -> LoadedModel:
 
 
 def sampled(model: torch.nn.Module) -> list[Row]:
-    """Rows of paths of two segments, whose log-probs are some way off the model's."""
-    found = []
+    """Return rows of paths of two segments, with log-probs some way off the model's."""
+    rows = []
     with torch.no_grad():
         for number, row in enumerate(some_rows(12)):
             (own,) = row_logprobs(model, [row])
             far = tuple((own + 0.3 * torch.randn(len(own))).tolist())
-            advantages = (1.0 - number % 3,) * len(own)
-            found.append(
-                replace(row, logprobs=far, reference=far, advantages=advantages, path_tokens=14)
-            )
-    return found
+            new = {"logprobs": far, "reference": far, "path_tokens": 14}
+            rows.append(replace(row, **new, advantages=(1.0 - number % 3,) * len(own)))
+    return rows
 
 
 class Steps(Silent):
-    """Keeps what it is told."""
+    """Progress that keeps its losses."""
 
     def __init__(self) -> None:
         self.total, self.losses, self.closed = 0, [], False
@@ -92,10 +90,9 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
     report = train_on_ranks(saved, items, settings, tmp_path / "two", objective, watched, Tracker())
     assert torch.equal(held_out(saved.model), before), "the model itself is left as it is"
     one = train(saved.model, items, settings, tmp_path / "one", objective=objective)
-    assert (report.steps, report.rows) == (one.steps, one.rows)
-    assert report.targets == one.targets
-    assert watched.total == one.steps == len(watched.losses)
-    assert watched.closed
+    counts = (report.steps, report.rows, report.targets)
+    assert counts == (one.steps, one.rows, one.targets)
+    assert watched.total == one.steps == len(watched.losses) and watched.closed
     assert report.first_loss == pytest.approx(one.first_loss, abs=1e-5)
     if kind == "policy":
         both = [tmp_path / ranks / "metrics.jsonl" for ranks in ("one", "two")]
@@ -103,16 +100,15 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
         assert one_rank.keys() == two.keys()
         for name in ("ratio", "ratio_min", "ratio_max", "clip_share", "entropy", "reference_kl"):
             assert two[name] == pytest.approx(one_rank[name], abs=1e-4), name
-    again = load(tmp_path / "model").model
     if settings is LORA:
-        found, right = (
+        ranks, single = (
             held_out(load_adapter(load(tmp_path / "model").model, done.final))
             for done in (report, one)
         )
     else:
-        found, right = held_out(load(report.final).model), held_out(saved.model)
-    assert (found - right).abs().max() < 1e-4
-    assert (found - held_out(again)).abs().max() > 1e-3
+        ranks, single = held_out(load(report.final).model), held_out(saved.model)
+    assert (ranks - single).abs().max() < 1e-4
+    assert (ranks - before).abs().max() > 1e-3
     assert sorted(file.name for file in (tmp_path / "two").iterdir()) == ["final", "metrics.jsonl"]
 
 
@@ -131,11 +127,10 @@ def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
         loaded = load_adapter(load(tmp_path / "model").model, report.final)
     else:
         loaded = load(report.final).model
-    both = loaded, saved.model
-    load_head(both[0], report.final)
+    load_head(loaded, report.final)
     values = partial(read_rows, reads="values")
-    found, right = (held_out(model, values) for model in both)
-    assert (found - right).abs().max() < 1e-4
+    ranks, single = (held_out(model, values) for model in (loaded, saved.model))
+    assert (ranks - single).abs().max() < 1e-4
 
 
 DIES = """
@@ -147,12 +142,17 @@ RUN = Path({folder!r})
 
 class Dies(SFT):
     def losses(self, items, logprobs):
-        saved = [int(found.name[-8:]) for found in RUN.glob("checkpoint-????????")]
+        saved = [int(folder.name[-8:]) for folder in RUN.glob("checkpoint-????????")]
         if os.environ["RANK"] == "1" and max(saved, default=0) >= 2 and not (RUN / "died").exists():
             (RUN / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().losses(items, logprobs)
 """
+
+
+def ranks() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [one for one in children if "coterie.training.distributed" in one.cmdline()]
 
 
 @pytest.mark.ranks
@@ -166,11 +166,8 @@ def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_p
         UserError, match=r"(?s)one of 2 ranks died.*resume from the last checkpoint.*SIGKILL"
     ):
         train_on_ranks(saved, some_rows(), settings, folder, objective, Silent(), Tracker())
-    assert not any(
-        "coterie.training.distributed" in c.cmdline()
-        for c in psutil.Process().children(recursive=True)
-    )
-    done = max(int(found.name[-8:]) for found in folder.glob("checkpoint-*"))
+    assert not ranks()
+    done = max(int(checkpoint.name[-8:]) for checkpoint in folder.glob("checkpoint-*"))
     assert 2 <= done < whole.steps
     watched = Steps()
     report = train_on_ranks(saved, some_rows(), settings, folder, objective, watched, Tracker())
@@ -180,26 +177,19 @@ def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_p
 
 
 @pytest.mark.ranks
-def test_what_a_rank_refuses_is_said_as_if_there_were_one(saved, tmp_path):
-    bad = [
-        replace(row, weight=float("nan")) if n == 3 else row for n, row in enumerate(some_rows())
-    ]
-    with pytest.raises(
-        UserError, match="row3 has weight nan; the objective sft needs a weight >= 0"
-    ):
-        train_on_ranks(saved, bad, TWO, tmp_path / "two", SFT(), Silent(), Tracker())
+def test_what_a_rank_refuses_is_reported_as_if_there_were_one(saved, tmp_path):
+    rows = some_rows()
+    rows[3] = replace(rows[3], weight=float("nan"))
+    problem = "row3 has weight nan; the objective sft needs a weight >= 0"
+    with pytest.raises(UserError, match=problem):
+        train_on_ranks(saved, rows, TWO, tmp_path / "two", SFT(), Silent(), Tracker())
 
 
 def test_ranks_that_do_not_come_are_named_and_ended(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "JOIN_SECONDS", 0.3)
     with pytest.raises(UserError, match=r"ranks 0, 1 of 2 did not connect within 0.3 s"):
         train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent(), Tracker())
-    left = [
-        one
-        for one in psutil.Process().children(recursive=True)
-        if "distributed" in str(one.cmdline())
-    ]
-    assert not left
+    assert not ranks()
 
 
 def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
@@ -216,61 +206,48 @@ def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
     check_launch(eight.model_copy(update={"processes": 1}), "cuda")
 
 
+DDP = (CONFIGS / "ddp.yaml").read_text()
+
+
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("text", "problem"),
     [
         (None, "there is no such file"),
         ("a: b: c", "is not a configuration of Accelerate: "),
         ("- 1\n- 2\n", "is not a configuration of Accelerate: "),
-        ("just words", "is not a configuration of Accelerate: "),
-        ((CONFIGS / "ddp.yaml").read_text() + "num_process: 2\n", "num_process"),
+        (f"{DDP}num_process: 2\n", "num_process"),
         ((CONFIGS / "zero2.yaml").read_text(), "distributed_type DEEPSPEED"),
-        (
-            (CONFIGS / "ddp.yaml").read_text().replace("num_machines: 1", "num_machines: 4"),
-            "has distributed_type MULTI_GPU, 4 machines",
-        ),
-        (
-            (CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", ""),
-            "None processes",
-        ),
+        (DDP.replace("num_machines: 1", "num_machines: 4"), "MULTI_GPU, 4 machines"),
+        (DDP.replace("num_processes: 8", ""), "None processes"),
     ],
-    ids=[
-        "none",
-        "broken",
-        "list",
-        "words",
-        "unknown key",
-        "deepspeed",
-        "machines",
-        "no ranks",
-    ],
+    ids=["none", "broken", "list", "unknown key", "deepspeed", "machines", "no ranks"],
 )
-def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, wrong):
+def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, problem):
     file = tmp_path / "launch.yaml"
     if text is not None:
         file.write_text(text)
     settings = SETTINGS.model_copy(update={"launch": str(file)})
     with pytest.raises(UserError) as refusal:
         check_launch(settings, "cpu", "train")
-    assert wrong in refusal.value.what
-    assert f"train.launch={file}" in refusal.value.what
+    assert problem in refusal.value.what and f"train.launch={file}" in refusal.value.what
 
 
 class Scaled(SFT):
-    """Has a number outside of settings, which ranks would not be told."""
+    """An objective with a number outside of settings, which other processes do not get."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
 
 
-@pytest.mark.parametrize("objective", ["number", "local"])
-def test_an_objective_that_ranks_would_have_otherwise_is_refused(saved, tmp_path, objective):
+def test_an_objective_that_ranks_cannot_rebuild_is_refused(saved, tmp_path):
     class Local(SFT):
         pass
 
-    given = Scaled(2.0) if objective == "number" else Local()
-    with pytest.raises(UserError, match=r"ranks can't rebuild"):
-        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", given, Silent(), Tracker())
+    for objective in (Scaled(2.0), Local()):
+        with pytest.raises(UserError, match=r"ranks can't rebuild"):
+            train_on_ranks(
+                saved, some_rows(), TWO, tmp_path / "two", objective, Silent(), Tracker()
+            )
 
 
 @pytest.mark.ranks
@@ -284,27 +261,21 @@ def test_ranks_train_by_an_objective_of_a_file_on_rows_with_numbers_of_numpy(sav
     )
     doubled = at_place(f"{file}:Doubled")()
     rows = [replace(row, weight=np.float32(0.5)) for row in some_rows()]
-    said = [
+    one, two = (
         train_on_ranks(saved, rows, TWO, tmp_path / name, objective, Silent(), Tracker())
         for name, objective in (("one", SFT()), ("two", doubled))
-    ]
-    assert said[1].first_loss == pytest.approx(2 * said[0].first_loss, rel=1e-5)
-
-
-def test_a_run_refuses_it_before_anything_expensive(cli, tmp_path):
-    said = refused(
-        cli, "run", "optima/isft", *SMALL, "train.launch=nowhere.yaml", "--folder", "run"
     )
-    assert "train.launch=nowhere.yaml: there is no such file" in said
-    assert not (tmp_path / "run").exists()
+    assert two.first_loss == pytest.approx(2 * one.first_loss, rel=1e-5)
 
 
 @pytest.mark.ranks
 def test_a_run_trains_on_two_ranks(cli, tmp_path):
-    said = cli("run", "optima/isft", *SMALL, "train.processes=2", "--folder", "run")
-    assert said.code == 0, said.err
-    report = json.loads(
-        (tmp_path / "run/training/policy/iteration-00/final/training.json").read_text()
-    )
-    assert report["settings"]["processes"] == 2
-    assert "training 8 rows" in said.err
+    words = ("run", "optima/isft", *SMALL, "--folder", "run")
+    problem = refused(cli, *words, "train.launch=nowhere.yaml")
+    assert "train.launch=nowhere.yaml: there is no such file" in problem
+    assert not (tmp_path / "run").exists()
+    ran = cli(*words, "train.processes=2")
+    assert ran.code == 0, ran.err
+    final = tmp_path / "run/training/policy/iteration-00/final"
+    report = json.loads((final / "training.json").read_text())
+    assert report["settings"]["processes"] == 2 and "training 8 rows" in ran.err

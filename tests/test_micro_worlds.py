@@ -1,22 +1,18 @@
-"""Tasks of the micro-worlds: their splits, their seeds, draws that go on, and the facts of an exchange."""
+"""Tasks of the micro-worlds: splits, seeds, draws that continue, and the facts of an exchange."""
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from coterie.environments import encyclopedia, exchange, persona, problems, python_maths
-from coterie.environments.exchange import (
-    AGENTS,
-    generate_tasks,
-    prompt_text,
-    system_prompt,
-)
+from coterie.environments.exchange import AGENTS, generate_tasks, prompt_text, system_prompt
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import split_of_key
-from coterie.models.loading import load
-from scripts.tiny.exchange import words
+from coterie.models.loading import load_renderer
+from scripts.tiny.world import load as load_world
 
 Worlds = dict[str, tuple[Callable[..., list[Any]], Callable[[Any], str]]]
 WORLDS: Worlds = {
@@ -57,12 +53,7 @@ def test_training_draws_go_on_and_held_out_ones_begin_anew(kind: type[Any]) -> N
     assert len(set(ids)) == len(ids)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load("tiny-exchange").tokenizer
-
-
-def test_every_needed_fact_is_held_by_its_holder_and_by_nobody_else():
+def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
     for task in generate_tasks("heldout", 400, 2):
         assert len(task.key) == task.level
         for holder, fact in task.key:
@@ -71,17 +62,11 @@ def test_every_needed_fact_is_held_by_its_holder_and_by_nobody_else():
         assert len(set(subjects)) == len(subjects)
         values = [fact.value for agent in AGENTS for fact in task.facts[agent]]
         assert values.count(task.answer) == 1
-
-
-def test_two_hops_are_split_between_the_agents_in_either_order():
     tasks = generate_tasks("train", 200, 0, levels=(2,))
     orders = {tuple(holder for holder, _ in task.key) for task in tasks}
     assert orders == {("Alice", "Bob"), ("Bob", "Alice")}
     assert all(task.key[0][1].value == task.key[1][1].subject for task in tasks)
-
-
-def test_a_prompt_shows_an_agent_its_own_facts_only_and_ends_with_the_format():
-    task = generate_tasks("train", 1, 0)[0]
+    task = tasks[0]
     pieces = system_prompt("Alice", "Bob", task.question, task.facts["Alice"], "Write rows.")
     text = prompt_text(pieces)
     assert text.endswith(f"Question: {task.question}\nFormat: Write rows.")
@@ -90,8 +75,33 @@ def test_a_prompt_shows_an_agent_its_own_facts_only_and_ends_with_the_format():
     assert not any(fact.subject in bobs.replace(task.question, "") for fact in task.facts["Alice"])
 
 
-def test_every_word_of_the_lexicon_is_one_piece_also_inside_the_answer_marks(tokenizer):
-    for word in words():
-        assert len(tokenizer.encode(f"{word} and", add_special_tokens=False)) == 2
-        marked = tokenizer.encode(f"is <A>{word}</A>", add_special_tokens=False)
-        assert marked[-3:] == tokenizer.convert_tokens_to_ids(["<A>", f"Ġ{word}", "</A>"])
+ROWS = {
+    "exchange": "f340eb5b1ea19645",
+    "persona": "ac75455b50f29f3b",
+    "problems": "09192bf8c6fe09d1",
+    "acts": "98a9c5e12cf21d06",
+    "encyclopedia": "417f1196caa31e3b",
+}
+"""Hashes of the first rows of the packaged models' pre-training."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_those_that_the_packaged_model_learned(name: str) -> None:
+    world, tokenizer = load_world(name), load_renderer(f"tiny-{name}")[0].tokenizer
+    drawn = sha256()
+    for row in (
+        *world.skill_rows(tokenizer, 12_000, 0),
+        *world.habit_rows(tokenizer, 8_000, 50_000),
+    ):
+        assert 0 < row.targets[0].start < len(row.ids) <= 1024
+        spans = [(target.start, target.stop) for target in row.targets]
+        drawn.update(repr((row.ids, spans)).encode())
+    assert drawn.hexdigest()[:16] == ROWS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_the_tokenizer_of_its_texts_is_the_packaged_one(name: str) -> None:
+    packaged = load_renderer(f"tiny-{name}")[0].tokenizer
+    built = load_world(name).build_tokenizer(1200, 0)
+    assert built.backend_tokenizer.to_str() == packaged.backend_tokenizer.to_str()

@@ -1,7 +1,7 @@
-"""Episodes that are played into a store: the rewards that their environment gave become credit of their turns."""
+"""Episodes in a store: rewards of the environment become credit of turns."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from tests.games import Rounds, Script
 STAGE = "rollout"
 
 
-def play_into(store: Store, game: Environment, script: Script, episodes: Sequence[Episode]) -> None:
-    driver = Driver(game, dict.fromkeys(game.actors, script), seed=0, shared=Shared())
+def play_into(
+    store: Store, game: Environment, samplers: Mapping[str, Script], episodes: Sequence[Episode]
+) -> None:
+    driver = Driver(game, samplers, seed=0, shared=Shared())
     asyncio.run(play(store, driver, episodes, Silent(), lambda: 0))
 
 
@@ -35,7 +37,8 @@ def credit(store: Store, actor: str = "agent", name: str = REWARD) -> dict[str, 
 def test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn(tmp_path: Path) -> None:
     game = Rounds()
     with Store.open(tmp_path / "store.sqlite") as store:
-        play_into(store, game, Script(lambda prompt: prompt.agent), episodes(game))
+        script = Script(lambda prompt: prompt.agent)
+        play_into(store, game, dict.fromkeys(game.actors, script), episodes(game))
         turns = [turn for tree in store.trees(0, STAGE) for turn in tree.turns.values()]
         last = [turn.id for turn in turns if turn.speaker.name == "Ben"]
         assert len(last) == len(set(last)) == 2 * 2 * 2, "in two rounds of four episodes"
@@ -44,13 +47,13 @@ def test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn(tmp_path: 
 
 
 class Against(Rounds):
-    """What Ann gets depends on what Ben says at the same time."""
+    """Ann's reward depends on what Ben says at the same time."""
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        found = await super().act(state, taken, live, recorded=recorded)
-        return replace(found, rewards={"Ann": float(taken[1].text)})
+        transition = await super().act(state, taken, live, recorded=recorded)
+        return replace(transition, rewards={"Ann": float(taken[1].text)})
 
     async def grade(self, state: State, live: Any) -> Grade:
         return Grade(1.0, rewards={"Ben": float(state.turns[1].text)})
@@ -60,15 +63,14 @@ def test_a_reward_belongs_to_all_that_is_said_at_the_same_time(tmp_path: Path) -
     game = Against(rounds=1)
 
     class Same(Script):
-        """Says the same in every sample, as one turn."""
+        """The same turn in every sample."""
 
         async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
             return await super().respond(replace(prompt, draw=0), context)
 
     with Store.open(tmp_path / "store.sqlite") as store:
         samplers = {"Ann": Same(lambda _: "same"), "Ben": Script(lambda prompt: str(prompt.draw))}
-        driver = Driver(game, samplers, seed=0, shared=Shared())
-        asyncio.run(play(store, driver, episodes(game, tasks=1, samples=3), Silent(), lambda: 0))
+        play_into(store, game, samplers, episodes(game, tasks=1, samples=3))
         assert not store.failures(0)
         (tree,) = store.trees(0, STAGE)
         (first,) = tree.children(tree.root)

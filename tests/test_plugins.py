@@ -1,16 +1,15 @@
 """Plug-ins are found by file, module and entry point, with settings of their own; broken ones are refused at once."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from coterie.cli.doctor import check_all, import_problem
-from coterie.config.plugins import absolute_name, find
+from coterie.cli.doctor import check_plugins
+from coterie.config.plugins import find
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import DATASETS, QASettings, Rows
+from coterie.datasets.load import QASettings, Rows
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -31,7 +30,7 @@ def guess(tmp_path: Path) -> Path:
 
 
 def package(folder: Path, name: str, group: str, entry: str) -> None:
-    """An installed package with one entry point, as importers see it."""
+    """Write an installed package with one entry point, as importers see it."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -41,109 +40,79 @@ def package(folder: Path, name: str, group: str, entry: str) -> None:
 def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
     cli: Cli, guess: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     ran = cli("run", "optima/isft", "environment=guess.py:Guess", "environment.turns=2", *SMALL,
               "--folder", tmp_path / "run")  # fmt: skip
     assert ran.code == 0, ran.err
     assert "on Guess" in (tmp_path / "run/report.html").read_text()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert cli("run", "optima/isft", "--folder", tmp_path / "run").code == 0
-    moved = cli(
-        "evaluate", f"{guess}:Guess", f"policy={tmp_path / 'run'}", "tasks=2", "max_tokens=6"
-    )
+    few = (f"policy={tmp_path / 'run'}", "tasks=2", "max_tokens=6")
+    moved = cli("evaluate", f"{guess}:Guess", *few)
     assert moved.code == 0 and '"benchmark": "Guess"' in moved.out
     guess.write_text(guess.read_text() + "\n# another one\n")
-    said = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
-    assert f"environment.name: {guess}:Guess has changed" in said or f"{guess} has changed" in said
+    problem = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
+    assert f"{guess} has changed" in problem or f"{guess}:Guess has changed" in problem
 
 
 def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:
-    name = f"environment={guess}:Guess"
-    listed = cli("config", "optima/isft", name)
-    assert listed.code == 0 and "The largest" in listed.out
-    assert "did you mean 'environment.most'?" in refused(
-        cli, "config", "optima/isft", name, "environment.mots=5"
-    )
-    assert "environment.most=1: " in refused(
-        cli, "config", "optima/isft", name, "environment.most=1"
-    )
-    assert "unknown key 'environment.agents'" in refused(
-        cli, "config", "optima/isft", name, "environment.agents=2"
-    )
+    words = ("config", "optima/isft", f"environment={guess}:Guess")
+    assert "The largest" in cli(*words).out
+    for word, problem in (
+        ("environment.mots=5", "did you mean 'environment.most'?"),
+        ("environment.most=1", "environment.most=1: "),
+        ("environment.agents=2", "unknown key 'environment.agents'"),
+    ):
+        assert problem in refused(cli, *words, word)
 
 
 def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "guessing", "coterie.environments", "numbers = tests.guess:Guess")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = settings("optima/isft", ["environment=numbers", "environment.most=5"])
-    assert own.environment.name == "numbers"
-    assert make_environment(own).name == "guess"
+    assert own.environment.name == "numbers" and make_environment(own).name == "guess"
     by_module = settings("optima/isft", ["environment=tests.guess:Guess", "environment.most=5"])
     one, other = (recipe(s).fingerprint(Step(0, "rollout")) for s in (own, by_module))
     assert one != other, "another name is another environment in the record"
-
-
-def test_an_entry_point_does_not_take_the_name_of_what_ships(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package(tmp_path, "guessing", "coterie.environments", "exchange = tests.guess:Guess")
-    package(tmp_path, "one", "coterie.datasets", "mine = tests.guess:Guess")
-    package(tmp_path, "two", "coterie.datasets", "mine = tests.guess:Guess")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="package guessing has an entry point 'exchange'"):
+    package(tmp_path, "taking", "coterie.environments", "exchange = tests.guess:Guess")
+    with pytest.raises(UserError, match="package taking has an entry point 'exchange'"):
         settings("optima/isft")
+    package(tmp_path, "more", "coterie.environments", "numbers = tests.guess:Guess")
     with pytest.raises(UserError, match="both have an entry point"):
-        find(DATASETS, "mine")
+        find(ENVIRONMENTS, "numbers")
+    for name, problem in (("debates", "did you mean 'debate'"), ("no_such:W", "No module named")):
+        with pytest.raises(UserError, match=problem):
+            find(ENVIRONMENTS, name)
 
 
-def test_names_of_nothing_name_what_there_is() -> None:
-    with pytest.raises(UserError, match="did you mean 'debate'"):
-        find(ENVIRONMENTS, "debates")
-    with pytest.raises(UserError, match="No module named 'no_such_package'"):
-        find(ENVIRONMENTS, "no_such_package:World")
-
-
-def test_data_sets_and_environments_that_do_not_go_together_are_refused() -> None:
-    for words, said in (
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
         (["environment=debate"], "needs a data set"),
         (["dataset=gsm8k", "environment=exchange"], "generates its own tasks"),
         (["dataset=gsm8k", "environment=information_exchange"], "but dataset=gsm8k has Gsm8kRow"),
         (["environment=persona"], "optima/isft has no preset for persona"),
-    ):
-        with pytest.raises(UserError, match=said):
-            settings("optima/isft", words)
-
-
-def test_a_file_has_its_whole_path_and_other_names_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert absolute_name("a/b.py:C") == f"{tmp_path}/a/b.py:C"
-    assert absolute_name("a.b:C") == "a.b:C" and absolute_name("debate") == "debate"
+    ],
+)
+def test_data_sets_and_environments_must_go_together(words: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        settings("optima/isft", words)
 
 
 QA = {
-    "": "is empty",
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
     '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
-    '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",
-    '{"question": "a?", "answer": []}\n': "line 1 is broken: answer: is missing",
     '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is not an answer",
-    '{"question": {"text": "a?"}, "answer": "b"}\n': "line 1 is broken: question: must be text",
     '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
     '{"question": "a?", "answer": "b"}\n{"question": "a?", "answer": "c"}\n': "line 2 has the question of line 1",
 }
 
 
-@pytest.mark.parametrize("text", QA)
-def test_a_broken_file_of_questions_is_refused_by_its_line(
-    text: str, tmp_path: Path, cli: Cli
-) -> None:
-    (tmp_path / "qa.jsonl").write_text(text)
+def test_a_broken_file_of_questions_is_refused_by_its_line(tmp_path: Path, cli: Cli) -> None:
     words = ("dataset=qa", f"dataset.source={tmp_path}/qa.jsonl", *SMALL)
-    assert QA[text] in refused(cli, "run", "optima/isft", *words, "--dry-run")
+    for text, problem in QA.items():
+        (tmp_path / "qa.jsonl").write_text(text)
+        assert problem in refused(cli, "run", "optima/isft", *words, "--dry-run")
 
 
 def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cli) -> None:
@@ -156,31 +125,22 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
     assert not {row.key for row in train} & {row.key for row in heldout}
     file.write_text("\n".join(reversed(lines)))
     assert {row.key for row in Rows(own).split("heldout")} == {row.key for row in heldout}
-    words = (
-        "dataset=qa",
-        f"dataset.source={file}",
-        "dataset.question=q",
-        "dataset.answer=a",
-    )
-    said = cli("evaluate", *words[:1], "policy=tiny-exchange")
-    assert said.code == 2, "a benchmark is given by its name"
-    played = cli("evaluate", "qa", *words[1:], "policy=tiny-exchange", "tasks=2", "max_tokens=6",
-                 "environment=debate", "environment.turns=2")  # fmt: skip
+    columns = ("dataset.question=q", "dataset.answer=a")
+    words = (f"dataset.source={file}", *columns, "policy=tiny-exchange", "tasks=2", "max_tokens=6")
+    played = cli("evaluate", "qa", *words, "environment=debate", "environment.turns=2")
     assert played.code == 0 and '"benchmark": "qa"' in played.out, played.err
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     (tmp_path / "heldout.jsonl").write_text(lines[0])
-    refused_ = refused(
-        cli, "run", "optima/isft", "dataset=qa", f"dataset.source={tmp_path}", *words[2:], *SMALL
-    )
-    assert "1 questions of qa are both training and held-out rows" in refused_
+    folder = ("dataset=qa", f"dataset.source={tmp_path}", *columns)
+    problem = refused(cli, "run", "optima/isft", *folder, *SMALL)
+    assert "1 questions of qa are both training and held-out rows" in problem
 
 
 ROWS = "from coterie.datasets.rows import QuestionRow\nclass Mine:\n    row = QuestionRow\n    def rows(self, split):\n"
 RECIPE = "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
-STAGES = "    def stages(self): return []\n"
 WORLD = "class World:\n    "
-ENV = "optima/isft|environment={}:World"
-SET, TERM = "optima/isft|dataset={}:Mine", "optima/isft|reward.terms={{{}:mine: 1}}"
+ENV, SET = "optima/isft|environment={}:World", "optima/isft|dataset={}:Mine"
+TERM = "optima/isft|reward.terms={{{}:mine: 1}}"
 PARTS = [
     (ENV.replace("{}", "missing.py"), "", "there is no file"),
     (ENV, "class World(:\n", "mine.py, line 1: SyntaxError"),
@@ -191,91 +151,66 @@ PARTS = [
     (ENV, f"{WORLD}pass\n", "has no name, version, actors"),
     (ENV, f"{WORLD}settings_type = dict\n", "settings_type that is not settings"),
     (ENV, f"{WORLD}def __init__(self):\n        self.x = 1 / 0\n", "mine.py, line 3: ZeroDivisionError"),
-    (ENV, f"{WORLD}def __init__(self, more): pass\n", "missing 1 required positional"),
     (ENV, "from tests.guess import Guess\nclass World(Guess):\n    act = None\n", "has a method act of the wrong kind"),
-    (ENV, "from coterie.environments.talk import Talk\nclass World(Talk): pass\n", "score, similarity"),
     (SET, "class Mine: pass\n", "has no method rows"),
     (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
     (SET, f"{ROWS}        return []\n", "has no train rows"),
     (SET, f"{ROWS}        return ['text']\n", "has a str as row 1 of train"),
     (SET, f"{ROWS}        return [QuestionRow(id='a', question='b', answer='c')]\n", "both training and held-out"),
-    (SET, f"{ROWS}        return missing\n", "mine.py, line 5: NameError"),
     (TERM.replace("mine", "task"), "def task(sample): return 1\n", "there is already a term 'task'"),
     (TERM, "mine = 5\n", "is not a function"),
-    (TERM, "import nothing_here\n", "mine.py, line 1: ModuleNotFoundError"),
     ("{}:Mine", "class Mine: pass\n", "is not a recipe"),
     ("{}:Mine", f"{RECIPE}    pass\n", "has no stages"),
-    ("{}:Mine", f"{RECIPE}    settings_type = 5\n{STAGES}", "settings_type that is not settings"),
-    ("{}:Mine", f"{RECIPE}{STAGES}", "has no default environment or data set"),
+    ("{}:Mine", f"{RECIPE}    def stages(self): return []\n", "has no default environment or data set"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "text", "said"), PARTS)
-def test_what_can_not_be_used_is_refused_with_its_place(
-    words: str, text: str, said: str, tmp_path: Path, cli: Cli
+@pytest.mark.parametrize(("words", "text", "problem"), PARTS)
+def test_a_broken_plugin_is_refused_with_its_place(
+    words: str, text: str, problem: str, tmp_path: Path, cli: Cli
 ) -> None:
     (tmp_path / "mine.py").write_text(text)
     small = SMALL if words.startswith("optima") else ()
-    shown = refused(cli, "run", *words.format(tmp_path / "mine.py").split("|"), *small, "--dry-run")
-    assert said in shown and "Traceback" not in shown
+    assert problem in refused(
+        cli, "run", *words.format(tmp_path / "mine.py").split("|"), *small, "--dry-run"
+    )
 
 
 def test_a_reward_belongs_to_what_its_stage_depends_on(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
     prints = []
     for text in ("def mine(sample): return 1\n", "def mine(sample): return 2\n"):
-        file.write_text(text)
-        own = recipe(settings("optima/isft", [f"reward.terms={{{file}:mine: 1}}"]))
+        (tmp_path / "mine.py").write_text(text)
+        own = recipe(settings("optima/isft", [f"reward.terms={{{tmp_path}/mine.py:mine: 1}}"]))
         prints.append([own.fingerprint(Step(0, stage)) for stage in ("rollout", "reward")])
     assert prints[0][0] == prints[1][0] and prints[0][1] != prints[1][1]
 
 
-def test_values_of_a_recipes_own_group_stay_when_another_of_it_is_given(tmp_path: Path) -> None:
+def test_a_recipe_of_a_file_has_values_and_a_role_of_its_own(tmp_path: Path, cli: Cli) -> None:
+    """The example with another default, under a role of another name: it plays all agents and is trained."""
     text = (ROOT / "examples/recipe.py").read_text()
-    (tmp_path / "mine.py").write_text(text.replace("max_length=1024", "max_length=512"))
-    words = ["environment=exchange", "model=tiny-exchange", "train.epochs=2"]
+    assert 'trains="policy"' in text and "max_length=1024" in text
+    text = text.replace('trains="policy"', 'trains="student"').replace(
+        "max_length=1024", "max_length=512"
+    )
+    roles = '    def roles(self):\n        return (Role("student", self.settings.model),)\n'
+    (tmp_path / "mine.py").write_text(f"from coterie.runs.roles import Role\n{text}\n{roles}")
+    words = ("environment=exchange", "model=tiny-exchange", "train.epochs=2")
     own = settings(f"{tmp_path}/mine.py:BestOfN", words)
     assert own.model_dump()["train"]["max_length"] == 512
-
-
-def test_a_recipe_trains_its_first_role_whatever_it_is_called(tmp_path: Path, cli: Cli) -> None:
-    """The example under a role of another name: it plays all agents and is what `imitate` trains."""
-    text = (ROOT / "examples/recipe.py").read_text()
-    assert 'trains="policy"' in text
-    roles = """    def roles(self):
-        return (Role("student", self.settings.model),)
-"""
-    other = text.replace('trains="policy"', 'trains="student"')
-    (tmp_path / "mine.py").write_text(f"from coterie.runs.roles import Role\n{other}\n{roles}")
-    words = (f"{tmp_path}/mine.py:BestOfN", "environment=exchange", "model=tiny-exchange", "tasks=2",
-             "evaluate.tasks=2", "engine.device=cpu")  # fmt: skip
-    ran = cli("run", *words, "--folder", "run")
+    few = ("tasks=2", "evaluate.tasks=2", "engine.device=cpu", "--folder", "run")
+    ran = cli("run", f"{tmp_path}/mine.py:BestOfN", *words, *few)
     assert ran.code == 0, ran.err
     assert (tmp_path / "run/training/student/iteration-00/final/model.safetensors").is_file()
     assert not (tmp_path / "run/training/policy").exists()
     assert '"version": 1' in cli("evaluate", "exchange", "policy=run", "tasks=2").out
 
 
-INSTALLED = {
-    "fine": ("def fine(sample): return 1\n", ""),
-    "raises": ("x = 1 / 0\ndef raises(sample): return 1\n", "ZeroDivisionError"),
-    "dies": ("import os\nos._exit(3)\n", "ended the process with status 3"),
-    "killed": ("import os\nos.kill(os.getpid(), 9)\n", "ended the process by signal 9"),
-    "hangs": ("import time\ntime.sleep(60)\n", "did not end within 5 seconds"),
-}
-
-
-def test_doctor_imports_each_plugin_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def test_doctor_imports_each_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, (text, said) in INSTALLED.items():
-        (tmp_path / f"{name}.py").write_text(text)
+    plugins = {"fine": "", "raises": "x = 1 / 0\n", "exits": "import sys\nsys.exit(3)\n"}
+    for name, text in plugins.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}def {name}(sample): return 1\n")
         package(tmp_path, f"package_{name}", "coterie.rewards", f"{name} = {name}:{name}")
-        wrong = import_problem("reward", name, 5.0 if name == "hangs" else 120.0)
-        assert said in wrong and bool(said) == bool(wrong), (name, wrong)
-    for name in ("dies", "killed", "hangs"):
-        shutil.rmtree(tmp_path / f"package_{name}-1.0.dist-info")
-    found = dict(check_all())
-    assert found["reward fine"] == "" and "ZeroDivisionError" in found["reward raises"]
+    results = {one.what.rpartition(" ")[2]: one for one in check_plugins()}
+    assert results["fine"].ok and not results["raises"].ok and not results["exits"].ok
+    assert "raises.py, line 1: ZeroDivisionError" in results["raises"].result

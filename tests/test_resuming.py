@@ -149,9 +149,9 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     weights = load_file(tmp_path / "second/model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, tmp_path / "second/model.safetensors", {"format": "pt"})
-    said = cli("rollout", "mine")
+    said = cli("stage", "rollout", "mine")
     assert said.code == 2 and "a file named in the settings has changed" in said.err
-    assert cli("rollout", "mine", "model=tiny-exchange").code == 2
+    assert cli("stage", "rollout", "mine", "model=tiny-exchange").code == 2
 
 
 def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -3,24 +3,89 @@
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import coterie
+from coterie.environments.coding import MARKER, coding_task
+from coterie.environments.persona import Persona
+from coterie.environments.protocol import Grade, Shared
+from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded
 from coterie.tools.sandbox.worker import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cells import CELLS
 from tests.hostile_cheats import CHEATS
-from tests.hostile_grading import DOUBLE, TWO, Try, body, graded_tries, in_any_order, wrong
-from tests.hostile_suite import SETTINGS, probes, session_suite
+from tests.hostile_suite import CALLS, HONEST, SETTINGS, probes, session_lane, suite
+from tests.playing import converse
 
 ROOT = Path(__file__).parent.parent
+DOUBLE = 0
+"""The task that ``HOSTILE`` attack; others are ``CHEATS``'."""
+TWO = SETTINGS.model_copy(update={"workers": 2})
+
+
+class Try(NamedTuple):
+    """One answer to one task."""
+
+    task: int
+    attack: str = ""
+    """Empty for an honest one."""
+
+
+def body(number: int) -> str:
+    """What the function of a task computes: nobody guesses it."""
+    rng = random.Random(f"task/{number}")
+    return f"(x * {rng.getrandbits(40)} + {rng.getrandbits(40)}) % {rng.getrandbits(39)}"
+
+
+def a_task(number: int) -> Task:
+    """A task; the function is called ``solve`` in all but one."""
+    if number == DOUBLE:
+        return coding_task("double", "double", "def double(x):\n    return 2 * x", CALLS)
+    reference = f"def solve(x):\n    return {body(number)}"
+    return coding_task(f"t{number}", "solve", reference, [f"solve({x})" for x in range(4)])
+
+
+def source(one: Try) -> str:
+    """The answer's code."""
+    if one.attack:
+        return HOSTILE.get(one.attack) or CHEATS[one.attack].replace("NAME", "solve")
+    own = f"def solve(x):\n    found = {body(one.task)}\n    return found"
+    return HONEST if one.task == DOUBLE else own
+
+
+async def graded_tries(tries: Sequence[Try]) -> list[Grade]:
+    """The grades of answers, each that of a dialogue of its own, six at a time."""
+    environment, places = Persona(), asyncio.Semaphore(6)
+    async with Sandbox(TWO) as sandbox:
+        shared = Shared(sandbox)
+
+        async def one(what: Try) -> Grade:
+            async with places:
+                said = f"{MARKER}\n{source(what)}"
+                _, grade = await converse(environment, a_task(what.task), [said], shared)
+                assert grade is not None, "one answer ends it"
+                return grade
+
+        return await asyncio.gather(*map(one, tries))
+
+
+def wrong(tries: Sequence[Try], grades: Sequence[Grade]) -> list[str]:
+    """Attacks of which a single test passed, and honest answers of which one failed."""
+    found = []
+    for one, grade in zip(tries, grades, strict=True):
+        tests = json.loads(str(grade.metrics["results"]))
+        if grade.metrics["fraction"] != (0.0 if one.attack else 1.0):
+            found.append(f"{one}: {tests}")
+    return found
 
 
 def test_no_hostile_answer_is_accepted_and_every_honest_one_is() -> None:
@@ -28,15 +93,16 @@ def test_no_hostile_answer_is_accepted_and_every_honest_one_is() -> None:
     assert len(HOSTILE) + len(CHEATS) + len(PROBES) >= 80
     attacks = [Try(DOUBLE, name) for name in HOSTILE]
     attacks += [Try(task, name) for task in (1, 2) for name in CHEATS]
-    tries = in_any_order(attacks, seed=0)
-    assert wrong(tries, asyncio.run(graded_tries(tries, 6, TWO))) == []
+    every = [one for attack in attacks for one in (attack, Try(attack.task))]
+    tries = random.Random("order/0").sample(every, len(every))
+    assert wrong(tries, asyncio.run(graded_tries(tries))) == []
     assert asyncio.run(probes()) == {}
 
 
 def test_no_hostile_session_harms_its_jail_or_the_session_after_it() -> None:
     """The answers as cells, and cells that attack what runs them."""
     assert len(CELLS) >= 45
-    assert asyncio.run(session_suite()) == {}
+    assert asyncio.run(suite(session_lane)) == {}
 
 
 def test_no_session_finds_anything_of_the_session_before_it() -> None:

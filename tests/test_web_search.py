@@ -33,19 +33,19 @@ PAGES = [
 
 
 class FakeSerper:
-    """Stands for google.serper.dev: as many hits as are asked for."""
+    """Stands for google.serper.dev: as many hits as are requested."""
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
-        """What the next requests are answered with; then 200."""
-        self.asked: list[dict[str, Any]] = []
+        """Statuses of the next answers; then 200."""
+        self.requests: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.most = self.now = 0
         self.app = Starlette(routes=[Route("/search", self.search, methods=["POST"])])
 
     async def search(self, request: Request) -> JSONResponse:
         body, key = await request.json(), request.headers["X-API-KEY"]
-        self.asked.append(body)
+        self.requests.append(body)
         self.keys.add(key)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -63,13 +63,13 @@ class FakeSerper:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSerper:
     monkeypatch.setenv("SERPER_API_KEY", "paid-for")
-    monkeypatch.setattr(searching, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(searching, "SERPER_PAUSE", 0.01)
     monkeypatch.chdir(tmp_path)
     return FakeSerper()
 
 
 def call(settings: WebSearchSettings, *queries: str) -> list[str]:
-    """What calls at the same time are answered with."""
+    """The results of calls at the same time."""
 
     async def opened() -> list[str]:
         async with WebSearch(settings).open() as functions:
@@ -104,62 +104,63 @@ def test_a_file_of_pages_is_searched_by_its_words_wherever_it_lies(tmp_path: Pat
     assert one == same != other
 
 
-def test_serper_is_asked_with_its_key_and_no_more_at_a_time_than_allowed(fake: FakeSerper) -> None:
-    (text,) = ask(fake, " two   words ", num=3)
-    assert fake.asked == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
-    assert text.startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in text
-    ask(fake, *map(str, range(12)), upstream_concurrency=3)
-    assert len(fake.asked) == 13 and fake.most <= 3
-
-
-def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
+def test_serper_is_asked_once_for_equal_queries_and_no_more_at_a_time_than_allowed(
     fake: FakeSerper, tmp_path: Path
 ) -> None:
     cache = str(tmp_path / "kept.sqlite")
-    texts = ask(fake, *["words"] * 20, num=3, cache=cache)
-    assert len(set(texts)) == 1 and ask(fake, "words", num=3, cache=cache) == texts[:1]
-    assert "Found 20 results" in ask(fake, "words", num=20, cache=cache)[0]
-    assert fake.asked == [{"q": "words", "num": 3}, {"q": "words", "num": 20}]
+    texts = ask(fake, *[" two   words "] * 20, num=3, cache=cache)
+    assert fake.requests == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
+    assert (
+        texts[0].startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in texts[0]
+    )
+    assert len(set(texts)) == 1 and ask(fake, "two words", num=3, cache=cache) == texts[:1]
+    assert "Found 20 results" in ask(fake, "two words", num=20, cache=cache)[0]
+    assert len(fake.requests) == 2
+    ask(fake, *map(str, range(12)), upstream_concurrency=3)
+    assert len(fake.requests) == 14 and fake.most <= 3
 
 
 @pytest.mark.parametrize(
-    ("statuses", "kind", "said"),
+    ("statuses", "kind", "problem"),
     [
         ([500, 429], None, "Found 3 results"),
-        ([500, 502, 503], ToolUnavailable, r"answered 503: .*<SERPER_API_KEY>"),
+        ([500, 502, 503], ToolUnavailable, r"status 503: .*<SERPER_API_KEY>"),
         ([403], EngineGone, "bad key <SERPER_API_KEY>"),
         ([400], ToolError, "the query is refused"),
     ],
 )
-def test_what_may_pass_is_tried_again_and_what_may_not_is_told(
-    fake: FakeSerper, statuses: list[int], kind: type[Exception] | None, said: str
+def test_temporary_failures_are_tried_again_and_others_are_errors(
+    fake: FakeSerper, statuses: list[int], kind: type[Exception] | None, problem: str
 ) -> None:
     fake.statuses = [*statuses]
     if kind is None:
-        assert said in ask(fake, "x", num=3, upstream_retries=2)[0]
+        assert problem in ask(fake, "x", num=3, upstream_retries=2)[0]
         return
-    with pytest.raises(kind, match=said) as failed:
+    with pytest.raises(kind, match=problem) as failed:
         ask(fake, "x", upstream_retries=2)
-    assert type(failed.value) is kind and len(fake.asked) == len(statuses)
+    assert type(failed.value) is kind and len(fake.requests) == len(statuses)
 
 
-def test_what_can_not_work_is_refused_before_anything_is_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"backend": "serper"}, "SERPER_API_KEY is not set"),
+        ({"backend": "corpus"}, "no pages to search"),
+        ({"backend": "corpus", "pages": "nowhere"}, "there is no file"),
+        ({"backend": "corpus", "pages": "bad.jsonl"}, "line 2, is not a page"),
+        ({"backend": "corpus", "pages": "twice.jsonl"}, "two pages of u"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_asked(
+    settings: Any, problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     row = {"url": "u", "title": "t", "text": "x"}
-    bad = jsonl(tmp_path / "bad.jsonl", row, {"title": "t"})
-    twice = jsonl(tmp_path / "twice.jsonl", row, row)
-    for settings, said in (
-        ({"backend": "serper"}, "SERPER_API_KEY is not set"),
-        ({"backend": "corpus"}, "no pages to search"),
-        ({"backend": "corpus", "pages": "nowhere"}, "there is no file"),
-        ({"backend": "corpus", "pages": str(bad)}, "line 2, is not a page"),
-        ({"backend": "corpus", "pages": str(twice)}, "two pages of u"),
-    ):
-        with pytest.raises(UserError, match=said):
-            WebSearch(WebSearchSettings(**settings))  # type: ignore[arg-type]
+    jsonl(tmp_path / "bad.jsonl", row, {"title": "t"})
+    jsonl(tmp_path / "twice.jsonl", row, row)
+    with pytest.raises(UserError, match=problem):
+        WebSearch(WebSearchSettings(**settings))
 
 
 def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.Monke
     later.close()
 
 
-def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     text, other = tmp_path / "notes.txt", tmp_path / "other.sqlite"
     text.write_text("important " * 100)
     with sqlite3.connect(other) as base:

@@ -50,6 +50,20 @@ Words = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),
 ]
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
+    ),
+]
+Version = Annotated[
+    int | None,
+    typer.Option(
+        "--iteration",
+        help="With a run: the policy at the start of this iteration (0: the base); default: the newest.",
+    ),
+]
+
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -101,7 +115,7 @@ class ConsoleProgress(Receiver):
             self._console.print(f"{line}  {left}" if left else line)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -59,7 +59,7 @@ class House:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (self.folder / name).exists():
                 words = ["coterie", "run", *RUNS[name].split(), "--folder", f"new-{name}"]
-                fault = typed(words, self.folder).fault
+                fault = typed(words, self.folder)
                 assert not fault, fault
                 (self.folder / f"new-{name}").rename(self.folder / name)
         return self.folder / name
@@ -76,8 +76,8 @@ def lines(*rows: object) -> Make:
     return lambda _, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def text(said: str) -> Make:
-    return lambda _, path: path.write_text(said)
+def text(content: str) -> Make:
+    return lambda _, path: path.write_text(content)
 
 
 def whole(rows: Path) -> Make:
@@ -86,32 +86,30 @@ def whole(rows: Path) -> Make:
 
 
 def upstream_tasks(_: House, path: Path) -> None:
-    """Functions in a folder, with the names of files that upstream has."""
+    """Write functions under the names of the files on the hub."""
     path.mkdir()
     for name, sample in (("train", "train"), ("test", "heldout")):
         shutil.copy(SAMPLES / f"colbench_code/{sample}.jsonl", path / f"{name}.jsonl")
 
 
 def worked(start: int, stop: int) -> list[dict[str, str]]:
-    """Word problems with solutions as GSM8K writes them."""
+    """Return word problems with solutions as in GSM8K."""
     return [
         {"question": f"How much is {n} and 1?", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"}
         for n in range(start, stop)
     ]  # fmt: skip
 
 
-def index_of_pages(_: House, path: Path) -> None:
-    pages = path.with_name("pages.jsonl")
-    pages.write_text(
-        json.dumps({"title": "Norway", "text": "Oslo is the capital of Norway."}) + "\n"
-    )
-    build_index(pages, path)
+def index_of_pages(house: House, path: Path) -> None:
+    lines(NORWAY)(house, path.with_name("pages.jsonl"))
+    build_index(path.with_name("pages.jsonl"), path)
 
 
 QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n in range(40))
 PREFERENCES = tuple(
     {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
 )
+NORWAY = {"title": "Norway", "text": "Oslo is the capital of Norway."}
 OSLO = {"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}
 GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/sft.md": {
@@ -130,9 +128,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/concepts.md": {
         "mine.yaml": lambda house, path: shutil.copy(house.prepared("isft") / "config.yaml", path)
     },
-    "docs/howto/action-lines.md": {
-        "pages.jsonl": lines({"title": "Norway", "text": "Oslo is the capital of Norway."}),
-    },
+    "docs/howto/action-lines.md": {"pages.jsonl": lines(NORWAY)},
     "docs/howto/bring-your-own.md": {
         "runs/lora": run("lora"),
         "mine.jsonl": lines(*({"q": f"What is {n} and 1?", "a": str(n + 1)} for n in range(40))),

@@ -18,7 +18,10 @@ class Command:
     page: str
     line: int
     words: tuple[str, ...]
-    """As the shell takes them apart, without the comment."""
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"
@@ -36,7 +39,7 @@ def commands(page: Path) -> list[Command]:
 
 def commands_of(text: str, page: str) -> list[Command]:
     """The commands of the code blocks (indented, or fenced without a language) of a text."""
-    found, fence, begun, start = list[Command](), None, "", 0
+    every, fence, begun, start = list[Command](), None, "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith(FENCE):
             fence = None if fence is not None else line.strip().removeprefix(FENCE)
@@ -49,6 +52,6 @@ def commands_of(text: str, page: str) -> list[Command]:
             begun = begun[:-1]
             continue
         if PROGRAM.match(begun + " "):
-            found.append(Command(page, start, tuple(shlex.split(begun, comments=True))))
+            every.append(Command(page, start, tuple(shlex.split(begun, comments=True))))
         begun = ""
-    return found
+    return every

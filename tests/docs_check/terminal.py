@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -18,25 +17,11 @@ HOME = "home"
 """Where coterie keeps data sets and models, in the folder of the commands."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
+def typed(words: Sequence[str], folder: Path, lines: str = "", *, stop: bool = False) -> str:
+    """Type ``coterie`` or ``python`` with these words in a folder, then ``lines``. Return its fault, if any.
 
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def fault(self) -> str:
-        """What is wrong with that; empty if nothing is."""
-        if self.code == 0 and "Traceback" not in self.err:
-            return ""
-        return f"it ended with {self.code}\n{self.out[-2000:]}\n{self.err[-4000:]}"
-
-
-def typed(words: Sequence[str], folder: Path, lines: str = "", *, stop: bool = False) -> Ended:
-    """Type ``coterie`` or ``python`` with these words in a folder, then ``lines``; ``stop`` it by Ctrl-C
-    once it has printed something."""
+    ``stop`` ends it by Ctrl-C once it has printed something.
+    """
     streams = [folder / f".{name}" for name in ("in", "out", "err")]
     for stream, text in zip(streams, (lines, "", ""), strict=True):
         stream.write_text(text)
@@ -51,7 +36,9 @@ def typed(words: Sequence[str], folder: Path, lines: str = "", *, stop: bool = F
     finally:
         process.kill()
         process.join()
-    return Ended(code, *(stream.read_text() for stream in streams[1:]))
+    out, err = (stream.read_text() for stream in streams[1:])
+    is_fine = code == 0 and "Traceback" not in err
+    return "" if is_fine else f"it ended with {code}\n{out[-2000:]}\n{err[-4000:]}"
 
 
 def _wait_for_words(process: BaseProcess, out: Path) -> None:

@@ -27,7 +27,7 @@ CODING = "tests/test_coding.py::"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 PLAN = "tests/test_workflow_plan.py::"
 WORKFLOW = "tests/test_workflow_environment.py::"
-TAGS = "tests/test_tags.py::"
+TAGS = "tests/test_tools.py::"
 EXACT_MATCH = f"{ANSWERS}test_exact_match_holds_for_any_alias_after_normalisation"
 NORMALISATION_DROPS = (
     f"{ANSWERS}test_normalisation_drops_case_punctuation_articles_and_spare_spaces"

@@ -20,7 +20,6 @@ from typer.exceptions import TyperException
 import coterie
 from coterie.cli.config import RecipeName, config
 from coterie.cli.data import app as data_app
-from coterie.cli.export import app as export_app
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
 from coterie.cli.serve import app as serve_app
@@ -29,7 +28,7 @@ from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
-from coterie.terminal import Words, notes, results
+from coterie.terminal import Source, Version, Words, notes, results
 
 EPILOG = (
     "Start with `coterie quickstart`. `coterie list` lists recipes, benchmarks and models, `coterie config RECIPE` "
@@ -45,6 +44,11 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
+export_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Export the training data or the model of a run for other programs.",
+)
 app.add_typer(export_app, name="export")
 console = notes()
 
@@ -52,11 +56,6 @@ USER_ERROR = 2
 """Exit status after a user error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
-PLACES = (
-    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV, errno.ENXIO),
-)
-"""Errors of a path that the user named."""
 DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
 """Errors of a disk, which may lack a file name."""
 WORDING = {
@@ -95,10 +94,7 @@ Iteration = Annotated[
 StageRecipe = Annotated[str, typer.Option("--recipe", help="Recipe of a new run folder.")]
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(help="YAML file of settings; KEY=VALUE overrides it."),
-]
+Config = Annotated[Path | None, typer.Option(help="YAML file of settings; KEY=VALUE overrides it.")]
 NewFolder = Annotated[
     Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumes an existing run.")
 ]
@@ -127,11 +123,7 @@ def run(
 
     Examples:
 
-        coterie run optima/isft
-
         coterie run --config mine.yaml seed=4
-
-        coterie run --folder runs/optima-isft
 
         coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
 
@@ -157,30 +149,6 @@ def run(
 app.command("sweep")(sweep)
 app.command("merge")(merge)
 app.command("list")(list_names)
-
-
-def _stage(name: str, text: str) -> None:
-    """Add a command for one stage."""
-
-    def command(
-        folder: Folder,
-        words: Words = None,
-        iteration: Iteration = None,
-        recipe: StageRecipe = QUICKSTART,
-    ) -> None:
-        from coterie.cli.execution import run_stage
-
-        run_stage(name, folder, words or [], recipe, iteration, console)
-
-    example = f"coterie {name} runs/mine --iteration 0"
-    command.__doc__ = f"{text}\n\n    Example:\n\n        {example}\n    "
-    app.command(name=name)(command)
-
-
-_stage("rollout", "Sample the training dialogues of one iteration.")
-_stage("reward", "Compute the rewards of one iteration's dialogues.")
-_stage("select", "Select the training data of one iteration.")
-_stage("train", "Train on the selected rows or pairs.")
 
 
 @app.command()
@@ -212,7 +180,6 @@ Target = Annotated[
 Which = Annotated[
     Literal["last", "all"], typer.Option(help="Policies to evaluate, if the policy is a run.")
 ]
-Fast = Annotated[bool, typer.Option("--fast", help="Same as --paper, on 100 held-out tasks.")]
 Paper = Annotated[
     bool,
     typer.Option(
@@ -229,7 +196,6 @@ def evaluate(
     checkpoints: Which = "last",
     iteration: Iteration = None,
     recipe: StageRecipe = QUICKSTART,
-    fast: Fast = False,
     paper: Paper = False,
 ) -> None:
     """Evaluate a policy on the held-out tasks of a benchmark, or run the evaluation stage of a run.
@@ -240,18 +206,12 @@ def evaluate(
 
         coterie evaluate hotpot_qa policy=runs/mine dataset.source=sample --checkpoints all
 
-        coterie evaluate gsm8k policy=smollm2 tasks=100 dataset.source=sample
-
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
-
-        coterie evaluate exchange policy=tiny-exchange method=cot
 
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
-        coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --fast
-
-        coterie evaluate persona policy=tiny-persona best_of=8 critic=runs/sweet temperature=1
+        coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --paper tasks=100
 
         coterie evaluate runs/mine --iteration 1
     """
@@ -262,25 +222,16 @@ def evaluate(
     if is_played(benchmark):
         from coterie.cli.evaluate import play_benchmark
         from coterie.cli.figures import show
+        from coterie.runs.benchmark import PUBLISHED
 
-        words = [*_protocol(benchmark, fast=fast, paper=paper), *words]
+        if paper:
+            words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
         show(*play_benchmark(benchmark, words, every=checkpoints == "all", console=console))
         return
     _check_run(target)
     from coterie.cli.execution import run_stage
 
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
-
-
-def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
-    """Return the settings for --fast or --paper."""
-    from coterie.runs.benchmark import PUBLISHED
-
-    if fast and paper:
-        raise UserError("--fast and --paper exclude each other", "give one of them")
-    if not (fast or paper):
-        return []
-    return [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
 
 
 def _check_run(target: str) -> None:
@@ -290,6 +241,8 @@ def _check_run(target: str) -> None:
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
+    if target.endswith(".py"):
+        raise UserError(f"{target} is a file of plug-ins", f"name a class in it: {target}:NAME")
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     raise UserError(
         f"no benchmark or run folder is called {target!r}",
@@ -356,19 +309,11 @@ def reproduce(
 ) -> None:
     """Test a paper's claims. Runs the recipe and its controls, and prints a table and one JSON line.
 
-    `optima`: all methods, ablations and self-consistency. `optima/isft`: iSFT against training on unselected rows.
-    `sweet_rl`: SWEET, its baselines and ablations. `moat`: joint alignment, its halves and supervised training.
-    `dense_tree`: dense trees against sparse pairs. `gap-sft`: fine-tuning on parallel against sequential traces.
-    `gap`: reinforcement learning against more fine-tuning. Needs a checkout of the repository, because the
-    experiments are in its folder `experiments/`.
+    Needs a checkout of the repository, because the experiments are in its folder `experiments/`.
 
     Examples:
 
-        coterie reproduce optima --scale tiny
-
         coterie reproduce optima/isft --seeds 5
-
-        coterie reproduce sweet_rl --scale tiny
 
         coterie reproduce moat --gate
     """
@@ -388,20 +333,10 @@ app.command("config")(config)
 
 @app.command()
 def chat(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
-        ),
-    ],
+    source: Source,
     words: Words = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            help="With a run: the policy at the start of this iteration; default: the newest."
-        ),
-    ] = None,
+    iteration: Version = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum number of tokens of a reply.")
@@ -414,21 +349,83 @@ def chat(
 
     Examples:
 
-        coterie chat smollm2
-
         coterie chat runs/optima-isft
 
         echo 'What is a tree?' | coterie chat smollm2 --temperature 0
 
-        coterie chat Qwen/Qwen3-4B 'tools=[python,examples/tool.py:multiply]'
-
-        coterie chat smollm2 'tools=[python]' tools.calls=tags
-
-        coterie chat Qwen/Qwen3-4B 'engine.template_args={enable_thinking: false}'
+        coterie chat Qwen/Qwen3-4B 'tools=[python]' 'engine.template_args={enable_thinking: false}'
     """
     from coterie.cli.conversation import ChatOptions, talk
 
     talk(source, iteration, words or (), ChatOptions(temperature, max_tokens, seed, system))
+
+
+@export_app.command("data")
+def export_data(
+    folder: Folder,
+    to: Annotated[
+        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
+    ] = None,
+    iteration: Annotated[int | None, typer.Option(help="Iteration; default: all.", min=0)] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Only training data of this model; default: all models.")
+    ] = None,
+    secrets: Annotated[
+        bool,
+        typer.Option("--secrets", help="With jsonl: include privileged fields of trajectories."),
+    ] = False,
+) -> None:
+    """Write the training rows, preference pairs, trajectories or tasks of a run.
+
+    `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
+    and pairs as chats. `verl`: tasks with their right answers.
+
+    Examples:
+
+        coterie export data runs/optima-isft --to trl
+
+        coterie export data runs/optima-isft --to verl --out tasks
+    """
+    from coterie.cli import export
+
+    written, counts = export.export_data(
+        folder, to, out, iteration=iteration, role=role, secrets=secrets
+    )
+    for name, count in counts.items():
+        typer.echo(f"{name}: {count:,}", err=True)
+    print(written)
+
+
+@export_app.command("model")
+def export_model(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")
+    ] = False,
+    role: Annotated[
+        str | None, typer.Option(help="Role of the model; default: the policy.")
+    ] = None,
+    iteration: Version = None,
+) -> None:
+    """Write the weights and the tokenizer of a run's policy, with a model card.
+
+    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
+    uploads it to the Hugging Face hub.
+
+    Examples:
+
+        coterie export model runs/optima-isft --out mine
+
+        coterie export model runs/lora --out mine --merge
+    """
+    from coterie.cli import export
+
+    export.export_model(folder, out, merge=merge, role=role, iteration=iteration)
+    print(out)
 
 
 @app.command()
@@ -498,23 +495,18 @@ def _refuse(what: str, todo: str) -> NoReturn:
 
 
 def _refuse_os(error: OSError) -> NoReturn:
-    """Report a full disk or an unusable path. Raises other errors again, since they are bugs."""
+    """Report a full disk or an unusable path. Raise other errors again, since they are bugs."""
     if error.errno in FULL:
         writing = f" (writing {error.filename})" if error.filename else ""
         _refuse(
             f"the disk is full{writing}; finished work is kept",
             "free some space and repeat the command; it resumes where it stopped",
         )
-    if error.errno in DISK:
-        _refuse(
-            f"can't write or read {error.filename or 'a file'}: {error.strerror}",
-            "check the disk and its file size limit, then repeat the command",
-        )
-    if error.errno not in PLACES or error.filename is None:
+    if error.filename is None and error.errno not in DISK:
         raise error
     _refuse(
-        f"{error.filename}: {error.strerror}",
-        "check the path and its permissions, or give another path",
+        f"{error.filename or 'a file'}: {error.strerror}",
+        "check the path, its permissions and the disk, or give another path",
     )
 
 

@@ -7,15 +7,7 @@ from typing import Any
 
 from coterie.config.folders import expanded
 from coterie.config.plugins import absolute_name
-from coterie.config.resolve import (
-    SettingsFile,
-    keys,
-    names_in,
-    nested,
-    overlaid,
-    read_settings,
-    recipe_in,
-)
+from coterie.config.resolve import keys, nested, overlaid, read_settings, read_yaml
 from coterie.datasets.conversations import FileSettings
 from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
@@ -36,7 +28,8 @@ class Arguments:
 
     recipe: str
     words: Sequence[str] = ()
-    file: SettingsFile | None = None
+    file: Mapping[str, Any] | None = None
+    """Values of the file by dotted key."""
     named: Sequence[str] = ()
     """The file's data set and environment, as words."""
 
@@ -51,24 +44,13 @@ class Arguments:
         choice = in_file
         if Choice.among(self.words) != Choice():
             choice = played_choice(self.recipe, self.words, in_file.names())
-        base = (
-            stored or {} if choice == before else {}
-        )  # stored for another data set or environment
-        values, words = self._of_file(same=choice == in_file)
-        names = choice.names() if choice != Choice() else {}
-        with self.file.line_numbers(self.words):
-            return settings(self.recipe, words, overlaid(base, overlaid(nested(values), names)))
-
-    def _of_file(self, *, same: bool) -> tuple[dict[str, Any], list[str]]:
-        """Return the file's values, and the words of the file followed by the command line's words.
-
-        Leaves out keys of the data set and environment, unless they are the ``same`` as in the file.
-        """
-        assert self.file is not None, "there is a file"
+        # Keys of another data set or environment than the chosen one do not count.
+        base = stored or {} if choice == before else {}
+        same = choice == in_file
         known = {key.path for key in keys(played_settings(self.recipe, self.named))}
         values = {
             name: value
-            for name, value in self.file.values.items()
+            for name, value in self.file.items()
             if name.partition(".")[0] not in PLAYED
             or (same and name in known and not name.endswith(".name"))
         }
@@ -76,7 +58,9 @@ class Arguments:
                     if name == "model" or name not in known}  # fmt: skip
         typed = {word.partition("=")[0] for word in self.words}
         words = [f"{name}={value}" for name, value in as_words.items() if name not in typed]
-        return values, words + [word for word in self.words if not is_name_word(word)]
+        words += [word for word in self.words if not is_name_word(word)]
+        names = choice.names() if choice != Choice() else {}
+        return settings(self.recipe, words, overlaid(base, nested(values), names))
 
 
 def read_arguments(
@@ -89,11 +73,12 @@ def read_arguments(
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []
         recipe = None
-    if recipe is None and file is not None:
-        recipe = recipe_in(file)
+    tree = {} if file is None else read_yaml(file)
+    if recipe is None:
+        recipe = tree.get("recipe")
     if recipe is None and folder is not None and (folder / "config.yaml").is_file():
         recipe = read_config(folder)[0]
-    if recipe is None:
+    if not isinstance(recipe, str):
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = absolute_name(recipe)
@@ -101,7 +86,7 @@ def read_arguments(
     words = with_file([_source(word, own) for word in words])
     if file is None:
         return Arguments(recipe, words)
-    named = with_file(names_in(file, PLAYED))
+    named = with_file(_names(tree))
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
@@ -122,6 +107,17 @@ def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[st
             f"{folder} is a run of {recipe}, not of {name}", "give another --folder, or that recipe"
         )
     return stored
+
+
+def _names(tree: Mapping[str, Any]) -> list[str]:
+    """Return the data set and environment of a file, as words ``dataset=NAME``."""
+    words = []
+    for name, value in tree.items():
+        group, _, key = str(name).partition(".")
+        value = value.get("name") if isinstance(value, Mapping) else value
+        if group in PLAYED and key in ("", "name") and value is not None:
+            words.append(f"{group}={value}")
+    return words
 
 
 def _source(word: str, any_source: bool) -> str:

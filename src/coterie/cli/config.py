@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -15,7 +15,6 @@ from coterie.terminal import once, results
 
 if TYPE_CHECKING:
     from coterie.config.resolve import SettingsKey
-    from coterie.config.settings import Settings
     from coterie.recipes.settings import RecipeSettings
 
 RecipeName = Annotated[
@@ -57,43 +56,44 @@ def config(
 
     Examples:
 
-        coterie config optima/isft
-
         coterie config optima/isft rollout
-
-        coterie config optima/isft learning_rate
 
         coterie config optima/isft dataset=gsm8k --changed
 
         coterie config --config runs/optima-isft/config.yaml --changed
     """
     from coterie.cli.arguments import read_arguments
+    from coterie.recipes.registry import settings_type
 
     words = words or []
     values = [word for word in words if "=" in word or Path(word).is_file()]
     names = [word for word in words if word not in values]
     if recipe is not None and file is not None and "/" not in recipe and "=" not in recipe:
         names, recipe = [recipe, *names], None  # the file names the recipe
-    own = read_arguments(recipe, values, file).resolve()
-    results().print(config_list(own, names, changed=changed))
+    arguments = read_arguments(recipe, values, file)
+    try:
+        own = arguments.resolve()
+    except UserError:
+        if values or file:
+            raise
+        # The recipe needs a model, or an environment or data set: list its defaults.
+        own = settings_type(arguments.recipe).model_construct()
+    results().print(_config_list(own, names, changed))
 
 
-def config_list(
-    own: "RecipeSettings", names: Sequence[str] = (), *, changed: bool = False
-) -> Group:
-    """Format the values of keys, groups or parts of key names (default: all keys) for the terminal.
-
-    ``changed`` leaves out keys that have their default value. Raises ``UserError`` if a name matches no key.
-    """
+def _config_list(own: "RecipeSettings", names: Sequence[str], changed: bool) -> Group:
+    """Format the values of keys, groups or parts of key names (default: all keys) for the terminal."""
     from coterie.config.resolve import keys
 
     by_path = {key.path: key for key in keys(type(own))}
     paths = _matches(names, by_path) if names else list(by_path)
+    dumped = own.model_dump(mode="json")
+    values = {path: _value(dumped, key) for path, key in by_path.items()}
     if changed:
-        paths = [path for path in paths if _text(_value(own, path)) != by_path[path].default]
+        paths = [path for path in paths if values[path] != by_path[path].default]
     heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys"
     heading += " differ from their default" * changed
-    entries = {path: _entry(by_path[path], _text(_value(own, path))) for path in paths}
+    entries = {path: _entry(by_path[path], values[path]) for path in paths}
     if names or changed:
         return Group(Text(heading, "bold"), *entries.values())
     main = [path for key in MAIN_KEYS for path in (key, f"{key}.name") if path in entries]
@@ -126,14 +126,12 @@ def _entry(key: "SettingsKey", value: str) -> Group:
     return Group(first, Padding(Text(below), (0, 0, 0, 4)))
 
 
-def _value(own: "Settings", path: str) -> object:
-    value = own.model_dump(mode="json")
-    for name in path.split("."):
+def _value(dumped: Mapping[str, Any], key: "SettingsKey") -> str:
+    value: Any = dumped
+    for name in key.path.split("."):
+        if name not in value:
+            return key.default  # a key that is needed
         value = value[name]
-    return value
-
-
-def _text(value: object) -> str:
     if isinstance(value, list):
         return str(tuple(value))
     return "none" if value is None else str(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.cli.evaluate import is_run
-from coterie.cli.export_run import exported_version
+from coterie.cli.export import exported_version
 from coterie.config.resolve import resolve
 from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine

@@ -1,19 +1,13 @@
-"""``coterie doctor``: checks of this machine, and of installed plug-ins.
-
-``python -m coterie.cli.doctor KIND NAME`` checks one plug-in: it exits with status 0 or prints the problem. Heavy
-imports happen inside functions, so that this is fast.
-"""
+"""``coterie doctor``: checks of this machine, and of installed plug-ins."""
 
 import asyncio
 import importlib.metadata
 import importlib.util
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +17,6 @@ from coterie.errors import UserError
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
 TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")
 KINDS = ("environment", "dataset", "recipe", "reward", "tool")
-SECONDS = 120.0
-"""Time limit for one plug-in. Importing torch can take long."""
-AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +48,8 @@ def checks() -> Iterator[Check]:
 
     version = sys.version_info[:2]
     yield Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version())
-    for name in PACKAGES:
-        yield Check(f"package {name}", True, importlib.metadata.version(name))
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    yield Check("packages", True, ", ".join(versions))
     yield Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}")
     yield Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free")
     yield Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
@@ -75,8 +66,7 @@ def checks() -> Iterator[Check]:
     yield _store()
     yield _sandbox()
     yield from _model("tiny-exchange")
-    for name, problem in check_all():
-        yield Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
+    yield from check_plugins()
     for name in TRACKERS:
         is_installed = importlib.util.find_spec(name) is not None
         text = "installed" if is_installed else f"pip install -e '.[{name}]'"
@@ -145,31 +135,16 @@ def _model(name: str) -> Iterator[Check]:
 # -- plug-ins -------------------------------------------------------------------------------------
 
 
-def check_all() -> list[tuple[str, str]]:
-    """Return each installed plug-in as ``KIND NAME``, with its problem or an empty text."""
-    plugins = [(kind, name) for kind in KINDS for name in installed(Kind(kind, {}))]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        problems = pool.map(lambda plugin: import_problem(*plugin), plugins)
-    return [
-        (f"{kind} {name}", problem) for (kind, name), problem in zip(plugins, problems, strict=True)
-    ]
-
-
-def import_problem(kind: str, name: str, seconds: float = SECONDS) -> str:
-    """Import a plug-in in a child process. Return its problem, or an empty text."""
-    words = [sys.executable, "-m", "coterie.cli.doctor", kind, name]
-    try:
-        process = subprocess.run(
-            words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return f"its import did not end within {seconds:g} seconds"
-    if process.returncode == 0:
-        return ""
-    if process.returncode < 0:
-        return f"its import ended the process by signal {-process.returncode}"
-    lines = process.stderr.strip().splitlines()
-    return lines[-1] if lines else f"its import ended the process with status {process.returncode}"
+def check_plugins() -> Iterator[Check]:
+    """Import each installed plug-in."""
+    for kind in KINDS:
+        for name in installed(Kind(kind, {})):
+            try:
+                check(kind, name)
+            except UserError as error:
+                yield Check(f"plug-in: {kind} {name}", False, error.what, optional=True)
+            else:
+                yield Check(f"plug-in: {kind} {name}", True, "can be imported", optional=True)
 
 
 def check(kind: str, name: str) -> None:
@@ -203,11 +178,3 @@ def check(kind: str, name: str) -> None:
         from coterie.tools.registry import TOOLS, FunctionSource
 
         FunctionSource(find(TOOLS, name))
-
-
-if __name__ == "__main__":
-    try:
-        check(*sys.argv[1:])
-    except UserError as error:
-        print(error.what, file=sys.stderr)
-        sys.exit(2)

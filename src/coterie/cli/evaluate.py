@@ -56,12 +56,11 @@ from coterie.runs.benchmark import (
     BenchmarkSettings,
     PickerSettings,
     benchmark_settings,
-    dialogue_rows,
     evaluate,
     sampler_per_agent,
     score_best_of_n,
     store_name,
-    write_rows,
+    write_dialogues,
 )
 from coterie.runs.folder import Run, read_config
 from coterie.runs.loop import EVALUATION
@@ -99,13 +98,6 @@ class Candidate:
     def role(self, player: Player) -> str:
         """Return the name of a model as author of turns and in log files."""
         return POLICY if len(self.players) == 1 else "-".join(player.agents)
-
-
-def split_agent_policies(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the policies of single agents by agent, and the other words."""
-    own = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
-    named = {word.removeprefix(AGENT_KEY).partition("=")[0]: word.partition("=")[2] for word in own}
-    return named, [word for word in words if word not in own]
 
 
 def agent_policies(
@@ -229,15 +221,6 @@ class EvaluatedSettings(BenchmarkSettings):
         return self
 
 
-def check_outputs(settings: EvaluatedSettings) -> None:
-    """Raise ``UserError`` if the judge is unavailable or a dump file exists."""
-    check_chat("picker", settings.picker, NOBODY)
-    if settings.dump is not None:
-        name = expanded(settings.dump)
-        for file in name.parent.glob(f"{escape(name.name)}_step_*.jsonl"):
-            check_new_file(file)
-
-
 async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
     """Dump the dialogues and add the judge's choice. Raises ``UserError``."""
     picker = settings.picker
@@ -246,11 +229,8 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
     with Store.open(figures.store, read_only=True) as store:
         attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
-            environment, version = settings.build_environment(), figures.version
-            rows = await dialogue_rows(
-                store, attempt, EVALUATION, environment, settings.played, version
-            )
-            write_rows(Path(f"{expanded(settings.dump)}_step_{version}.jsonl"), rows)
+            file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
+            await write_dialogues(file, store, attempt, EVALUATION, settings, figures.version)
         if not picker.picks:
             return figures
         file, n = figures.store.with_suffix(".picks.jsonl"), figures.evaluation.n
@@ -313,23 +293,19 @@ def play_benchmark(
     split: Split = "heldout",
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
     """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
-    own, words = split_agent_policies(words)
-    policy = next((word.partition("=")[2] for word in words if word.startswith("policy=")), "")
+    of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
+    own = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
+    words = [word for word in words if word not in of_agents]
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    policy = values.get("policy", "")
     is_url = policy.startswith(URL)
-    single = [
-        f"{AGENT_KEY}{agent}={name}"
-        for agent, name in own.items()
-        if is_url or name.startswith(URL)
-    ]
-    if single:
-        raise UserError(
-            f"{single[0]} is in conflict: a server plays all agents",
-            "give only policy=URL, or only models and run folders",
-        )
-    methods = [word.partition("=")[2] for word in words if word.startswith("method=")]
-    preset: Mapping[str, Any] = next(
-        (values for method, values in PRESETS.items() if method in methods), {}
-    )
+    for agent, name in own.items():
+        if is_url or name.startswith(URL):
+            raise UserError(
+                f"{AGENT_KEY}{agent}={name} is in conflict: a server plays all agents",
+                "give only policy=URL, or only models and run folders",
+            )
+    preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     words, as_trained = _as_trained(benchmark, words, policy, console)
     if is_url:
         if every:
@@ -382,15 +358,19 @@ def _as_trained(
         del values["dataset"]
     if environment == "conversation":
         environment, values["environment"] = "question", {"prompt": "{question}"}
-    limit = settings(recipe, (), stored).max_tokens
+    limit = settings(recipe, (), stored).turn_tokens
     console.print(f"{benchmark} as in {policy}: environment={environment} max_tokens={limit}")
     own = [f"environment={environment}", *([f"dataset={dataset}"] if dataset else [])]
     return [*own, *words], {**values, "max_tokens": limit}
 
 
 def _check(settings: EvaluatedSettings, split: Split) -> None:
-    """Raise ``UserError`` for unavailable data, judge or user simulator, before a policy is loaded."""
-    check_outputs(settings)
+    """Raise ``UserError`` for unavailable data, judge, user simulator or dump file, before a policy is loaded."""
+    check_chat("picker", settings.picker, NOBODY)
+    if settings.dump is not None:
+        name = expanded(settings.dump)
+        for file in name.parent.glob(f"{escape(name.name)}_step_*.jsonl"):
+            check_new_file(file)
     environment = settings.build_environment()
     check_graded(environment)
     draw_tasks(environment, split, 1, settings.seed)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.arguments import stored_settings
-from coterie.cli.figures import score_tables
+from coterie.cli.figures import score_table
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
@@ -176,11 +176,11 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
     rows = [(f"{point.version}" if point.version else "base", point) for point in points]
-    tables = score_tables(f"{recipe.title} on {recipe.settings.played}", rows)
+    tables = [score_table(f"{recipe.title} on {recipe.settings.played}", rows)]
     measurements = [
         step for step in recipe.steps() if step.stage == "measure" and run.is_finished(step)
     ]
-    return [tables[0], _measures(run, measurements)] if measurements else tables
+    return [*tables, _measures(run, measurements)] if measurements else tables
 
 
 def _measures(run: Run, steps: Sequence[Step]) -> Table:

@@ -1,82 +1,319 @@
-"""``coterie export``: rows, pairs, trajectories, tasks and weights of a run."""
+"""Files of ``coterie export``: rows, pairs, trajectories and tasks of a run, or a model for Transformers or PEFT."""
 
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-import typer
+import yaml
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Export the training data or the model of a run for other programs.",
+import coterie
+from coterie.config.folders import check_new_folder, whole_folder
+from coterie.config.resolve import flatten
+from coterie.environments.answers import GRADER, known_answers, question_of
+from coterie.environments.workflow_code import TESTS
+from coterie.errors import UserError, did_you_mean
+from coterie.models.loading import (
+    ADAPTER_FILE,
+    TOKENIZER_FILES,
+    is_adapter,
+    load,
+    load_renderer,
+    writing,
 )
+from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.registry import settings
+from coterie.record import export as jsonl
+from coterie.record.export import (
+    LLAMAFACTORY,
+    Form,
+    TrainedSelection,
+    begin_with_user,
+    chat,
+    export_pair,
+    export_rows,
+)
+from coterie.record.tree import Task
+from coterie.rollout.episodes import first_prompts
+from coterie.runs.folder import Run
+from coterie.runs.items import evaluation
+from coterie.runs.loop import EVALUATION
+
+ROWS, PAIRS, LEFT_OUT = "rows", "pairs", "left out"
 
 
-@app.command()
-def data(
-    folder: RunArgument,
-    to: Annotated[
-        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
-    ] = None,
-    iteration: Annotated[int | None, typer.Option(help="Iteration; default: all.", min=0)] = None,
-    role: Annotated[
-        str | None, typer.Option(help="Only training data of this model; default: all models.")
-    ] = None,
-    secrets: Annotated[
-        bool,
-        typer.Option("--secrets", help="With jsonl: include privileged fields of trajectories."),
-    ] = False,
-) -> None:
-    """Write the training rows, preference pairs, trajectories or tasks of a run.
+def export_data(
+    folder: Path,
+    to: str,
+    out: Path | None = None,
+    *,
+    iteration: int | None = None,
+    role: str | None = None,
+    secrets: bool = False,
+) -> tuple[Path, Counter[str]]:
+    """Write a folder atomically. Return it with the number of items of each kind.
 
-    `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
-    and pairs as chats. `verl`: tasks with their right answers.
-
-    Examples:
-
-        coterie export data runs/optima-isft --to trl
-
-        coterie export data runs/optima-isft --to verl --out tasks
+    Raises ``UserError`` if the folder exists or the run has no data for it.
     """
-    from coterie.cli.export_run import export_data
+    out = out or folder / "export" / to
+    check_new_folder(out, "remove it, or give --out another name")
+    with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
+        checked_role(recipe, role)
+        if to == "verl":
+            return out, _write_tasks(recipe, run, role, partial)
+        where = "" if iteration is None else f" in iteration {iteration}"
+        done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
+        if not (iterations := sorted(i for i in done if iteration in (None, i))):
+            raise UserError(f"{folder} has no finished stage{where}", "continue the run")
+        counts = _write_chats(_trained(recipe, run, iterations, role), to, partial)  # type: ignore[arg-type]
+        if to == "jsonl":
+            some = None if iteration is None else iterations
+            jsonl.export(
+                run.store, partial / "trajectories.jsonl", iterations=some, secrets=secrets
+            )
+        elif not counts[ROWS] + counts[PAIRS]:
+            reason = f"{folder} has no selected training data{where}"
+            if counts[LEFT_OUT]:
+                reason = f"{to} can't represent any of the {counts[LEFT_OUT]} pairs of {folder}: their sides have the "
+                reason += "same text or are whole dialogues"
+            raise UserError(
+                reason, "use --to jsonl, which has all trajectories, or continue the run"
+            )
+    return out, counts
 
-    written, counts = export_data(folder, to, out, iteration=iteration, role=role, secrets=secrets)
-    for name, count in counts.items():
-        typer.echo(f"{name}: {count:,}", err=True)
-    print(written)
+
+def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> Counter[str]:
+    """Write non-empty files of rows and pairs, and ``dataset_info.json`` for LLaMA-Factory."""
+    counts, tools = Counter[str](), set[str]()
+    with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
+        files = {ROWS: rows, PAIRS: pairs}
+        for one in trained:
+            pair = None if one.selection.rejected is None else export_pair(one, form)
+            name = ROWS if one.selection.rejected is None else PAIRS
+            items = export_rows(one, form) if name == ROWS else filter(None, [pair])
+            counts[LEFT_OUT] += name == PAIRS and pair is None
+            for item in items:
+                files[name].write(json.dumps(item) + "\n")
+                counts[name] += 1
+                tools |= {name} if "tools" in item else set()
+    for name in (ROWS, PAIRS):
+        if not counts[name]:
+            (out / f"{name}.jsonl").unlink()
+    if form == "llamafactory":
+        info = {
+            f"coterie_{name}": _info(name, name in tools) for name in (ROWS, PAIRS) if counts[name]
+        }
+        (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
+    return +counts
 
 
-@app.command()
-def model(
-    folder: RunArgument,
-    out: Annotated[Path, typer.Option(help="Folder to make.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")
-    ] = False,
-    role: Annotated[
-        str | None, typer.Option(help="Role of the model; default: the policy.")
-    ] = None,
-    iteration: Annotated[
-        int | None,
-        typer.Option(help="Version at the start of this iteration; default: the newest."),
-    ] = None,
+def _info(name: str, tools: bool) -> dict[str, Any]:
+    """Return the entry of a file in LLaMA-Factory's ``dataset_info.json``."""
+    columns = {"messages": "messages" if name == ROWS else "conversations"}
+    columns |= {key: key for key in ("chosen", "rejected") if name == PAIRS}
+    columns |= {"tools": "tools"} if tools else {}
+    ranking = {"ranking": True} if name == PAIRS else {}
+    return {"file_name": f"{name}.jsonl", **LLAMAFACTORY, **ranking, "columns": columns}
+
+
+def _trained(
+    recipe: Recipe, run: Run, iterations: list[int], only: str | None
+) -> Iterator[TrainedSelection]:
+    args = recipe.settings.engine.template_args
+    renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
+    for iteration in iterations:
+        for role, tree, one in recipe.trained_on(run, iteration):
+            if only in (None, role):
+                edit = None if one.context is None else recipe.edits[one.context]
+                yield TrainedSelection(role, tree, one, renderers[role].render, edit)
+
+
+def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
+    """Write tasks as Parquet for verl: recorded tasks for training, and held-out tasks."""
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    players = recipe.players()
+    agents = [agent for agent, one in players.items() if one == (role or recipe.main_role)]
+    if not agents:
+        raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
+    heldout = {task.id: task for task in recipe.heldout_tasks()}
+    recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
+    train = {id_: run.store.task(id_) for id_ in recorded}
+    counts = Counter[str]()
+    for split, tasks in (("train", train), ("heldout", heldout)):
+        candidates = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
+        rows = [row for row in candidates if row is not None]
+        counts += Counter({split: len(rows), LEFT_OUT: len(tasks) - len(rows)})
+        if rows:
+            write_table(Table.from_pylist(rows), out / f"{split}.parquet")
+    if not counts["train"] + counts["heldout"]:
+        raise UserError(
+            f"no task of {recipe.settings.played} has a right answer that verl could compare with",
+            "use --to jsonl",
+        )
+    return counts
+
+
+def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, Any] | None:
+    """Return a row of verl; ``None`` for a task without a right answer, or with tests that call a function."""
+    answers = known_answers(task)
+    truth = answers[0] if answers else _program_tests(task)
+    if not truth:
+        return None
+    opening = first_prompts(recipe.environment, task)[agent]
+    extra = {"index": task.id, "split": split, "question": question_of(task)}
+    return {
+        "data_source": recipe.settings.played,
+        "prompt": begin_with_user(chat(opening.tree, opening.messages, agent)),
+        "ability": "qa" if answers else "code",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {**extra, "answer": list(answers)},
+    }
+
+
+def _program_tests(task: Task) -> str:
+    """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
+    tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if TESTS in task.secrets else []
+    if not all(isinstance(one, dict) and one.get("kind") == "stdin" for one in tests):
+        return ""
+    columns = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}
+    return json.dumps(columns) if tests else ""
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
+    """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
+    s = recipe.settings
+    base = next(one.model for one in recipe.roles() if one.name == role)
+    head: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
+    if HUB_NAME.fullmatch(base):
+        head["base_model"] = base
+    head["tags"] = ["coterie", recipe.name.partition("/")[0]]
+    kind = "A LoRA adapter of" if adapter else "Trained from"
+    after = (
+        f"version {version} of the role `{role}`, after {version} iterations"
+        if version
+        else "untrained"
+    )
+    return "\n".join([
+        "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
+        f"# {recipe.title} on {s.played}", "",
+        f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: {after}.", "",
+        *_figures(recipe, run),
+        "## Settings", "",
+        "Settings that differ from the preset of coterie, for `coterie run --config FILE`.", "",
+        "```yaml", _changes(recipe), "```", "",
+    ])  # fmt: skip
+
+
+def _figures(recipe: Recipe, run: Run) -> list[str]:
+    """Return a table of held-out scores and tokens of all policies."""
+    done = [one for one in recipe.steps() if one.stage == EVALUATION and run.is_finished(one)]
+    if not done:
+        return []
+    lines = ["## Figures", "", "On held-out tasks; policy 0 is the base.", "",
+             "| policy | score | 95% interval | tokens | tasks |", "|---|---|---|---|---|"]  # fmt: skip
+    for step in done:
+        point = evaluation(run.store, step.iteration)
+        interval = f"{point.low:.3f} to {point.high:.3f}"
+        lines.append(
+            f"| {point.version} | {point.score:.3f} | {interval} | {point.tokens:.1f} | {point.n} |"
+        )
+    return [*lines, ""]
+
+
+def _changes(recipe: Recipe) -> str:
+    s = recipe.settings
+    choice = {
+        "dataset.name": s.dataset.name,
+        "environment.name": s.environment.name,
+        "model": s.model,
+    }
+    names = {name: value for name, value in choice.items() if value is not None}
+    preset = settings(recipe.name, [f"{name}={value}" for name, value in names.items()])
+    defaults = flatten(preset.model_dump(mode="json"))
+    values = flatten(s.model_dump(mode="json"))
+    changes = {path: value for path, value in values.items() if value != defaults.get(path)}
+    card = {"recipe": recipe.name, **names, **changes}
+    return str(yaml.safe_dump(card, sort_keys=False)).rstrip()
+
+
+FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", ADAPTER_FILE, *TOKENIZER_FILES)
+"""Files of a checkpoint that an export includes."""
+
+
+def export_model(
+    folder: Path,
+    out: Path,
+    *,
+    merge: bool = False,
+    role: str | None = None,
+    iteration: int | None = None,
 ) -> None:
-    """Write the weights and the tokenizer of a run's policy, with a model card.
+    """Write a new folder. Raises ``UserError`` before a model is loaded."""
+    check_new_folder(out, "remove it, or give --out another name")
+    with recorded_run(folder) as (recipe, run):
+        role = checked_role(recipe, role)
+        version = exported_version(recipe, run, role, iteration)
+        if merge and not is_adapter(recipe.policy_path(run, version, role)):
+            raise UserError(
+                f"--merge: version {version} of {role!r} is a full model, not an adapter",
+                "leave --merge out",
+            )
+        with whole_folder(out) as partial:
+            _write(recipe, run, role, version, partial, merge=merge)
+            card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            (partial / "README.md").write_text(card, encoding="utf-8")
 
-    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
-    uploads it to the Hugging Face hub.
 
-    Examples:
+def _write(
+    recipe: Recipe, run: Run, role: str, version: int, partial: Path, *, merge: bool
+) -> None:
+    path = recipe.policy_path(run, version, role)
+    if version and not merge:
+        for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
+            shutil.copyfile(file, partial / file.name)
+        if is_adapter(path):
+            base = next(one.model for one in recipe.roles() if one.name == role)
+            load(base).tokenizer.save_pretrained(partial)
+        return
+    loaded = recipe.load_policy(run, version, role, merge=True)
+    with writing(partial):
+        loaded.model.save_pretrained(partial)
+    loaded.tokenizer.save_pretrained(partial)
 
-        coterie export model runs/optima-isft --out mine
 
-        coterie export model runs/lora --out mine --merge
-    """
-    from coterie.cli.export_run import export_model
+def checked_role(recipe: Recipe, name: str | None) -> str:
+    """Return the name of a role, by default the first. Raise ``UserError`` if it is unknown."""
+    names = [role.name for role in recipe.roles()]
+    if name is not None and name not in names:
+        raise UserError(
+            f"{recipe.name} has no role {name!r}",
+            f"{did_you_mean(name, names)}use one of: {', '.join(names)}",
+        )
+    return name or names[0]
 
-    export_model(folder, out, merge=merge, role=role, iteration=iteration)
-    print(out)
+
+def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -> int:
+    """Return a version of a role, by default the newest. Raises ``UserError`` if it does not exist."""
+    versions = recipe.versions(run, role)
+    if version is not None and version not in versions:
+        names = ", ".join(map(str, versions))
+        raise UserError(
+            f"{run.folder} has no version {version} of {role!r}; it has {names} (0 is the base)",
+            "give one of these with --iteration, or continue the run",
+        )
+    if version is None and versions[-1] == 0:
+        raise UserError(
+            f"{run.folder} has not trained {role!r} yet",
+            "continue the run, or give --iteration 0 for the base",
+        )
+    return versions[-1] if version is None else version

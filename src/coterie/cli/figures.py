@@ -1,11 +1,6 @@
-"""Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object.
+"""Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object (the last line).
 
-With one dialogue per task, the last line is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with several,
-each row has a number of dialogues k: {"policy", "version", "method", "k", "n", "failed", "coverage",
-"coverage_ci", "majority", "majority_ci", "average", "spread", "tokens", "tokens_per_score", "of_all": {"well_formed",
-"cut_off"}}, with intervals at powers of two and at the last k, else null. The last row also has ``"picked"`` (best of n
-by a judge), and ``"cost"`` and ``"cost_of_pass"`` if prices are set. Endpoints also have ``"usage"``.
+The object is {"benchmark", "rows"}, with a row for each policy, or for each policy and number of dialogues k.
 """
 
 import json
@@ -15,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -71,7 +66,7 @@ def show(
         console.print(_curves(title, figures))
     else:
         scores = [(one.label, one.evaluation) for one in figures]
-        console.print(*score_tables(title, scores, failed=True), sep="\n")  # type: ignore[arg-type]
+        console.print(score_table(title, scores, failed=True))  # type: ignore[arg-type]
     for one in figures:
         if one.picked is not None:
             console.print(_picked_line(one.label, one.picked), soft_wrap=True)
@@ -151,32 +146,30 @@ def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
     return interval and [round(end, 4) for end in interval]
 
 
-def score_tables(
+def score_table(
     title: str, rows: Sequence[tuple[str, Evaluation]], *, failed: bool = False
-) -> list[Table]:
-    """Return a table of policies. More than six metrics are in a second table, with a column for each policy."""
+) -> Table:
+    """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
     names = list(dict.fromkeys(name for _, one in rows for name in one.means))
-    beside = names if len(names) <= MOST else []
-    last = ["n", "failed"] if failed else ["n"]
-    table = _table(title, "score", "95% interval", "tokens", *map(_in_words, beside), *last)
-    for label, one in rows:
-        table.add_row(
+    heads = ["policy", "score", "95% interval", "tokens", *map(_in_words, names), "n", "failed"]
+    lines = [
+        [
             label,
             f"{one.score:.3f}",
             f"{one.low:.3f} to {one.high:.3f}",
             f"{one.tokens:.1f}",
-            *(_share(one.means, name) for name in beside),
-            *(f"{getattr(one, name)}" for name in last),
-        )
-    if beside == names:
-        return [table]
-    more = Table(title="means", box=None)
-    more.add_column("")
-    for label, _ in rows:
-        more.add_column(label, justify="right")
-    for name in names:
-        more.add_row(_in_words(name), *(_share(one.means, name) for _, one in rows))
-    return [table, more]
+            *(_share(one.means, name) for name in names),
+            f"{one.n}",
+            f"{one.failed}",
+        ]
+        for label, one in rows
+    ]
+    table = list(zip(heads, *lines, strict=True))
+    if not failed:
+        del table[-1]
+    if len(names) <= MOST:
+        table = list(zip(*table, strict=True))
+    return _table(title, table)
 
 
 def _in_words(name: str) -> str:
@@ -191,19 +184,17 @@ def _share(means: Mapping[str, float], name: str) -> str:
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Return the table of coverage and majority by number of dialogues, at points with intervals."""
     shares = (WELL_FORMED, CUT_OFF)
-    curves = [
-        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Consistency)
-    ]
-    tested = any(point.fraction is not None for _, curve in curves for point in curve.points)
-    names = [*CURVE, *(["best fraction"] if tested else []), "failed", *map(_in_words, shares)]
-    table = _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", *names)
-    for label, curve in curves:
+    lines = [("policy", *CURVE, "best fraction", "failed", *map(_in_words, shares))]
+    for one in figures:
+        curve = one.evaluation
+        assert isinstance(curve, Consistency), "there are several dialogues of each task"
         for point in _marked(curve):
             fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
-            own = (*([fraction] if tested else []), f"{curve.failed}")
-            ends = (_share(curve.means, name) for name in shares)
-            table.add_row(label, *_cells(point), *own, *ends)
-    return table
+            ends = (f"{curve.failed}", *(_share(curve.means, name) for name in shares))
+            lines.append((one.label, *_cells(point), fraction, *ends))
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    lines = list(zip(*columns, strict=True))
+    return _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", lines)
 
 
 def _marked(curve: Consistency) -> list[CurvePoint]:
@@ -220,11 +211,14 @@ def _cells(point: CurvePoint) -> tuple[str, ...]:
     return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}")
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, lines: Sequence[Sequence[str]]) -> Table:
+    """Return a table of a line of heads and lines of cells."""
     table = Table(title=title, box=None)
-    table.add_column("policy", justify="right", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    for number, head in enumerate(lines[0]):
+        fold: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"
+        table.add_column(head, justify="right", overflow=fold, no_wrap=number > 0)
+    for line in lines[1:]:
+        table.add_row(*line)
     return table
 
 
@@ -233,16 +227,14 @@ def evaluation_report(
 ) -> Report:
     """Return the page of an evaluation: scores of all policies, and their rollouts side by side."""
     metric = settings.build_environment().metric
-    several = [
-        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Consistency)
-    ]
-    single = [
-        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Evaluation)
-    ]
-    if several:
-        parts = [scaling_section(n, *one, metric) for n, one in enumerate(several)]
-    else:
-        parts = [sections.scores(single, metric)]
+    parts, single = list[Section](), list[tuple[str, Evaluation]]()
+    for n, one in enumerate(figures):
+        if isinstance(one.evaluation, Consistency):
+            parts.append(scaling_section(n, one.label, one.evaluation, metric))
+        else:
+            single.append((one.label, one.evaluation))
+    if single:
+        parts.append(sections.scores(single, metric))
     examples = _examples(settings, figures)
     intro = (
         "Tasks whose scores differ come first, then tasks without a right answer. Nothing is trained here: replies are "

@@ -1,4 +1,4 @@
-"""``coterie list`` and ``coterie models``: recipes, environments, data sets and models by name."""
+"""``coterie list`` and ``coterie models get``: recipes, environments, data sets and models by name."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +21,8 @@ def list_names() -> None:
     """
     from coterie.datasets.catalogue import CATALOGUE
     from coterie.environments.registry import MICRO_WORLDS, PLAYED_IN, TOOLS
+    from coterie.models.catalogue import CATALOGUE as MODELS
+    from coterie.models.catalogue import local_models
     from coterie.recipes.registry import names, settings_type
 
     out = results()
@@ -36,7 +38,18 @@ def list_names() -> None:
     )
     out.print(_table("data sets: coterie evaluate NAME, coterie run RECIPE dataset=NAME", sets))
     out.print("models: coterie run RECIPE model=NAME", style="bold")
-    out.print(model_table())
+    models = Table(box=None, header_style="bold")
+    for title in ("model", "weights", "context", "where"):
+        models.add_column(title, overflow="fold")
+    local = list(local_models())
+    for one in local:
+        where = "comes with coterie" if one.packaged else str(one.folder)
+        models.add_row(one.name, f"{one.weights:,}", f"{one.context_length:,}", where)
+    for name, entry in MODELS.items():
+        if name not in {one.name for one in local}:
+            where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
+            models.add_row(name, "", "", where)
+    out.print(models)
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
@@ -53,35 +66,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Models with a short name; any folder or Hugging Face name works too.",
 )
-
-
-@app.command("list")
-def list_models() -> None:
-    """Show packaged, converted and available models.
-
-    Example:
-
-        coterie models list
-    """
-    results().print(model_table())
-
-
-def model_table() -> Table:
-    """Return a table of the models with a short name."""
-    from coterie.models.catalogue import CATALOGUE, local_models
-
-    table = Table(box=None, header_style="bold")
-    for title in ("model", "weights", "context", "where"):
-        table.add_column(title, overflow="fold")
-    local = list(local_models())
-    for model in local:
-        where = "comes with coterie" if model.packaged else str(model.folder)
-        table.add_row(model.name, f"{model.weights:,}", f"{model.context_length:,}", where)
-    for name, entry in CATALOGUE.items():
-        if name not in {model.name for model in local}:
-            where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
-            table.add_row(name, "", "", where)
-    return table
 
 
 @app.command()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.errors import UserError
-from coterie.terminal import notes
+from coterie.terminal import Source, Version, notes
 
 if TYPE_CHECKING:
     from coterie.engines.settings import VLLMSettings
@@ -33,32 +33,16 @@ console = notes()
 app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 
 
-@app.callback()
-def serve() -> None:
-    """Serve models and tools over HTTP."""
-
-
 @app.command()
 def model(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
-        ),
-    ],
+    source: Source,
     options: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[-- OPTION...]", help="Options of `vllm serve` or `transformers serve`."
         ),
     ] = None,
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            help="With a run: the policy at the start of this iteration (0: the base); "
-            "default: the newest."
-        ),
-    ] = None,
+    iteration: Version = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free port.")
     ] = 8000,
@@ -132,7 +116,7 @@ def _policy(
     run: Path, iteration: int | None
 ) -> "tuple[VLLMSettings, str, Callable[[], None] | None]":
     """Return a run's settings of vLLM, the folder of its policy, and a function that merges an adapter into it."""
-    from coterie.cli.export_run import export_model, exported_version
+    from coterie.cli.export import export_model, exported_version
     from coterie.config.folders import sha256
     from coterie.engines.server import absolute
     from coterie.models.loading import is_adapter, resolve

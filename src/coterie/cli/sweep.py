@@ -45,13 +45,9 @@ def sweep(
 
     Examples:
 
-        coterie sweep moat/maths rollout.samples=2,5,15
-
         coterie sweep moat/maths correct.critic.model=script,smollm2 --seeds 3
 
         coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.lr=1e-6,1e-5 --dry-run
-
-        coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
     from coterie.cli.arguments import read_arguments
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
@@ -164,8 +160,6 @@ def merge(
     equals a run on a single machine: it selects from the tasks of all parts. `coterie run` continues it.
 
     Examples:
-
-        coterie merge runs/part-0 runs/part-1 runs/part-2 --folder runs/whole
 
         coterie merge runs/part-0 runs/part-2 --folder runs/whole --partial
     """

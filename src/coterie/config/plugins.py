@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -247,7 +247,7 @@ def _owner(error: BaseException) -> Plugin | None:
     if isinstance(error, sqlite3.OperationalError) or getattr(error, "errno", None) in FULL:
         return None
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if isinstance(error, OSError) and _is_coterie(frame):
+        if isinstance(error, OSError) and _module_of(frame).partition(".")[0] == "coterie":
             return None  # an error of the machine in coterie's own code
         if owners := [one for one in _used.values() if _module_of(frame) in one.modules]:
             name = frame.f_code.co_qualname.partition(".")[0]
@@ -269,10 +269,6 @@ def _file_of(frame: FrameType) -> str:
     return frame.f_code.co_filename
 
 
-def _is_coterie(frame: FrameType) -> bool:
-    return _module_of(frame).partition(".")[0] == "coterie"
-
-
 # -- lookup -------------------------------------------------------------------------------------
 
 
@@ -282,14 +278,15 @@ def _at_place(kind: Kind, name: str) -> Plugin:
     what = f"the {kind.name} {name}"
     if not thing.isidentifier() or not place:
         raise UserError(
-            f"{name!r} does not name {_article(kind.name)}",
-            "write package.module:NAME or path/file.py:NAME",
+            f"{kind.name}={name} has no name", "write package.module:NAME or path/file.py:NAME"
         )
-    module = guarded(
-        f"{what} can't be imported", lambda: _file(place) if is_file else _module(place)
-    )
+    if not is_file:
+        with_folder(Path.cwd())
+    load = partial(_file if is_file else import_module, place)
+    module = guarded(f"{what} can't be imported", load)
     if not hasattr(module, thing):
-        names = [key for key, value in vars(module).items() if _is_own(module, value)]
+        own = {k: getattr(v, "__module__", None) for k, v in vars(module).items() if callable(v)}
+        names = [key for key, place in own.items() if place == module.__name__]
         has = f"it has: {', '.join(names)}" if names else "it defines no class or function"
         raise UserError(
             f"{module.__file__} has no {thing}, so there is no {kind.name} {name}",
@@ -308,11 +305,6 @@ def _plugin(
     plugin = Plugin(kind, name, thing, None if file is None else Path(file))
     _used[kind.name, name] = plugin
     return plugin
-
-
-def _module(name: str) -> Any:
-    with_folder(Path.cwd())
-    return import_module(name)
 
 
 def _file(place: str) -> Any:
@@ -355,13 +347,5 @@ def with_folder(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _is_own(module: Any, value: Any) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
-
-
 def _package(entry: EntryPoint) -> str:
     return f"the package {entry.dist.name}" if entry.dist is not None else "a package"
-
-
-def _article(name: str) -> str:
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

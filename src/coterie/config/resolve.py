@@ -6,14 +6,12 @@
       samples: 4
     reward.lambda_token: 0.3        # dotted keys work too
 
-On the command line, ``coterie run RECIPE rollout.samples=4`` sets the same key. Errors in a file name the line.
+On the command line, ``coterie run RECIPE rollout.samples=4`` sets the same key.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -204,84 +202,37 @@ def _display_value(value: Any) -> str:
     return repr(value) if isinstance(value, dict | list) or value == "" else str(value)
 
 
-RECIPE = "recipe"
-OF_RUNS = ("made",)
-"""Keys in the config of a run folder that are not settings."""
-_KEY = re.compile(r"\s*([\w.]+)")
+OF_RUNS = ("recipe", "made")
+"""Keys of a file that are not settings."""
 
 
-@dataclass(slots=True)
-class SettingsFile:
-    """File of settings of one type."""
-
-    path: Path
-    lines: Mapping[str, int]
-    """Line of each dotted key."""
-    values: dict[str, Any] = dataclass_field(default_factory=dict)
-    """Values by dotted key. A group with a value means its main key."""
-
-    @contextmanager
-    def line_numbers(self, words: Iterable[str] = ()) -> Iterator[None]:
-        """Add line numbers to errors about keys of the file inside the block, unless a word replaces the key."""
-        replaced = {word.partition("=")[0] for word in words}
-        try:
-            yield
-        except UserError as error:
-            what = "\n".join(self._add_line(line, replaced) for line in error.what.split("\n"))
-            raise UserError(what, error.todo) from error
-
-    def _add_line(self, problem: str, replaced: set[str]) -> str:
-        match = _KEY.match(problem)
-        key = match[1].rstrip(".") if match else ""
-        if key not in self.values or key in replaced:
-            return problem
-        return f"{problem} ({self.path}, line {self.lines[key]})"
-
-
-def recipe_in(path: Path) -> str | None:
-    """Return the recipe that a file names, if any."""
-    recipe = read_yaml(path).get(RECIPE)
-    return recipe if isinstance(recipe, str) else None
-
-
-def names_in(path: Path, groups: Iterable[str]) -> list[str]:
-    """Return the names of groups such as ``dataset`` in a file, as words ``dataset=NAME``."""
-    words = []
-    for name, value in read_yaml(path).items():
-        group, _, key = str(name).partition(".")
-        value = value.get("name") if isinstance(value, Mapping) else value
-        if group in groups and key in ("", "name") and value is not None:
-            words.append(f"{group}={value}")
-    return words
-
-
-def read_settings(path: Path, settings: type[Settings]) -> SettingsFile:
-    """Read the settings of a file.
+def read_settings(path: Path, settings: type[Settings]) -> dict[str, Any]:
+    """Read the values of a file by dotted key. A group with a value means its main key.
 
     Raises :class:`UserError` with the line for invalid YAML, a duplicate key or an unknown key.
     """
-    values, lines = _read(path)
-    known, file = {key.path: None for key in keys(settings)}, SettingsFile(path, lines)
+    tree, lines = _read(path)
+    known, flat = {key.path: None for key in keys(settings)}, dict[str, Any]()
 
     def read(values: Mapping[str, Any], prefix: str) -> None:
         for name, value in values.items():
             key = f"{prefix}{name}"
             if key in known:
-                file.values[key] = value
+                flat[key] = value
             elif any(path.startswith(f"{key}.") for path in known):
                 if isinstance(value, Mapping):
                     read(value, f"{key}.")
                 elif value is not None:  # an empty group sets nothing
-                    file.values[key] = value
-            elif key not in (RECIPE, *OF_RUNS):
+                    flat[key] = value
+            elif key not in OF_RUNS:
                 near = nearest_key(key, known)
                 raise UserError(
                     f"{path}, line {lines[key]}: unknown key {key!r}",
                     f"did you mean {near!r}?" if near else RECIPE_KEYS,
                 )
 
-    read(values, "")
-    return file
+    read(tree, "")
+    return flat
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -346,6 +297,8 @@ class SettingsKey:
     source: str
     quiet: bool
     """True if errors omit its value."""
+    is_main: bool
+    """True if a value for the whole group sets this key."""
 
     @property
     def is_required(self) -> bool:
@@ -372,7 +325,7 @@ def resolve(
     """
     values = overlaid(*layers)
     known = {key.path: key for key in keys(settings)}
-    mains = dict(_mains(settings))
+    mains = {key.path.rpartition(".")[0]: key.path for key in known.values() if key.is_main}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not path:
@@ -407,17 +360,8 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
             field.description or "",
             str(extra.get("source", "")),
             bool(extra.get("quiet")),
+            name == settings.main,
         )
-
-
-def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each group with a main key, and the key."""
-    for name, field in settings.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            if kind.main:
-                yield f"{prefix}{name}", f"{prefix}{name}.{kind.main}"
-            yield from _mains(kind, f"{prefix}{name}.")
 
 
 def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:

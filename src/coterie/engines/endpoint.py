@@ -167,12 +167,12 @@ class TransientFault(ServerFault):
 class FinalFault(ServerFault):
     """Fault that would repeat: context overflow, unknown model, malformed request.
 
-    If it is ``fatal``, all requests fail: wrong key, no credit.
+    If it is ``fatal``, all requests fail: wrong key, no credit. ``status`` is the HTTP status, if any.
     """
 
-    def __init__(self, reason: str, *, fatal: bool = False) -> None:
+    def __init__(self, reason: str, *, fatal: bool = False, status: int = 0) -> None:
         super().__init__(reason)
-        self.fatal = fatal
+        self.fatal, self.status = fatal, status
 
 
 def quote(text: str) -> str:
@@ -206,11 +206,11 @@ async def request(
         pass
     problem = f"{where}status {status}: {quote(key.redact(text) if key else text)}"
     if status in REFUSED or code == NO_CREDIT:
-        raise FinalFault(problem, fatal=True)
+        raise FinalFault(problem, fatal=True, status=status)
     if status in RETRY_STATUSES or status >= 500:
         headers = answer.headers
         raise TransientFault(problem, retry_after(headers.get("Retry-After"), headers.get("Date")))
-    raise FinalFault(problem)
+    raise FinalFault(problem, status=status)
 
 
 MAX_BACKOFF = 30.0

@@ -18,13 +18,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from coterie.config.settings import key
-from coterie.environments.protocol import (
-    ActorKind,
-    Observation,
-    State,
-    Syntax,
-    Transition,
-)
+from coterie.environments.protocol import ActorKind, Observation, State, Syntax, Transition
 from coterie.environments.settings import EnvironmentSettings
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, Turn
@@ -66,30 +60,29 @@ class Form:
     """Instructions for agents that act and answer."""
     action_instructions: str
     """Instructions for agents that only act."""
-    read: Callable[[str, bool], Move]
-    """Parser of a message. The second argument is True if the message is truncated."""
+    read: Callable[[str], Move]
+    """Parser of a message that is not truncated."""
     acts: bool = True
 
 
-def read(text: str, cut: bool = False) -> Move:
-    if cut:
-        return Move("nothing", note=CUT)
+def read(text: str) -> Move:
     actions, answers, has_end = _split(text)
     if actions and answers:
         return Move("nothing", note=BOTH)
+    if actions and not has_end:
+        return Move("nothing", note=NOT_ENDED)
     if actions:
-        content = actions[0].strip("\n").rstrip()
-        if not has_end:
-            return Move("nothing", note=NOT_ENDED)
-        if not content.strip():
-            return Move("nothing", note=EMPTY_ACTION)
-        return Move("action", content, FIRST_ACTION if len(actions) > 1 else "")
+        note = FIRST_ACTION * (len(actions) > 1)
+        return filled("action", actions[0].strip("\n").rstrip(), note, EMPTY_ACTION)
     if answers:
-        content = answers[0].strip()
-        if not content:
-            return Move("nothing", note=EMPTY_ANSWER)
-        return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
+        note = FIRST_ANSWER * (len(answers) > 1)
+        return filled("answer", answers[0].strip(), note, EMPTY_ANSWER)
     return Move("nothing", note=NEITHER)
+
+
+def filled(kind: Literal["action", "answer"], content: str, note: str, empty: str) -> Move:
+    """Return the move, or nothing with the note ``empty`` if it has no content."""
+    return Move(kind, content, note) if content.strip() else Move("nothing", note=empty)
 
 
 def _split(text: str) -> tuple[list[str], list[str], bool]:
@@ -193,13 +186,13 @@ class Acting(ABC):
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        move = self.form.read(turns[-1].text, turns[-1].truncated)
+        turn = turns[-1]
+        move = Move("nothing", note=CUT) if turn.truncated else self.form.read(turn.text)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
-        if move.kind == "action":
-            transition = await self.do(state, move.content, live)
-        else:
-            transition = await self.on_answer(state, move.content)
+        acts = move.kind == "action"
+        done = self.do(state, move.content, live) if acts else self.on_answer(state, move.content)
+        transition = await done
         if not move.note or not transition.seen:
             return transition
         first, *others = transition.seen

@@ -45,16 +45,6 @@ class Draw(NamedTuple):
     mission: str
 
 
-def check_level(name: str) -> None:
-    """Raise ``UserError`` for an unknown level, or if the package is missing."""
-    names = _ids()
-    if name not in names:
-        raise UserError(
-            f"there is no BabyAI level {name!r}",
-            f"{did_you_mean(name, names)}known: {', '.join(sorted(names))}",
-        )
-
-
 def new_level(name: str) -> "RoomGridLevel":
     environment = _package().make(_ids()[name], max_steps=NO_LIMIT, disable_env_checker=True)
     return cast("RoomGridLevel", environment.unwrapped)
@@ -149,19 +139,8 @@ class VisibleObject(NamedTuple):
         return f"{self.what} {self.place}"
 
 
-class View(NamedTuple):
-    """Objects in view of the agent."""
-
-    objects: tuple[VisibleObject, ...]
-    walls: tuple[VisibleObject, ...]
-    carried: str | None = None
-
-    def __str__(self) -> str:
-        seen = "; ".join(map(str, (*self.objects, *self.walls))) or "nothing"
-        return f"You see: {seen}. You carry {f'a {self.carried}' if self.carried else 'nothing'}."
-
-
-def view_of(image: Image) -> View:
+def view_of(image: Image) -> str:
+    """Describe objects, the nearest walls, and what the agent carries."""
     middle, near = len(image) // 2, len(image[0]) - 1
     objects = [
         VisibleObject(_name(cell), near - row, column - middle)
@@ -170,8 +149,10 @@ def view_of(image: Image) -> View:
         if cell[0] in KINDS and (column, row) != (middle, near)
     ]
     objects.sort(key=lambda one: (one.ahead + abs(one.right), one.ahead, one.right))
+    seen = "; ".join(map(str, (*objects, *_walls(image)))) or "nothing"
     own = image[middle][near]
-    return View(tuple(objects), tuple(_walls(image)), _name(own) if own[0] in KINDS else None)
+    carried = f"a {_name(own)}" if own[0] in KINDS else "nothing"
+    return f"You see: {seen}. You carry {carried}."
 
 
 def _walls(image: Image) -> Iterator[VisibleObject]:
@@ -241,7 +222,7 @@ class Game:
         seen, reward, is_over, _, _ = self.level.step(ACTIONS[action])
         if is_over:
             return MoveResult(end=SOLVED if float(reward) > 0 else FAILED)
-        view = str(view_of(seen["image"].tolist()))
+        view = view_of(seen["image"].tolist())
         return MoveResult(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
 
     def _state(self) -> tuple[object, ...]:
@@ -262,7 +243,11 @@ class BabyAI(Acting):
     def __init__(self, settings: BabyAISettings | None = None) -> None:
         settings = settings or BabyAISettings()
         super().__init__(settings.steps)
-        check_level(settings.level)
+        if settings.level not in (known := _ids()):
+            raise UserError(
+                f"there is no BabyAI level {settings.level!r}",
+                f"{did_you_mean(settings.level, known)}known: {', '.join(sorted(known))}",
+            )
         self.level = settings.level
         self.version = f"1/minigrid {version('minigrid')}"
 

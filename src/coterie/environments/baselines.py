@@ -6,20 +6,20 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from coterie.environments.acting import (
     ANSWER,
-    CUT,
     EMPTY_ACTION,
     EMPTY_ANSWER,
     FIRST_ACTION,
     Acting,
     Form,
     Move,
+    filled,
     read,
 )
 from coterie.environments.answers import Vote
@@ -46,10 +46,8 @@ ANSWER_ONLY = f"You can't act here. Think, then write `{ANSWER}` with your answe
 _ACTIONS = re.compile(rf"^[ \t]*Action:[ \t]*({ACT}|{FINISH})\[", re.MULTILINE)
 
 
-def read_react(text: str, cut: bool = False) -> Move:
+def read_react(text: str) -> Move:
     """Parse a message in ReAct's form. An action ends at the last bracket before the next action or the end."""
-    if cut:
-        return Move("nothing", note=CUT)
     marks = list(_ACTIONS.finditer(text))
     if not marks:
         return Move("nothing", note=NO_ACTION)
@@ -57,17 +55,15 @@ def read_react(text: str, cut: bool = False) -> Move:
     inside, bracket, _ = text[marks[0].end() : end].rpartition("]")
     if not bracket:
         return Move("nothing", note=NO_ACTION)
-    note = FIRST_ACTION if len(marks) > 1 else ""
+    note = FIRST_ACTION * (len(marks) > 1)
     if marks[0][1] == ACT:
-        content = inside.strip("\n").rstrip()
-        return Move("action", content, note) if content else Move("nothing", note=EMPTY_ACTION)
-    answer = inside.strip()
-    return Move("answer", answer, note) if answer else Move("nothing", note=EMPTY_ANSWER)
+        return filled("action", inside.strip("\n").rstrip(), note, EMPTY_ACTION)
+    return filled("answer", inside.strip(), note, EMPTY_ANSWER)
 
 
-def read_thoughts(text: str, cut: bool = False) -> Move:
-    move = read(text, cut)
-    return move if move.kind == "answer" or cut else Move("nothing", note=ANSWER_ONLY)
+def read_thoughts(text: str) -> Move:
+    move = read(text)
+    return move if move.kind == "answer" else Move("nothing", note=ANSWER_ONLY)
 
 
 REACT = Form(
@@ -89,7 +85,6 @@ Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
-A = TypeVar("A", bound=Acting)
 B = TypeVar("B", bound=Talk)
 
 
@@ -106,7 +101,13 @@ def by_method(environment: Environment, method: Method) -> Environment:
         settings = environment.settings.model_copy(update={"turns": 1})
         return _variant(environment, SingleTurn, settings=settings, max_turns=1)
     if isinstance(environment, Acting):
-        return _acting(environment, method)
+        forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
+        if method not in forms:
+            raise UserError(
+                f"method={method} does not support {environment.name}, where an agent acts",
+                f"use method=dialogue, or one of: {', '.join(forms)}",
+            )
+        return environment.in_form(forms[method])
     if not isinstance(environment, Talk) or method == "react":
         raise UserError(
             f"method={method} does not support {environment.name}, where agents do not talk until they agree",
@@ -118,16 +119,6 @@ def by_method(environment: Environment, method: Method) -> Environment:
     if method == "autoform":
         return _variant(environment, AutoForm, formats=())
     return single_agent(environment)
-
-
-def _acting(environment: A, method: Method) -> A:
-    forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
-    if method not in forms:
-        raise UserError(
-            f"method={method} does not support {environment.name}, where an agent acts",
-            f"use method=dialogue, or one of: {', '.join(forms)}",
-        )
-    return environment.in_form(forms[method])
 
 
 def single_agent(environment: B) -> B:
@@ -208,23 +199,17 @@ class MultiAgentDebate(Alone):
     ) -> Transition:
         if len(state.turns) < self.max_turns:
             return Transition()
-        answers = {
-            turn.speaker.name: answer
-            for turn in state.turns
-            if (answer := self.answer_to(state.task, turn.text)) is not None
-        }
-        last = [answers.get(agent) for agent in self.agents]
-        winners = await asyncio.to_thread(self._vote, last)
-        if not winners:
+        answers: dict[str, str | None] = dict.fromkeys(self.agents)
+        for turn in state.turns:
+            if (answer := self.answer_to(state.task, turn.text)) is not None:
+                answers[turn.speaker.name] = answer
+        vote, last = Vote(self.similarity), list(answers.values())
+        for place, answer in enumerate(last):
+            await asyncio.to_thread(vote.add, place, answer)
+        if not vote.winners:
             return Transition(end=TURNS)
-        end = AGREED if len(winners) == len(last) else ANSWERED
-        return Transition(answer=last[winners[0]], end=end)
-
-    def _vote(self, answers: Sequence[str | None]) -> tuple[int, ...]:
-        vote = Vote(self.similarity)
-        for place, answer in enumerate(answers):
-            vote.add(place, answer)
-        return vote.winners
+        end = AGREED if len(vote.winners) == len(last) else ANSWERED
+        return Transition(answer=last[vote.winners[0]], end=end)
 
 
 class AutoForm(Talk):

@@ -149,12 +149,11 @@ def make_trace(
         tasks.append(Task(name_of(len(tasks)), text, last))
     try:
         plan = Plan(tuple(tasks))
-        same = parse_plan(format_plan(plan)) == plan
+        if parse_plan(format_plan(plan)) != plan:
+            raise BrokenPlan
     except BrokenPlan as error:
         raise NoTrace(UNPLANNED) from error
-    if not same:
-        raise NoTrace(UNPLANNED)
-    searches = (tuple(id_ for id_ in level if id_ in by_id) for level in plan.levels)
+    searches = ([id_ for id_ in level if id_ in by_id] for level in plan.levels)
     levels = [level for level in searches if level]
     results = [[by_id[id_].result for id_ in level] for level in levels]
     for number, level in enumerate(levels):
@@ -167,85 +166,75 @@ def make_trace(
             raise NoTrace(LEAK)
     if len({words(one.query) for one in steps}) < len(steps):
         raise NoTrace(TWICE)
-    queries = (
-        tuple(Query(id_, by_id[id_].query, by_id[id_].fact) for id_ in level) for level in levels
-    )
-    return Trace(plan, tuple(queries), answer)
+    queries = {id_: Query(id_, one.query, one.fact) for id_, one in by_id.items()}
+    return Trace(plan, tuple(tuple(map(queries.__getitem__, level)) for level in levels), answer)
 
 
 def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:
     return any(says(text, one) and not any(says(other, one) for other in known) for one in hidden)
 
 
-_PHRASES: Mapping[str, str] = {
-    "country of citizenship": "nationality",
-    "country of origin": "country",
-    "publication date": "release date",
-    "inception": "date of founding",
-    "founded by": "founder",
-    "award received": "award",
-    "educated at": "school",
-    "screenwriter": "writer",
-    "located in the administrative territorial entity": "region",
-    "located on terrain feature": "terrain",
-    "location of formation": "place of founding",
-    "member of sports team": "team",
-    "member of political party": "political party",
-    "member of": "organization",
-    "part of": "whole",
-    "named after": "namesake",
-    "shares border with": "neighbor",
-    "capital of": "region with the capital",
-    "cast member": "actor",
-    "work location": "place of work",
-    "position held": "position",
-    "followed by": "successor",
-    "contains administrative territorial entity": "district",
+_RELATIONS: Mapping[str, tuple[str, str]] = {
+    "country of citizenship": ("nationality", ""),
+    "country of origin": ("country", ""),
+    "country": ("country", ""),
+    "publication date": ("release date", "released"),
+    "inception": ("date of founding", "founded"),
+    "founded by": ("founder", "founded by"),
+    "award received": ("award", "award"),
+    "educated at": ("school", "educated"),
+    "employer": ("employer", "worked"),
+    "screenwriter": ("writer", "writer"),
+    "director": ("director", "directed by"),
+    "performer": ("performer", "song by"),
+    "composer": ("composer", "music composed by"),
+    "date of birth": ("date of birth", "born"),
+    "place of birth": ("place of birth", "born"),
+    "date of death": ("date of death", "died"),
+    "place of death": ("place of death", "died"),
+    "cause of death": ("cause of death", "died"),
+    "spouse": ("spouse", "married"),
+    "child": ("child", "children"),
+    "located in the administrative territorial entity": ("region", "located in"),
+    "located on terrain feature": ("terrain", "terrain"),
+    "location of formation": ("place of founding", "place of founding"),
+    "member of sports team": ("team", "team"),
+    "member of political party": ("political party", "political party"),
+    "member of": ("organization", "organization"),
+    "part of": ("whole", "whole"),
+    "named after": ("namesake", "namesake"),
+    "shares border with": ("neighbor", "border"),
+    "capital of": ("region with the capital", "region with the capital"),
+    "cast member": ("actor", "actor"),
+    "work location": ("place of work", "place of work"),
+    "position held": ("position", "position"),
+    "followed by": ("successor", "successor"),
+    "contains administrative territorial entity": ("district", "district"),
 }
-"""Natural names of relations with technical names in Wikidata."""
-_WORDS: Mapping[str, str] = {
-    "director": "directed by",
-    "performer": "song by",
-    "composer": "music composed by",
-    "date of birth": "born",
-    "place of birth": "born",
-    "date of death": "died",
-    "place of death": "died",
-    "cause of death": "died",
-    "country of citizenship": "",
-    "country": "",
-    "country of origin": "",
-    "publication date": "released",
-    "inception": "founded",
-    "founded by": "founded by",
-    "spouse": "married",
-    "child": "children",
-    "educated at": "educated",
-    "employer": "worked",
-    "located in the administrative territorial entity": "located in",
-    "shares border with": "border",
-    "member of sports team": "team",
-}
-"""Words that pages use for relations, for keyword search, which finds the wrong pages for ``date of birth``."""
+"""Natural names of relations of Wikidata, and the words that pages use for them.
+
+Keyword search finds the wrong pages for ``date of birth``.
+"""
 
 
-def task_text(relation: str, of: str) -> str:
-    """Return a task: ``director of Devotion``."""
-    return f"{_phrase(relation)} of {of}"
+def relation_step(
+    subject: str, relation: str, result: str, planned: tuple[str, str], after: tuple[str, ...] = ()
+) -> Step:
+    """Return a search for the ``relation`` of ``subject``, for which the plan has the names ``planned``.
+
+    The task is ``director of Devotion``, the query ``Devotion directed by``, and the fact ``The director of Devotion is
+    Guido Brignone.``
+    """
+    name, query = _names(relation)
+    fact = f"The {name} of {subject} is {result.rstrip('.')}."
+    planned_subject, planned_relation = planned
+    task = f"{_names(planned_relation)[0]} of {planned_subject}"
+    return Step(task, f"{subject} {query}".strip(), result, fact, after)
 
 
-def query_text(relation: str, of: str) -> str:
-    """Return a query: ``Devotion directed by``."""
-    return f"{of} {_WORDS.get(_plain(relation.lower()), _phrase(relation))}".strip()
-
-
-def sentence(relation: str, of: str, value: str) -> str:
-    """Return a sentence: ``The director of Devotion is Guido Brignone.``"""
-    return f"The {task_text(relation, of)} is {value.rstrip('.')}."
-
-
-def _phrase(relation: str) -> str:
-    return _PHRASES.get(plain := _plain(relation.lower()), plain)
+def _names(relation: str) -> tuple[str, str]:
+    plain = _plain(relation.lower())
+    return _RELATIONS.get(plain, (plain, plain))
 
 
 def _plain(text: str) -> str:
@@ -273,8 +262,7 @@ class Demonstrates(Protocol):
         """Return True if tool results contain the facts that the answer depends on."""
 
 
-MOST_WORDS = 20
-MOST_ASKED = 12
+MAX_FACT_WORDS, MAX_QUERY_WORDS = 20, 12
 
 
 class Page(NamedTuple):
@@ -291,13 +279,17 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
         raise NoTrace("it does not rest on two pages")
     if not any(_has_answer(row, one) for one in pages):
         raise NoTrace("the answer is not in the pages")
-    names = {one.title: _page_name(row.question, one.title) for one in pages}
+    question = row.question
+    names = {
+        one.title: spelling_in(question, one.title) or spelling_in(question, bare(one.title))
+        for one in pages
+    }
     if all(names.values()):
         sides = [
             Step(name, name, page.title, page.clause)
             for page, name in zip(pages, names.values(), strict=True)
         ]
-        return make_trace(row.question, row.answer, sides, compare=row.type == "comparison")
+        return make_trace(question, row.answer, sides, compare=row.type == "comparison")
     if row.type == "comparison":
         raise NoTrace("the question does not name what it compares")
     return make_trace(row.question, row.answer, _bridge(row, pages, names))
@@ -307,16 +299,19 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
     one, other = sorted(
         pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
     )
-    orders = [(first, second) for first, second in ((one, other), (other, one))
-              if says(first.text, bare(second.title))]  # fmt: skip
+    orders = [
+        pair for pair in ((one, other), (other, one)) if says(pair[0].text, bare(pair[1].title))
+    ]
     if not orders:
         raise NoTrace("neither page names the other")
-    order = next((order for order in orders if _has_answer(row, order[1])), None)
-    if order is None:
+    orders = [pair for pair in orders if _has_answer(row, pair[1])]
+    if not orders:
         raise NoTrace("the answer is on the page that comes first")
-    first, second = order
+    first, second = orders[0]
     name, title = names[first.title], bare(second.title)
-    query = " ".join((name, *_rest(row.question, name))).strip()
+    name_words = set(words(name))
+    more = [one for one in telling(row.question) if not name_words.issuperset(words(one))]
+    query = " ".join((name, *more[:MAX_QUERY_WORDS])).strip()
     fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
     return [
         Step(query, query, second.title, f"{bare(first.title)} leads to {title}."),
@@ -329,18 +324,9 @@ def _has_answer(row: HotpotRow, page: Page) -> bool:
     return is_yes_or_no(row.answer) or says(text, row.answer) or alike(page.title, row.answer)
 
 
-def _page_name(question: str, title: str) -> str:
-    return spelling_in(question, title) or spelling_in(question, bare(title))
-
-
 def _overlap(question: str, page: Page) -> int:
     asks = set(words(" ".join(telling(question))))
     return len(asks & set(words(f"{page.title} {page.text}")))
-
-
-def _rest(question: str, name: str) -> list[str]:
-    left = set(words(name))
-    return [one for one in telling(question) if not set(words(one)) <= left][:MOST_ASKED]
 
 
 def _pages(row: HotpotRow) -> list[Page]:
@@ -358,9 +344,9 @@ def _pages(row: HotpotRow) -> list[Page]:
 def _clause(sentences: Sequence[str], place: int) -> str:
     """Return the beginning of a sentence, or of the first sentence if the index is out of range upstream."""
     sentence_words = (sentences[place] if place < len(sentences) else sentences[0]).split()
-    if len(sentence_words) <= MOST_WORDS:
+    if len(sentence_words) <= MAX_FACT_WORDS:
         return " ".join(sentence_words)
-    return f"{' '.join(sentence_words[:MOST_WORDS]).rstrip(',;:')}..."
+    return f"{' '.join(sentence_words[:MAX_FACT_WORDS]).rstrip(',;:')}..."
 
 
 _REFERENCE = re.compile(r"#([1-9])(\s+(?='s\b))?")
@@ -371,8 +357,8 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
     if not row.hops:
         raise NoTrace("it has no decomposition")
     steps: list[Step] = []
-    for number, hop in enumerate(row.hops):
-        steps.append(_hop_step(row, hop, number, steps))
+    for hop in row.hops:
+        steps.append(_hop_step(row, hop, steps))
     if len(without_dependents(steps)) > 1:
         raise NoTrace("a hop leads nowhere")
     if not any(alike(one, steps[-1].result) for one in row.answers):
@@ -380,10 +366,10 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
     return make_trace(row.question, row.answer, steps)
 
 
-def _hop_step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> Step:
-    text = " ".join(hop.question.split()).rstrip("?. ")
+def _hop_step(row: MusiqueRow, hop: Hop, steps: Sequence[Step]) -> Step:
+    text = _plain(hop.question).rstrip("?. ")
     places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
-    if any(place >= number for place in places):
+    if any(place >= len(steps) for place in places):
         raise NoTrace("a hop waits for a later one")
     if not places and _names_more(row, text):
         raise NoTrace("a hop names what the question does not")
@@ -394,15 +380,9 @@ def _hop_step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> 
     if not divided:
         fact = f"{filled[:1].upper()}{filled[1:]}: {hop.answer.rstrip('.')}."
         return Step(template, filled, hop.answer, fact, after)
-    unknown, _, unknown_relation = template.partition(_RELATION)
-    subject = subject.strip()
-    return Step(
-        task_text(unknown_relation, unknown.strip()),
-        query_text(relation, subject),
-        hop.answer,
-        sentence(relation, subject, hop.answer),
-        after,
-    )
+    planned_subject, _, planned_relation = template.partition(_RELATION)
+    planned = planned_subject.strip(), planned_relation
+    return relation_step(subject.strip(), relation, hop.answer, planned, after)
 
 
 def _names_more(row: MusiqueRow, hop: str) -> bool:
@@ -446,16 +426,17 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
     roots: list[str] = []
     for number, fact in enumerate(row.evidences):
         before = _before(fact, steps)
+        after: tuple[str, ...] = ()
         if before is not None:
-            waits = name_of(before)
-            steps.append(_step(fact, f"{{{waits}}}", steps[before].result, (waits,)))
-            roots.append(roots[before])
+            after, root, subject = (name_of(before),), roots[before], steps[before].result
         elif number and row.type in CHAINS:
             raise NoTrace("a fact does not follow from the one before it")
         else:
-            name = _name_in_question(row, number)
-            steps.append(_step(fact, name, name))
-            roots.append(name)
+            subject = root = _name_in_question(row, number)
+        planned = f"{{{after[0]}}}" if after else subject
+        result, relation = fact.object, fact.relation
+        steps.append(relation_step(subject, relation, result, (planned, relation), after))
+        roots.append(root)
     compare = row.type in COMPARISONS
     if compare:
         _check_comparison(row, steps, roots)
@@ -470,25 +451,15 @@ def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
     return next((place for place in places if place in free), next(iter(places), None))
 
 
-def _step(fact: Evidence, planned: str, name: str, after: tuple[str, ...] = ()) -> Step:
-    return Step(
-        task_text(fact.relation, planned),
-        query_text(fact.relation, name),
-        fact.object,
-        sentence(fact.relation, name, fact.object),
-        after,
-    )
-
-
 def _name_in_question(row: TwoWikiRow, number: int) -> str:
     """Return the question's spelling of the subject of a fact, or of the title of its page."""
     subject = row.evidences[number].subject
     titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
     in_order = [number] if len(titles) == len(row.evidences) else []
     title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
-    for name in (title, subject, bare(title), bare(subject)):
-        if name_in_question := spelling_in(row.question, name):
-            return name_in_question
+    names = (title, subject, bare(title), bare(subject))
+    if name := next(filter(None, (spelling_in(row.question, one) for one in names)), ""):
+        return name
     raise NoTrace("the question does not name what a fact is about")
 
 
@@ -531,10 +502,10 @@ def _date(text: str) -> tuple[int, ...]:
         return ()
     month = next((_MONTHS.index(one) for one in words(text) if one in _MONTHS), None)
     day = _DAY.search(text.replace(year[0], ""))
-    parts = (int(year[0]),)
+    parts = [int(year[0])]
     if month is not None:
-        parts = (*parts, month, *((int(day[0]),) if day else ()))
-    return parts
+        parts += [month, *([int(day[0])] if day else [])]
+    return tuple(parts)
 
 
 def trace_of(row: QuestionRow) -> Trace:

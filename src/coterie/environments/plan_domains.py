@@ -1,18 +1,26 @@
 """Domains of a planner and a grounder: settings, the context of a task, actions, and comparison of answers."""
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coterie.config.folders import expanded
 from coterie.config.settings import key
-from coterie.datasets.plans import ActionPage, PlanRow, PlanStep
 from coterie.datasets.plans import Domain as DomainName
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
-from coterie.engines.chat_model import ChatModelSettings, check_chat
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat, open_chat
+from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import GRADER, gold_answer, normalize_answer
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Openers, Shared
@@ -24,22 +32,18 @@ from coterie.tools.actions.executors import (
     CANDIDATES,
     Element,
     Executed,
-    Failed,
     Gold,
     MathsExecutor,
     answer_of,
     choose,
+    rank,
     score,
+    words_of,
 )
-from coterie.tools.actions.grammar import Action
-from coterie.tools.actions.questions import (
-    ChatReader,
-    Corpus,
-    FewPages,
-    QuestionsExecutor,
-    open_reader,
-)
-from coterie.tools.retrieval import Manifest
+from coterie.tools.actions.expressions import Failed
+from coterie.tools.actions.grammar import Action, Argument
+from coterie.tools.retrieval import PAGES as PAGES_FILE
+from coterie.tools.retrieval import Manifest, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
 
 Form = Literal["onetime", "iterative"]
@@ -121,23 +125,28 @@ class Domain:
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
 
 
-def public_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, object]:
-    """Return the public fields of a task with these steps, which start at index ``place`` of the row."""
+def grader_secret(name: str, text: str) -> dict[str, Secret]:
+    return {name: Secret(text, name=name, readers=frozenset({GRADER}))}
+
+
+def page_fields(
+    row: PlanRow, steps: Sequence[PlanStep], place: int
+) -> tuple[dict[str, object], dict[str, Secret]]:
+    """Return public and secret fields of a task with these steps, which start at index ``place`` of the row.
+
+    Page elements and right operations have the number of their action in the whole row.
+    """
     if isinstance(row, Unplanned) and row.pages:
-        return {PAGES: [list(page) for page in row.pages]}
-    pages = _numbered(row, steps, place)
-    return {ELEMENTS: {number: _elements(page) for number, page in pages.items()}} if pages else {}
-
-
-def secret_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
-    right = {
-        number: [sorted(page.right), page.kind, page.value]
-        for number, page in _numbered(row, steps, place).items()
-    }
-    if not right:
-        return {}
-    text = json.dumps(right, ensure_ascii=False)
-    return {RIGHT: Secret(text, name=RIGHT, readers=frozenset({GRADER}))}
+        return {PAGES: [list(page) for page in row.pages]}, {}
+    first = 1 + sum(len(step.actions) for step in row.steps[:place])
+    pages = [page for step in steps for page in step.pages]
+    if not pages or len(pages) != sum(len(step.actions) for step in steps):
+        return {}, {}
+    elements, right = {}, {}
+    for number, page in enumerate(pages, first):
+        elements[str(number)] = [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
+        right[str(number)] = [sorted(page.right), page.kind, page.value]
+    return {ELEMENTS: elements}, grader_secret(RIGHT, json.dumps(right, ensure_ascii=False))
 
 
 def pages_of(task: Task) -> list[tuple[str, str]]:
@@ -149,27 +158,6 @@ def elements_of(task: Task) -> dict[int, tuple[Element, ...]]:
     """Return the candidate elements of each action, by its number in the whole task."""
     pages: Any = task.public.get(ELEMENTS, {})
     return {int(n): tuple(Element(*one) for one in page) for n, page in pages.items()}
-
-
-def right_of(task: Task) -> dict[int, Gold]:
-    """Return the right operation of each action, by its number in the whole task, for graders."""
-    if RIGHT not in task.secrets:
-        return {}
-    operations: Mapping[str, Any] = json.loads(task.secrets[RIGHT].reveal(GRADER))
-    return {
-        int(n): Gold(frozenset(ids), kind, value) for n, (ids, kind, value) in operations.items()
-    }
-
-
-def _numbered(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, ActionPage]:
-    first = 1 + sum(len(step.actions) for step in row.steps[:place])
-    pages = [page for step in steps for page in step.pages]
-    whole = len(pages) == sum(len(step.actions) for step in steps)
-    return {str(first + n): page for n, page in enumerate(pages)} if whole else {}
-
-
-def _elements(page: ActionPage) -> list[list[str]]:
-    return [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
 
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
@@ -243,21 +231,17 @@ class Web(Domain):
 
         ``on_page`` is the share of steps whose right element is among the candidates.
         """
-        labels, pages = right_of(task), elements_of(task)
-        if not labels:
+        if RIGHT not in task.secrets:
             return None, {}
-        done = list(values.values())
-        steps = [score(done[n - 1] if n <= len(done) else "", label) for n, label in labels.items()]
-        on_page = [
-            any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
-        ]
-        shares = {
-            "element": [element for element, _ in steps],
-            "operation": [operation for _, operation in steps],
-            "on_page": on_page,
-        }
-        success = sum(map(all, steps)) / len(steps)
-        return success, {name: sum(steps) / len(steps) for name, steps in shares.items()}
+        pages, done, steps = elements_of(task), list(values.values()), []
+        for n, (ids, kind, value) in json.loads(task.secrets[RIGHT].reveal(GRADER)).items():
+            number = int(n)
+            operation = done[number - 1] if number <= len(done) else ""
+            has_element, has_operation = score(operation, Gold(frozenset(ids), kind, value))
+            on_page = any(one.id in ids for one in pages[number])
+            steps.append({"element": has_element, "operation": has_operation, "on_page": on_page})
+        success = sum(one["element"] and one["operation"] for one in steps) / len(steps)
+        return success, {name: sum(one[name] for one in steps) / len(steps) for name in steps[0]}
 
 
 class Maths(Domain):
@@ -273,6 +257,26 @@ class Maths(Domain):
 
     def same(self, gold: str, answer: str) -> bool:
         return same_number(gold, answer)
+
+
+def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> Domain:
+    if name == "complex_qa":
+        return Questions(settings, rows)
+    if name not in ("maths", "web"):
+        raise UserError(
+            f"this environment does not support rows of the domain {name!r}",
+            "use rows of: maths, complex_qa, web"
+            + "; environment=shop generates its own tasks" * (name == "shop"),
+        )
+    if settings.corpus is not None or not settings.reader.rules:
+        raise UserError(
+            "environment.corpus and environment.reader are for questions with pages to search and read",
+            "leave them out",
+        )
+    return Maths() if name == "maths" else Web(rows)
+
+
+# -- questions over many pages ------------------------------------------------------------------
 
 
 class Questions(Domain):
@@ -308,18 +312,279 @@ class Questions(Domain):
         return normalize_answer(gold) == normalize_answer(answer)
 
 
-def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> Domain:
-    if name == "complex_qa":
-        return Questions(settings, rows)
-    if name not in ("maths", "web"):
-        raise UserError(
-            f"this environment does not support rows of the domain {name!r}",
-            "use rows of: maths, complex_qa, web"
-            + "; environment=shop generates its own tasks" * (name == "shop"),
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Paragraph of a page."""
+
+    place: int
+    page: int
+    title: str
+    text: str
+
+
+class Corpus:
+    """Pages of an index, searched by BM25. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        check_index(folder)
+        self._passages, self._index = Passages(folder), load_words(folder)
+        self._pages: NDArray[np.int64] = np.load(folder / PAGES_FILE, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def paragraph(self, place: int) -> Paragraph:
+        """Return a paragraph by number. Raises ``IndexError``."""
+        passage = self._passages[place]
+        return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
+
+    def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
+        """Return the paragraphs (of ``pages``) that share a word with the query, best first, ties in order."""
+        scores = word_scores(self._index, query)
+        places = best(scores, count, self._of_pages(pages) if pages else None)
+        return [self.paragraph(int(place)) for place in places]
+
+    def pages(self, query: str, count: int) -> list[Paragraph]:
+        """Return the best paragraph of each of the best pages, best first."""
+        by_page: dict[int, Paragraph] = {}
+        for one in self.search(query, 8 * count):
+            by_page.setdefault(one.page, one)
+        return list(by_page.values())[:count]
+
+    def first(self, page: int) -> Paragraph:
+        return self.paragraph(int(np.searchsorted(self._pages, page)))
+
+    def _of_pages(self, pages: Sequence[int]) -> NDArray[np.int64]:
+        """Return the numbers of the paragraphs of these pages, which are contiguous per page."""
+        numbers = sorted(set(pages))
+        begins = np.searchsorted(self._pages, numbers, side="left")
+        ends = np.searchsorted(self._pages, numbers, side="right")
+        return np.concatenate([np.arange(a, b) for a, b in zip(begins, ends, strict=True)])
+
+
+class FewPages:
+    """Pages in memory, of one paragraph each, with the methods of ``Corpus``."""
+
+    def __init__(self, pages: Sequence[tuple[str, str]]) -> None:
+        self._paragraphs = [Paragraph(n, n, title, text) for n, (title, text) in enumerate(pages)]
+
+    def __len__(self) -> int:
+        return len(self._paragraphs)
+
+    def paragraph(self, place: int) -> Paragraph:
+        return self._paragraphs[place]
+
+    first = paragraph
+
+    def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
+        among = [one for one in self._paragraphs if not pages or one.page in pages]
+        places = rank(query, [f"{one.title} {one.text}" for one in among])
+        return [among[place] for place in places[:count]]
+
+    pages = search
+
+
+MAX_SHOWN = 700
+MAX_FILLED = 200
+"""Characters of a result that is inserted into a question; longer results and paragraphs are not."""
+FOUND_PAGES, FOUND_PARAGRAPHS = 5, 3
+"""Maximum results of ``KnowledgeQuery`` and of ``ParagraphRetrieve``."""
+_RESULT = re.compile(r"\bR\d{1,4}\b")
+_LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
+
+
+class QuestionsExecutor(MathsExecutor):
+    """Executor of ``complex_qa``. Without a reader model, rules answer; without a sandbox, ``Code`` fails.
+
+    A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by
+    its number.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus | FewPages,
+        reader: "ChatReader | None" = None,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(sandbox)
+        self.corpus, self.reader = corpus, reader
+
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        match action.tool:
+            case "KnowledgeQuery":
+                words = _substitute(action.rest(0), values).strip("\"' ")
+                return _format(await asyncio.to_thread(self.corpus.pages, words, FOUND_PAGES))
+            case "ParagraphRetrieve":
+                return await self._retrieve(action, values)
+            case "QA":
+                return await self._answer(action, values)
+            case "Calculator" | "Code":
+                return await super().do(action, values)
+        raise Failed("there is no such tool")
+
+    async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
+        text = "\n".join(_values(action.arguments[0], values))
+        places = [place for place in map(int, _LINE.findall(text)) if place < len(self.corpus)]
+        pages = [self.corpus.paragraph(place).page for place in places]
+        if not pages:
+            raise Failed("what it is given has no pages")
+        query, most = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
+        paragraphs = await asyncio.to_thread(self.corpus.search, query, most, pages)
+        return _format(
+            paragraphs or [self.corpus.first(page) for page in dict.fromkeys(pages)][:most]
         )
-    if settings.corpus is not None or not settings.reader.rules:
-        raise UserError(
-            "environment.corpus and environment.reader are for questions with pages to search and read",
-            "leave them out",
-        )
-    return Maths() if name == "maths" else Web(rows)
+
+    async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
+        if len(action.arguments) < 2:
+            raise Failed("it is given no question")
+        texts = [_LINE.sub("", text) for text in _values(action.arguments[0], values)]
+        question = _substitute(action.rest(1), values)
+        reader = self.reader
+        answer = await reader.answer(question, texts) if reader else extract_answer(question, texts)
+        if not answer:
+            raise Failed("no answer is in what it is given")
+        return answer
+
+
+def _substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace names of results by their values if these are short: ``Is R6 greater than R3?``."""
+
+    def value(name: re.Match[str]) -> str:
+        result = values.get(name[0], name[0])
+        return result if len(result) <= MAX_FILLED and not _LINE.match(result) else name[0]
+
+    return _RESULT.sub(value, text)
+
+
+def _values(argument: Argument, values: Mapping[str, str]) -> list[str]:
+    return [values[name] for name in argument.variables]
+
+
+def _format(paragraphs: Sequence[Paragraph]) -> str:
+    if not paragraphs:
+        raise Failed("nothing is found")
+    return "\n".join(f"[{one.place}] {one.title} | {one.text[:MAX_SHOWN]}" for one in paragraphs)
+
+
+# -- readers of passages ------------------------------------------------------------------------
+
+MAX_CHARACTERS = 6000
+"""Characters of all passages in a prompt."""
+ROLE = (
+    "Answer the question from the passages. Reply with the answer alone, in a few words: "
+    "a name, a date, a number, yes or no."
+)
+
+
+class ChatReader:
+    """Chat model that answers only from the passages."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.model = model
+
+    async def answer(self, question: str, passages: Sequence[str]) -> str:
+        """Return the first line of the reply, or an empty string. Raises ``EngineError`` without a model."""
+        text = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
+        prompt = [
+            Utterance("system", ROLE),
+            Utterance("user", f"Passages:\n{text}\n\nQuestion: {question}"),
+        ]
+        reply = await self.model.ask(prompt, 0)
+        lines = [line.strip() for line in reply.text.splitlines() if line.strip()]
+        return lines[0].removeprefix("Answer:").strip() if lines else ""
+
+
+@asynccontextmanager
+async def open_reader(settings: ChatModelSettings) -> AsyncIterator[ChatReader]:
+    """Open a chat model as a reader."""
+    async with open_chat(settings) as chat:
+        yield ChatReader(chat)
+
+
+_TITLED = re.compile(r"(?:([^|\n]{1,200}) \| )?(.*\S)")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'])")
+_MONTH = (
+    r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+)
+_DATE = re.compile(
+    rf"\b(?:\d{{1,2}} {_MONTH} \d{{4}}|{_MONTH} \d{{1,2}}, \d{{4}}|{_MONTH} \d{{4}}|1\d{{3}}|20\d{{2}})\b"
+)
+_YEAR = re.compile(r"\b(?:1\d{3}|20\d{2})\b")
+_NUMBER = re.compile(r"\b\d+(?:,\d{3})*(?:\.\d+)?\b")
+_PROPER = re.compile(
+    r"\b[A-Z][\w'’.-]*[\w](?:(?: (?:of|the|de|van|von|and|in|for))? [A-Z][\w'’.-]*[\w])*|\b[A-Z]{2,}\b"
+)
+_SAYS_YES_OR_NO = frozenset(
+    words_of("is are was were do does did can could has have had will would should")
+)
+_EMPTY = frozenset(
+    words_of(
+        "a an the of in on at to for from by with and or as that which who whom whose what when where why how many "
+        "much is are was were be been do does did can could has have had will would should it its his her their this "
+        "there than then also into about"
+    )
+)
+_NOT = frozenset({"not", "no", "never", "neither", "nor", "without", "cannot"})
+_MORE = frozenset(words_of("more greater larger higher bigger later older longer taller after"))
+_LESS = frozenset(words_of("less fewer smaller lower earlier younger shorter before"))
+_ENOUGH = 0.75
+"""Fraction of a question's words that a sentence needs for the answer yes."""
+
+
+def extract_answer(question: str, passages: Sequence[str]) -> str:
+    """Answer by rules, for tests, for machines without a model, and as a baseline; empty without an answer.
+
+    Takes the sentence with most of the question's words, and extracts the answer from it: a date for "when", a number
+    for "how many", else a name that is not in the question, else the sentence. A line may begin with its page's title
+    (``Oslo | The city ...``), whose words count but are never the answer. A question that begins with a verb is
+    answered with yes if a sentence has most of its words and no negation, else with no. A question that compares two
+    numbers ("Is 5 greater than 3?") is answered by arithmetic.
+    """
+    if comparison := _compare(question):
+        return comparison
+    lines = [_TITLED.match(line) for text in passages for line in text.splitlines()]
+    pairs = [
+        (one[1] or "", sentence) for one in lines if one for sentence in _SENTENCE.split(one[2])
+    ]
+    sentences = [sentence.strip() for _, sentence in pairs]
+    words = _content(question)
+    if not sentences or not words:
+        return ""
+    scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
+    order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
+    best = order[0]
+    if words_of(question)[0] in _SAYS_YES_OR_NO:
+        denies = [bool(_NOT & set(words_of(text))) for text in (sentences[best], question)]
+        return "yes" if scores[best] >= _ENOUGH and denies[0] == denies[1] else "no"
+    spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
+    return next(filter(None, spans), sentences[best] if scores[best] else "")
+
+
+def _compare(question: str) -> str:
+    """Answer ``yes`` or ``no`` to a question that compares two numbers; empty for other questions."""
+    words = words_of(question)
+    numbers = [float(one.replace(",", "")) for one in _NUMBER.findall(question)]
+    if len(numbers) != 2 or words[0] not in _SAYS_YES_OR_NO or not (_MORE | _LESS) & set(words):
+        return ""
+    first, second = numbers if _MORE & set(words) else reversed(numbers)
+    return "yes" if first > second else "no"
+
+
+def _content(text: str) -> set[str]:
+    return set(words_of(text)) - _EMPTY
+
+
+def _span(question: str, sentence: str) -> str:
+    """Extract the answer from a sentence by the question's first words, or an empty string."""
+    asks = question.lower()
+    if "year" in asks:
+        spans = _YEAR.findall(sentence)
+    elif asks.startswith("when") or "what date" in asks:
+        spans = _DATE.findall(sentence)
+    elif re.search(r"\bhow (?:many|much|old|long|tall|far|large|high)\b", asks):
+        spans = _NUMBER.findall(sentence)
+    else:
+        # A name without content words is a subset of any question.
+        words = _content(question)
+        spans = [one for one in _PROPER.findall(sentence) if not _content(one) <= words]
+    return spans[0] if spans else ""

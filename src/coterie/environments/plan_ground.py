@@ -25,8 +25,8 @@ from coterie.environments.plan_domains import (
     as_plan,
     domain_in,
     domain_of,
-    public_fields,
-    secret_fields,
+    grader_secret,
+    page_fields,
 )
 from coterie.environments.protocol import (
     WELL_FORMED,
@@ -89,8 +89,8 @@ def result_text(subgoal: int, result: str) -> str:
 
 
 def subgoals_in(plan: str) -> list[str]:
-    parts = SUBGOAL.split(plan)[2::2]
-    return [subgoal for part in parts if (subgoal := part.strip().rstrip(";").strip())]
+    subgoals = (part.strip().rstrip(";").strip() for part in SUBGOAL.split(plan)[2::2])
+    return list(filter(None, subgoals))
 
 
 def is_done(text: str) -> bool:
@@ -187,9 +187,8 @@ class PlanGround(Pure):
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the grounder after a turn of the planner, else the planner."""
-        agent_turns = [turn for turn in state.turns if turn.speaker.kind == "agent"]
-        has_plan = bool(agent_turns) and agent_turns[-1].speaker.name == PLANNER
-        return (GROUNDER,) if has_plan else (PLANNER,)
+        agents = [turn.speaker.name for turn in state.turns if turn.speaker.kind == "agent"]
+        return (GROUNDER,) if agents[-1:] == [PLANNER] else (PLANNER,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the prompt: subgoals and results for the planner, subgoals and actions for the grounder."""
@@ -224,7 +223,7 @@ class PlanGround(Pure):
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the answer, or for a single step, its result. Tasks without a reference get no score."""
-        progress = state.data if isinstance(state.data, Progress) else Progress()
+        progress: Any = state.data or Progress()
         answer = state.answer if state.end == ANSWERED else None
         well_formed = not progress.problems and state.end == ANSWERED
         metrics = {WELL_FORMED: float(well_formed), "subgoals": progress.subgoals}
@@ -249,7 +248,7 @@ class PlanGround(Pure):
         self, state: State, text: str, live: Any
     ) -> tuple[Progress, str | None, str | None]:
         """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
-        before = state.data if isinstance(state.data, Progress) else Progress()
+        before: Any = state.data or Progress()
         values = dict(before.values)
         if not values and "history" in state.task.public:
             values = await self._replay(state.task, live)
@@ -297,10 +296,9 @@ def step_tasks(row: PlanRow) -> list[Task]:
     tasks = []
     for place, step in enumerate(row.steps):
         answer = step.result or (row.answer if place == len(row.steps) - 1 else "")
-        secret = {"answer": Secret(answer, name="answer", readers=frozenset({GRADER}))}
+        secret = grader_secret("answer", answer)
         tasks.append(_task(f"{row.id}/{place + 1}", row, (step,), secret, place))
-    last = len(row.steps)
-    stop = {"answer": Secret(DONE, name="answer", readers=frozenset({GRADER}))}
+    stop, last = grader_secret("answer", DONE), len(row.steps)
     return [*tasks, _task(f"{row.id}/{last + 1}", row, (), stop, last)]
 
 
@@ -325,13 +323,12 @@ def _task(
     place: int | None = None,
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
-    secret = Secret(text, name=GOLD, readers=frozenset({GRADER}))
     public: dict[str, object] = {"question": row.question, "description": row.description}
     if place is not None:
         before = row.steps[:place]
         public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]
-    public |= public_fields(row, steps, place or 0)
-    return Task(id_, public, {**answer, GOLD: secret, **secret_fields(row, steps, place or 0)})
+    pages, right = page_fields(row, steps, place or 0)
+    return Task(id_, {**public, **pages}, {**answer, **grader_secret(GOLD, text), **right})
 
 
 def known_results(task: Task) -> tuple[str, ...]:

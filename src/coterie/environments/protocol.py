@@ -348,14 +348,16 @@ def messages_of(environment: Environment, state: State, actor: str) -> tuple[Mes
     prompt: Any = environment.see(state, actor)
     if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
         return prompt
+    wrong, place = prompt, ""
     if isinstance(prompt, list | tuple):
         own = [turn for turn in state.turns if turn.speaker.name == actor]
-        messages = tuple(message for one in prompt if (message := _message(one, own)) is not None)
-        if len(messages) == len(prompt):
-            return messages
-    raise wrong_return(
-        environment, "see", prompt, "messages: Message, or dicts of role and content"
-    )
+        messages = [_message(one, own) for one in prompt]
+        if None not in messages:
+            return tuple(filter(None, messages))
+        at = messages.index(None)
+        wrong, place = prompt[at], f" as message {at + 1}"
+    expected = "messages: Message, or dicts of role and content"
+    raise wrong_return(environment, "see", wrong, expected, place)
 
 
 def check_return(environment: Environment, method: str, value: object, kind: type) -> None:
@@ -365,13 +367,13 @@ def check_return(environment: Environment, method: str, value: object, kind: typ
 
 
 def wrong_return(
-    environment: Environment, method: str, value: object, expected: str
+    environment: Environment, method: str, value: object, expected: str, place: str = ""
 ) -> EnvironmentFault:
     """Return an error with the file and line of the method."""
     kind = type(innermost(environment))
     code = inspect.unwrap(getattr(kind, method)).__code__
     return EnvironmentFault(
-        f"{kind.__name__}.{method}() returned {value!r:.80}. Return {expected} "
+        f"{kind.__name__}.{method}() returned {value!r:.80}{place}. Return {expected} "
         f"({code.co_filename}, line {code.co_firstlineno})"
     )
 

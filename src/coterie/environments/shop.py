@@ -1,29 +1,246 @@
-"""The environment ``shop``: random errands in a small shop (``tools.actions.shop``), for a planner and a grounder.
+"""The environment ``shop``: errands in a small generated shop, for a planner and a grounder.
 
-A script writes and runs the plan of each errand, so the right results are known. A hash of the wish without its price
-decides the split.
+The shop is modeled on WebShop (Yao et al. 2022), without its items. ``Shop.generate(seed)`` has the items,
+``sample_wish(shop, seed)`` returns the item to buy, ``act`` runs one action in a session (a frozen value) and returns
+the next session, and ``reward`` compares the purchase with the wish. A script writes and runs the plan of each errand,
+so the right results are known. A hash of the wish without its price decides the split.
 """
 
 import json
+import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import astuple, dataclass, replace
+from functools import cache, cached_property
+from importlib.resources import files
 from itertools import count as numbers
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.answers import GRADER
-from coterie.environments.plan_domains import Domain, Form
+from coterie.environments.plan_domains import Domain, Form, grader_secret
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, split_of_key
-from coterie.record.tree import Secret, Task
+from coterie.record.tree import Task
 from coterie.record.turn import digest
-from coterie.tools.actions.executors import Executed, Failed
+from coterie.tools.actions.executors import Executed, Executor, rank, word_f1, words_of
+from coterie.tools.actions.expressions import Failed
 from coterie.tools.actions.grammar import Action, parse
-from coterie.tools.actions.shop import BUY, Session, Shop, ShopExecutor, Wish, act, reward, wish
+
+MAX_HITS = 10
+MAX_DETAILS = 3
+"""Items whose features one action lists."""
+BUY = "Buy Now"
+_ID = re.compile(r"\bB\d{3,6}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kind of item, with the possible properties of its items."""
+
+    name: str
+    department: str
+    attributes: Sequence[str]
+    options: Mapping[str, Sequence[str]]
+    prices: tuple[int, int]
+    """Lowest and highest price, in whole dollars."""
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    lines = (files("coterie") / "assets" / "shop.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    return tuple(Kind(**json.loads(line)) for line in lines)
+
+
+BRANDS = "Alder Brightwater Cove Dunmore Elmfield Fenwick Granby Hollin Istra Juno"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Item of the shop."""
+
+    id: str
+    brand: str
+    kind: str
+    department: str
+    attributes: tuple[str, ...]
+    options: tuple[tuple[str, tuple[str, ...]], ...]
+    cents: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.brand} {' '.join(self.attributes[:2])} {self.kind}"
+
+    @property
+    def text(self) -> str:
+        choices = "; ".join(f"{name}: {', '.join(values)}" for name, values in self.options)
+        return f"{self.line}; features: {', '.join(self.attributes)}; {choices}"
+
+    @property
+    def line(self) -> str:
+        return f"[{self.id}] {self.title} | {dollars(self.cents)}"
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Items of a shop."""
+
+    items: tuple[Item, ...]
+
+    @classmethod
+    def generate(cls, seed: int, count: int = 200) -> Self:
+        """Generate a shop of ``count`` items; deterministic in the seed."""
+        rng = random.Random(f"shop/{seed}")
+        return cls(tuple(_item(rng, number) for number in range(count)))
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Item]:
+        return {item.id: item for item in self.items}
+
+    def search(self, words: str, among: Sequence[Item] | None = None) -> list[Item]:
+        """Return the items of the shop (or of ``among``) that match the words, best first."""
+        items = self.items if among is None else among
+        return [items[at] for at in rank(words, [item.text for item in items])]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Item to buy."""
+
+    kind: str
+    department: str
+    attributes: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    cents: int
+
+    @property
+    def instruction(self) -> str:
+        options = "".join(f", {name} {value}" for name, value in self.options)
+        return (
+            f"I am looking for {self.kind} that is {' and '.join(self.attributes)}{options}, for at most "
+            f"{dollars(self.cents)}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """State of a visit."""
+
+    opened: str = ""
+    chosen: tuple[tuple[str, str], ...] = ()
+    bought: bool = False
+
+
+def sample_wish(shop: Shop, seed: int) -> Wish:
+    """Sample a wish that the shop can satisfy; deterministic in the seed."""
+    rng = random.Random(f"wish/{seed}")
+    item = rng.choice(shop.items)
+    attributes = tuple(sorted(rng.sample(item.attributes, rng.randint(1, 2))))
+    options = tuple((name, rng.choice(values)) for name, values in item.options)
+    dearer = -(-item.cents * rng.choice((105, 120, 150)) // 100)
+    return Wish(item.kind, item.department, attributes, options, -(-dearer // 500) * 500)
+
+
+def reward(shop: Shop, session: Session, goal: Wish) -> float:
+    """Return the fraction of the wish (attributes, options, price) that the purchase satisfies; 0 without a purchase.
+
+    The reward of Yao et al. 2022, section 3, with a simpler factor for the kind: 1 for the same kind, one half for
+    another kind of its department, 0 for any other.
+    """
+    if not session.bought:
+        return 0.0
+    item = shop.by_id[session.opened]
+    factor = 1.0 if item.kind == goal.kind else 0.5 if item.department == goal.department else 0.0
+    matches = len(set(goal.attributes) & set(item.attributes))
+    matches += len(set(goal.options) & set(session.chosen))
+    matches += item.cents <= goal.cents
+    return factor * matches / (len(goal.attributes) + len(goal.options) + 1)
+
+
+def act(
+    shop: Shop, session: Session, action: Action, values: Mapping[str, str]
+) -> tuple[Session, str]:
+    """Run one action; return the next session and the action's value. Raises :class:`Failed`."""
+    if session.bought:
+        raise Failed("the visit is over: something is bought")
+    if action.tool == "Search":
+        hits = shop.search(action.rest(0))[:MAX_HITS]
+        if not hits:
+            raise Failed("nothing is found")
+        return session, "\n".join(item.line for item in hits)
+    if action.tool not in ("FeatureRetrieve", "Pick", "Click"):
+        raise Failed("there is no such tool")
+    words = action.rest(1).strip()
+    if not words:
+        raise Failed("it is given no words")
+    if action.tool == "Click":
+        return _click(shop, session, words)
+    ids = [
+        one for name in action.arguments[0].variables for one in _ID.findall(values.get(name, ""))
+    ]
+    items = [shop.by_id[one] for one in dict.fromkeys(ids) if one in shop.by_id]
+    if not items:
+        raise Failed("what it is given has no items")
+    best = shop.search(words, items) or items
+    if action.tool == "FeatureRetrieve":
+        return session, "\n".join(item.text for item in best[:MAX_DETAILS])
+    return Session(best[0].id), best[0].text
+
+
+class ShopExecutor(Executor):
+    """Executor of the domain ``shop``. ``session`` is the state after the last action, even after an error."""
+
+    def __init__(self, shop: Shop, session: Session | None = None) -> None:
+        self.shop, self.session = shop, session or Session()
+
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        self.session, value = act(self.shop, self.session, action, values)
+        return value
+
+
+def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
+    if not session.opened:
+        raise Failed("no item is open: Pick one first")
+    if words_of(words)[:1] == ["buy"]:
+        item = shop.by_id[session.opened]
+        chosen = ", ".join(f"{name}: {value}" for name, value in session.chosen)
+        return replace(session, bought=True), f"bought {item.line}" + f" | {chosen}" * bool(chosen)
+    options = [
+        (name, value) for name, values in shop.by_id[session.opened].options for value in values
+    ]
+    scores = [
+        max(word_f1(words, value), word_f1(words, f"{name} {value}")) for name, value in options
+    ]
+    best = max(range(len(options)), key=lambda at: (scores[at], -at), default=None)
+    if best is None or not scores[best]:
+        raise Failed(f"the open item has no such option; {BUY} buys it")
+    name, value = options[best]
+    others = tuple(one for one in session.chosen if one[0] != name)
+    return replace(session, chosen=(*others, (name, value))), f"chosen {name}: {value}"
+
+
+def _item(rng: random.Random, number: int) -> Item:
+    kind = rng.choice(kinds())
+    low, high = kind.prices
+    options = tuple(
+        (name, tuple(sorted(rng.sample(values, rng.randint(2, len(values))), key=values.index)))
+        for name, values in kind.options.items()
+    )
+    attributes = tuple(rng.sample(kind.attributes, rng.randint(2, 4)))
+    cents = rng.randint(low, high) * 100 + rng.choice((0, 49, 95, 99))
+    id_, brand = f"B{number:03d}", rng.choice(BRANDS.split())
+    return Item(id_, brand, kind.name, kind.department, attributes, options, cents)
+
+
+def dollars(cents: int) -> str:
+    return f"${cents // 100}.{cents % 100:02d}"
+
+
+# -- environment --------------------------------------------------------------------------------
 
 VISIT = "visit"
 """Key of the visit's state among the values of actions. No action can name it."""
@@ -57,9 +274,8 @@ class Visits(Domain):
     ) -> Executed:
         executor = ShopExecutor(self.shop, _session(values))
         result = await executor.run(actions, values)
-        session = executor.session
-        visit = json.dumps([session.opened, session.chosen, session.bought])
-        return Executed({**result.values, VISIT: visit}, result.answer, result.error)
+        visit = json.dumps(astuple(executor.session))
+        return replace(result, values={**result.values, VISIT: visit})
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
@@ -67,9 +283,8 @@ class Visits(Domain):
         """Score an errand by the reward of the visit, and a single step by its result."""
         if "history" in task.public:
             return super().score(task, values, answer)
-        session = _session(values)
-        target = _wish(json.loads(task.secrets[WISH].reveal(GRADER)))
-        return reward(self.shop, session, target), {"bought": float(session.bought)}
+        session, wish = _session(values), Wish(*_load(task.secrets[WISH].reveal(GRADER)))
+        return reward(self.shop, session, wish), {"bought": float(session.bought)}
 
 
 class ShopErrands(PlanGround):
@@ -131,7 +346,7 @@ def _drawing(items: int, split: Split, seed: int) -> tuple[list[Errand], Iterato
 def _draw(items: int, split: Split, seed: int) -> Iterator[Errand]:
     shop, seen, misses = Shop.generate(0, items), set[str](), 0
     for number in numbers():
-        target = wish(shop, int(digest("errand", seed, number)[:12], 16))
+        target = sample_wish(shop, int(digest("errand", seed, number)[:12], 16))
         of = canonical_key(target)
         misses += 1
         if misses > TRIES:
@@ -183,10 +398,8 @@ def _errand(shop: Shop, target: Wish, name: str) -> Errand | None:
 
 def _task(row: Errand) -> Task:
     task = whole_task(row)
-    w = row.wish
-    fields = json.dumps([w.kind, w.department, w.attributes, w.options, w.cents])
-    secret = Secret(fields, name=WISH, readers=frozenset({GRADER}))
-    return Task(task.id, task.public, {**task.secrets, WISH: secret})
+    wish = grader_secret(WISH, json.dumps(astuple(row.wish)))
+    return replace(task, secrets={**task.secrets, **wish})
 
 
 def _one_of(steps: Sequence[Task], row: Errand, again: int) -> Task:
@@ -195,16 +408,13 @@ def _one_of(steps: Sequence[Task], row: Errand, again: int) -> Task:
 
 
 def _session(values: Mapping[str, str]) -> Session:
-    if VISIT not in values:
-        return Session()
-    opened, chosen, bought = json.loads(values[VISIT])
-    return Session(opened, _pairs(chosen), bought)
+    return Session(*_load(values[VISIT])) if VISIT in values else Session()
 
 
-def _wish(fields: Sequence[Any]) -> Wish:
-    kind, department, attributes, options, cents = fields
-    return Wish(kind, department, tuple(attributes), _pairs(options), cents)
+def _load(text: str) -> Any:
+    """Parse JSON with tuples for lists."""
 
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
 
-def _pairs(pairs: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((str(name), str(value)) for name, value in pairs)
+    return tuples(json.loads(text))

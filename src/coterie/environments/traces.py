@@ -228,6 +228,7 @@ def violations(text: str, kind: AgentKind) -> list[str]:
         beside = name in CALLS and previous in CALLS  # one message, several calls
         thought = previous == "think" or beside or name in _WITHOUT_THINKING[kind]
         unanswered = name == "observation" and previous not in (*CALLS, "observation")
+        is_code, is_answered = is_known and name == "code", after in (None, "observation", *CALLS)
         broken = {
             "not closed": not closed,
             "after the answer": ended,
@@ -235,12 +236,8 @@ def violations(text: str, kind: AgentKind) -> list[str]:
             "not of this agent": is_step and not is_known,
             "wrong order": is_known and not in_order,
             "no think before it": is_known and not thought,
-            "not between fences": is_known
-            and name == "code"
-            and closed
-            and not python_blocks(body),
-            "call without an observation": name in CALLS
-            and after not in (None, "observation", *CALLS),
+            "not between fences": is_code and closed and not python_blocks(body),
+            "call without an observation": name in CALLS and not is_answered,
         }
         faults += [fault for fault, is_broken in broken.items() if is_broken]
         last = name if is_known else last
@@ -273,21 +270,21 @@ def final_answer(text: str, *, lenient: bool = False) -> str | None:
     return last[0].strip(" .*\"'") or None if last else None
 
 
-def parts(answer: str, several: Several) -> tuple[str, ...]:
+def parts(answer: str | None, several: Several) -> list[str]:
     """Return all non-empty answers, or the first of them."""
-    answers = tuple(part for one in answer.split(SEPARATOR) if (part := one.strip()))
+    answers = [part for one in (answer or "").split(SEPARATOR) if (part := one.strip())]
     return answers if several == "all" else answers[:1]
 
 
 def matches(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return 1.0 if every answer that counts equals a right answer (exact match), else 0.0."""
-    answers = () if answer is None else parts(answer, several)
+    answers = parts(answer, several)
     return float(bool(answers) and all(exact_match(one, golds) for one in answers))
 
 
 def overlap(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return the average F1 of the answers that count."""
-    answers = () if answer is None else parts(answer, several)
+    answers = parts(answer, several)
     return sum(f1(one, golds) for one in answers) / len(answers) if answers else 0.0
 
 
@@ -320,7 +317,7 @@ class Trace:
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         if form == "closed":
             return (tagged("answer", self.answer),)
-        return tuple(self._messages(self.rounds(form), planned=form == "parallel"))
+        return tuple(self._messages(form))
 
     def rounds(self, form: TraceForm) -> tuple[tuple[Query, ...], ...]:
         """Return the queries of each message but the last."""
@@ -328,16 +325,22 @@ class Trace:
             return self.levels
         return () if form == "closed" else tuple((one,) for row in self.levels for one in row)
 
-    def _messages(self, rounds: tuple[tuple[Query, ...], ...], *, planned: bool) -> Iterator[str]:
+    def _messages(self, form: TraceForm) -> Iterator[str]:
         known: tuple[Query, ...] = ()
-        for number, queries in enumerate(rounds):
-            lines = [tagged("think", _thought(known, queries, planned=planned))]
-            if planned and number == 0:
-                lines = [tagged("think", _first(self.plan)), format_plan(self.plan), *lines]
-            yield "\n".join((*lines, call(SEARCH, [one.text for one in queries])))
-            known = queries
-        last = _thought(known, (), planned=planned, conclusion=self.conclusion)
-        yield "\n".join((tagged("think", last), tagged("answer", self.answer)))
+        planned = form == "parallel"
+        plan = [tagged("think", _first(self.plan)), format_plan(self.plan)] if planned else []
+        for queries in self.rounds(form):
+            facts = " ".join(one.fact for one in known if one.fact)
+            if planned:
+                following = f"Next: {', '.join(one.task for one in queries)}."
+            else:
+                following = f"I search for the {'next' if known else 'first'} fact."
+            thought = tagged("think", f"{facts} {following}".strip())
+            yield "\n".join((*plan, thought, call(SEARCH, [one.text for one in queries])))
+            known, plan = queries, []
+        facts = self.conclusion or " ".join(one.fact for one in known if one.fact)
+        thought = tagged("think", f"{facts} {KNOWN}".strip())
+        yield "\n".join((thought, tagged("answer", self.answer)))
 
 
 def tagged(name: str, body: str) -> str:
@@ -364,16 +367,3 @@ def _first(plan: Plan) -> str:
     counts = {"task": plan.shape.tasks, "level": plan.shape.levels}
     tasks, levels = (f"one {k}" if n == 1 else f"{n} {k}s" for k, n in counts.items())
     return f"This takes {tasks} in {levels}."
-
-
-def _thought(
-    known: Sequence[Query], queries: Sequence[Query], *, planned: bool, conclusion: str = ""
-) -> str:
-    facts = " ".join(one.fact for one in known if one.fact)
-    if not queries:
-        facts, following = conclusion or facts, KNOWN
-    elif planned:
-        following = f"Next: {', '.join(one.task for one in queries)}."
-    else:
-        following = "I search for the next fact." if known else "I search for the first fact."
-    return f"{facts} {following}".strip()

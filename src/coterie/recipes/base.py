@@ -160,7 +160,7 @@ class Recipe(ABC):
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens that must fit into the context after the longest first prompt."""
-        return self.settings.max_tokens
+        return self.settings.turn_tokens
 
     def openers(self) -> Openers:
         """Return functions that open the resources an environment may need, by type."""
@@ -333,7 +333,7 @@ class Recipe(ABC):
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
     ) -> Stage:
         """Make the stage that evaluates the policies of an iteration. ``uses`` are settings beyond its own."""
-        own = ("evaluate", "max_tokens", "engine", *uses)
+        own = ("evaluate", "turn_tokens", "engine", *uses)
         return self.stage(version, EVALUATION, self.evaluate, after, uses=own)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
@@ -349,7 +349,7 @@ class Recipe(ABC):
         top_p: float = 1.0,
         role: str | None = None,
     ) -> TokenSampler:
-        max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
+        max_tokens, timeout = self.settings.turn_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.main_role, version)
         renderer, context = speaking.renderer, speaking.context_length

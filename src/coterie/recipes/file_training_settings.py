@@ -41,7 +41,7 @@ class FileTrainingSettings(RecipeSettings):
     )
 
     @property
-    def max_tokens(self) -> int:
+    def turn_tokens(self) -> int:
         return self.evaluate.max_tokens
 
     @property

@@ -454,7 +454,7 @@ class Moat(Recipe):
         return replace(task, public=public)
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
-        return self.environment.max_turns * self.settings.max_tokens
+        return self.environment.max_turns * self.settings.turn_tokens
 
     def players(self) -> dict[str, str]:
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}

@@ -8,22 +8,16 @@ from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example
 from coterie.reports.page import Section
 from coterie.rewards.dialogue_reward import Reward
-from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run
 
-MAX_POINTS = 600
-"""Maximum number of rollouts in a chart."""
-
-
-Sample = tuple[Reward, int, float, bool]
-"""Reward, tokens and score of a rollout, and True if any of it was selected."""
+Sample = tuple[Reward, bool]
+"""Reward of a rollout, and True if any of it was selected."""
 
 
 def sections(recipe: Optima, run: Run) -> list[Section]:
     done = [step for step in recipe.steps() if run.is_finished(step)]
     iterations = [step.iteration for step in done if step.stage == "reward"]
     selects = [step.iteration for step in done if step.stage == "select"]
-    samples = {i: _samples(recipe, run, i) for i in iterations}
     selected = [
         Section(
             f"selected-{i}",
@@ -33,7 +27,7 @@ def sections(recipe: Optima, run: Run) -> list[Section]:
         )
         for i in dict.fromkeys((*selects[:1], *selects[-1:]))
     ]
-    return [_rewards(samples), _scatter(samples), *selected]
+    return [_rewards({i: _samples(recipe, run, i) for i in iterations}), *selected]
 
 
 def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
@@ -62,11 +56,11 @@ def _samples(recipe: Optima, run: Run, i: int) -> list[Sample]:
     turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
     rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
     return [
-        (rewards[o.leaf], dialogue_tokens(path), o.score or 0.0, any(turn.id in turns for turn in path))
+        (rewards[outcome.leaf], any(turn.id in turns for turn in path))
         for tree in run.store.trees(i, "rollout")
-        for o, path in tree.graded()
-        if o.leaf in rewards
-    ]  # fmt: skip
+        for outcome, path in tree.graded()
+        if outcome.leaf in rewards
+    ]
 
 
 def _rewards(samples: Mapping[int, Sequence[Sample]]) -> Section:
@@ -74,10 +68,10 @@ def _rewards(samples: Mapping[int, Sequence[Sample]]) -> Section:
     totals: dict[bool, list[Point]] = {False: [], True: []}
     for i, every in samples.items():
         for over in (False, True):
-            own = [one for one in every if one[3] or not over]
+            own = [reward for reward, selected in every if selected or not over]
             if own:
                 name = "selected" if over else "all"
-                means = {t: sum(one[0].terms[t] for one in own) / len(own) for t in own[0][0].terms}
+                means = {t: sum(one.terms[t] for one in own) / len(own) for t in own[0].terms}
                 total = sum(means.values())
                 rows.append((f"{i}", name, f"{total:.3f}", *(f"{v:.3f}" for v in means.values())))
                 totals[over].append(Point(i, total, f"iteration {i}: {name} {total:.2f}"))
@@ -94,30 +88,4 @@ def _rewards(samples: Mapping[int, Sequence[Sample]]) -> Section:
         ("iteration", "over", "reward", *(f"= {name}" for name in terms)),
         tuple(rows),
         (chart,) if rows else (),
-    )
-
-
-def _scatter(samples: Mapping[int, Sequence[Sample]]) -> Section:
-    charts = []
-    for i, every in samples.items():
-        part = every[:: -(-len(every) // MAX_POINTS) or 1]
-        points: dict[bool, list[Point]] = {False: [], True: []}
-        for reward, tokens, score, selected in part:
-            title = f"reward {reward.total:.2f}, {tokens} tokens, score {score:.2f}"
-            points[selected].append(Point(tokens, reward.total, title, hollow=score < 0.5))
-        series = (
-            Series("not selected", tuple(points[False]), "grey", "dots"),
-            Series("selected", tuple(points[True]), "accent", "dots"),
-        )
-        if part:
-            name = f"Iteration {i}, {len(every):,} rollouts"
-            charts.append(
-                Chart(f"scatter-{i}", name, "tokens (log scale)", "reward", series, log=True)
-            )
-    return Section(
-        "samples",
-        "Reward against tokens",
-        "Each point is a rollout; hollow points have a score below 0.5. Where pairs of turns are trained, the rollouts "
-        "through a chosen turn are the selected ones.",
-        charts=tuple(charts),
     )

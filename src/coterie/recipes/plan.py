@@ -186,7 +186,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     with suppress(UserError):
         turns = most_turns(environment)
     dialogues = max(len(heldout), recipe.dialogues())
-    length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.max_tokens)
+    length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.turn_tokens)
     policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
@@ -217,7 +217,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         dialogues=recipe.dialogues(),
         evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
         turns=turns,
-        max_tokens=s.max_tokens,
+        max_tokens=s.turn_tokens,
     )
 
 

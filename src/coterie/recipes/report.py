@@ -8,6 +8,7 @@ from functools import partial
 from coterie.config.resolve import flatten
 from coterie.environments.registry import Choice
 from coterie.errors import UserError
+from coterie.progress import duration
 from coterie.recipes.base import Recipe
 from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
@@ -67,7 +68,6 @@ def run_report(recipe: Recipe, run: Run) -> Report:
             sections.tools(run.store.calls()),
             _stages(run, done),
             sections.failures(run),
-            sections.timings(run, done),
             sections.settings(recipe.settings),
         ),
     )  # fmt: skip
@@ -111,8 +111,7 @@ def selected_examples(
         for chosen in [*groups.values()][:MAX_OF_TASK]:
             draw = _sides if chosen[0].rejected else _demonstrations
             samples = draw(tree, chosen, own, partial(recipe.training_view, run))
-            why = f"{reason} {_difference(chosen[0], own)}".strip()
-            examples.append(example(run.store.task(task), samples, recipe.renderer, why))
+            examples.append(example(run.store.task(task), samples, recipe.renderer, reason))
     return tuple(examples[:count])
 
 
@@ -169,15 +168,6 @@ def _demonstrations(
     return [one for _, one in rollouts]
 
 
-def _difference(one: Selection, numbers: Mapping[str, Numbers]) -> str:
-    better, worse = (numbers.get(node or "") for node in (one.leaf, one.rejected))
-    if not better or not worse:
-        return ""
-    name = next(iter(better))
-    high, low = better[name], worse[name]
-    return f"Here: {name} {high:.3f} against {low:.3f}, a difference of {high - low:.3f}."
-
-
 def _first(numbers: Numbers | None) -> float:
     return next(iter(numbers.values())) if numbers else -math.inf
 
@@ -209,17 +199,22 @@ UNLISTED = ("seconds", "settings", "weights")
 
 
 def _stages(run: Run, done: Sequence[Step]) -> Section:
-    """Return the counts and means that each finished stage reported."""
+    """Return the time of each finished stage, its share of the whole, and the counts and means that it reported."""
+    measured = [(step, run.metrics(step)) for step in done]
+    total = sum(float(metrics["seconds"]) for _, metrics in measured) or 1.0
     rows = []
-    for step in done:
+    for step, metrics in measured:
         texts = (
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in run.metrics(step).items()
+            for name, value in metrics.items()
             if name not in UNLISTED
         )
-        rows.append((f"{step.iteration}", step.stage, ", ".join(texts)))
-    heads = ("iteration", "stage", "metrics")
-    return Section("stages", "Metrics of stages", "", heads, tuple(rows), folded=True)
+        seconds = float(metrics["seconds"])
+        time = (duration(seconds), f"{seconds / total:.0%}")
+        rows.append((f"{step.iteration}", step.stage, *time, ", ".join(texts)))
+    heads = ("iteration", "stage", "time", "share", "metrics")
+    intro = f"All stages took {duration(total)}."
+    return Section("stages", "Time and metrics of stages", intro, heads, tuple(rows), folded=True)
 
 
 def _preset(recipe: Recipe) -> dict[str, object] | None:

@@ -56,8 +56,9 @@ class RecipeSettings(RunSettings, PlayedSettings):
         return {}
 
     @property
-    def max_tokens(self) -> int:
-        own: int = getattr(getattr(self, "rollout", None), "max_tokens", 256)
+    def turn_tokens(self) -> int:
+        """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
+        own: int = getattr(getattr(self, "rollout", self), "max_tokens", 256)
         return own
 
 

@@ -284,7 +284,7 @@ class SweetRL(Recipe):
         if not final.is_dir():
             raise UserError(
                 f"the critic of {run.folder} is not trained",
-                f"train it with: coterie train {run.folder}",
+                f"train it with: coterie stage train {run.folder}",
             )
         return f"{settings} {weight_hash(final)}"
 
@@ -349,7 +349,7 @@ class SweetRL(Recipe):
         if self.has_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
-        return self.settings.max_tokens + reference_tokens
+        return self.settings.turn_tokens + reference_tokens
 
     # -- training data --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Line, bar and scatter charts as SVG.
+"""Line and bar charts as SVG.
 
 Colors mean the same everywhere: accent for the policy and for selected samples, grey for all samples.
 """
@@ -20,24 +20,23 @@ MAX_LABELS = 10
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measured value with an optional interval. A ``hollow`` dot marks a poor score."""
+    """Measured value with an optional interval."""
 
     x: float
     y: float
     title: str
     low: float | None = None
     high: float | None = None
-    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind. ``kind`` is a line with its intervals as a band, bars from zero, or dots alone."""
+    """Points of one kind: a line with its intervals as a band, or bars from zero."""
 
     name: str
     points: tuple[Point, ...]
     tone: Tone = "accent"
-    kind: Literal["line", "bars", "dots"] = "line"
+    kind: Literal["line", "bars"] = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +122,13 @@ def _series_svg(series: Series, x: Scale, y: Scale, half: float) -> str:
         band = "".join(_box(at, low, high) for at, low, high in intervals)
     line = _path(places) if series.kind == "line" else ""
     dots = "".join(
-        f'<circle{" class=hollow" * point.hollow} cx="{at:g}" cy="{up:g}"><title>{escape(point.title)}</title></circle>'
+        f'<circle cx="{at:g}" cy="{up:g}"><title>{escape(point.title)}</title></circle>'
         for point, (at, up) in zip(series.points, places, strict=True)
     )
     paths = "".join(
         f'<path class="{c}" d="{d}"/>' for c, d in (("band", band), ("line", line)) if d
     )
-    cloud = " cloud" * (series.kind == "dots")
-    return f'<g class="series {series.tone}{cloud}">{paths}{dots}</g>'
+    return f'<g class="series {series.tone}">{paths}{dots}</g>'
 
 
 def _path(points: Iterable[tuple[float, float]]) -> str:

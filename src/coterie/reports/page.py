@@ -98,17 +98,6 @@ def signed(value: float, digits: int = 0) -> str:
     return text if text.startswith("−") or not value > 0 else f"+{text}"
 
 
-def duration(seconds: float) -> str:
-    """Return ``7.2 s``, ``3 min 05 s`` or ``2 h 14 min``."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 @cache
 def _template() -> Template:
     environment = Environment(

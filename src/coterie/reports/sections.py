@@ -1,4 +1,4 @@
-"""Common sections of all pages: scores, measures, tools, failures, times, settings."""
+"""Common sections of all pages: scores, measures, tools, failures, settings."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,8 @@ from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number
-from coterie.reports.page import Headline, Section, duration, signed
-from coterie.runs.folder import Run, Step
+from coterie.reports.page import Headline, Section, signed
+from coterie.runs.folder import Run
 from coterie.runs.items import Evaluation
 
 
@@ -140,25 +140,6 @@ def failures(run: Run) -> Section:
     )
     heads = ("reason", "items", "stage", "iteration", "for example")
     return Section("failures", "Failures", "Items that failed for good.", heads, rows)
-
-
-def timings(run: Run, done: Sequence[Step]) -> Section:
-    """Return the wall-clock time by stage and iteration."""
-    seconds = {step: float(run.metrics(step)["seconds"]) for step in done}
-    iterations = sorted({step.iteration for step in done})
-    total = sum(seconds.values())
-    rows = []
-    for stage in dict.fromkeys(step.stage for step in done):
-        cells = [seconds.get(Step(i, stage)) for i in iterations]
-        whole = sum(cell or 0.0 for cell in cells)
-        share = f"{100 * whole / total:.0f}%" if total else ""
-        times = ("" if cell is None else duration(cell) for cell in cells)
-        rows.append((stage, duration(whole), share, *times))
-    if rows:
-        each = (sum(s for step, s in seconds.items() if step.iteration == i) for i in iterations)
-        rows.append(("all", duration(total), "", *map(duration, each)))
-    heads = ("stage", "all", "share", *(f"iteration {i}" for i in iterations))
-    return Section("timings", "Where the time went", "", heads, tuple(rows))
 
 
 def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:

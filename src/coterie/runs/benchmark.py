@@ -7,7 +7,7 @@ plays only the new samples. A judge may pick the best of several dialogues of a 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from coterie.evaluation.statistics import Point, bootstrap_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Task, Tree
-from coterie.record.turn import Message, Turn, digest
+from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
 from coterie.runs.items import (
@@ -397,51 +397,38 @@ def tries(tree: Tree, samples: int) -> Sequence[Try]:
     ]
 
 
-def turn_text(environment: Environment, turn: Turn) -> str:
-    """Return a turn as the agents see it: its text or the results of tools."""
-    if turn.text or not turn.results:
-        return turn.text
-    assert environment.syntax is not None, "results answer calls"
-    return environment.syntax.show(turn.results)
-
-
-def prompt_text(messages: tuple[Message, ...]) -> str:
-    return "\n\n".join("".join(part.text for part in one.parts) for one in messages)
-
-
-async def dialogue_rows(
-    store: Store, iteration: int, stage: str, environment: Environment, source: str, step: int
-) -> list[dict[str, Any]]:
-    """Return a row for each dialogue of a stage that did not fail.
+async def write_dialogues(
+    file: Path, store: Store, iteration: int, stage: str, settings: BenchmarkSettings, step: int
+) -> None:
+    """Write a new JSONL file with a row for each dialogue of a stage that did not fail.
 
     ``input`` is the first prompt of the first agent, ``output`` all later turns including tool results, with a
     paragraph per turn if there are several agents. ``ground_truth`` lists the known answers. Ungraded dialogues have no
     score.
     """
-    rows = list[dict[str, Any]]()
+    environment = settings.build_environment()
     several = len(agents_of(environment)) > 1
-    for tree in store.outlines(iteration, stage):
-        task = store.task(tree.task)
-        first = next(iter((await first_prompts_async(environment, task)).values()))
-        task_fields: Mapping[str, Any] = {
-            "step": step,
-            "data_source": source,
-            "ground_truth": list(known_answers(task)),
-            "input": prompt_text(first.messages),
-        }
-        for outcome, path in tree.trajectories():
-            parts = (
-                f"{turn.speaker.name}: {turn_text(environment, turn)}\n\n"
-                if several
-                else turn_text(environment, turn)
-                for turn in path
-            )
-            rows.append({**task_fields, "output": "".join(parts), "score": outcome.score})
-    return rows
-
-
-def write_rows(file: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
-    """Write a new JSONL file atomically. Raises ``UserError`` if it exists or cannot be written."""
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
-        for row in rows:
-            opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for tree in store.outlines(iteration, stage):
+            task = store.task(tree.task)
+            first = next(iter((await first_prompts_async(environment, task)).values()))
+            messages = ("".join(piece.text for piece in one.parts) for one in first.messages)
+            row: dict[str, Any] = {
+                "step": step,
+                "data_source": settings.played,
+                "ground_truth": list(known_answers(task)),
+                "input": "\n\n".join(messages),
+            }
+            for outcome, path in tree.trajectories():
+                texts = [(turn.speaker.name, _text(environment, turn)) for turn in path]
+                output = "".join(f"{name}: {text}\n\n" if several else text for name, text in texts)
+                row |= {"output": output, "score": outcome.score}
+                opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _text(environment: Environment, turn: Turn) -> str:
+    """Return a turn as the agents see it: its text or the results of tools."""
+    if turn.text or not turn.results:
+        return turn.text
+    assert environment.syntax is not None, "results answer calls"
+    return environment.syntax.show(turn.results)

@@ -419,23 +419,20 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
         description = cut_text(one.description or "", MAX_DESCRIPTION)
         name = _OTHER.sub("_", one.name)[:MAX_NAME]
         tools.append(Tool(name, description, one.input_schema, alone=not reads))
-    try:
-        check_tools(tools)
-    except UserError as error:
-        raise UserError(f"{settings.server}: {error.what}", "correct the server") from error
+    check_tools(tools)
     text = json.dumps(fields, sort_keys=True)
     return ToolList(tuple(tools), names, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def _changes(before: ToolList, now: ToolList) -> str:
     old, new = ({one.name: one for one in each.tools} for each in (before, now))
-    parts = {
-        "new": new.keys() - old.keys(),
-        "gone": old.keys() - new.keys(),
-        "changed": {name for name in old.keys() & new.keys() if old[name] != new[name]},
-    }
-    lines = [f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names]
-    return "; ".join(lines) or "their order"
+    changes = [f"gone: {name}" for name in old if name not in new]
+    changes += [
+        f"{'changed' if name in old else 'new'}: {name}"
+        for name in new
+        if new[name] != old.get(name)
+    ]
+    return "; ".join(changes) or "their order"
 
 
 def text_of(result: types.CallToolResult) -> str:

@@ -5,13 +5,14 @@ memory-mapped. A vector is the normalized mean of the last hidden states over a 
 """
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import mmap
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -199,15 +200,17 @@ def best(scores: Scores, count: int, among: Places | None = None) -> Places:
     return places[np.lexsort((places, -scores[places]))][:count]
 
 
-def need_bm25s() -> Any:
-    """Return the package ``bm25s``. Raises ``UserError`` if it is missing."""
+def need(package: str, extra: str) -> Any:
+    """Return a package. Raises ``UserError`` if it is missing."""
     try:
-        import bm25s
+        return importlib.import_module(package)
     except ImportError as error:
         raise UserError(
-            "searching passages needs the package bm25s", "pip install -e '.[retrieval]'"
+            f"the package {package} is missing", f"pip install -e '.[{extra}]'"
         ) from error
-    return bm25s
+
+
+need_bm25s, need_faiss = partial(need, "bm25s", "retrieval"), partial(need, "faiss", "dense")
 
 
 # -- by vectors ---------------------------------------------------------------------------------
@@ -265,8 +268,7 @@ class Encoder:
 
 def _build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: Progress) -> None:
     """Encode passages into a flat FAISS index of inner products, built in memory (float32)."""
-    import faiss
-
+    faiss = need_faiss()
     step = encoder.settings.batch
     progress.start(len(passages), "encoding")
     index: Any = None
@@ -282,8 +284,7 @@ def _build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: P
 
 def _open_vectors(file: Path, count: int) -> Any:
     """Open a FAISS index of ``count`` passages, memory-mapped if FAISS can. Raises ``UserError`` if it does not fit."""
-    import faiss
-
+    faiss = need_faiss()
     try:
         index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -299,11 +300,6 @@ def _open_vectors(file: Path, count: int) -> Any:
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"{file} does not use inner products", "build it with METRIC_INNER_PRODUCT")
     return index
-
-
-def _need_faiss() -> None:
-    if importlib.util.find_spec("faiss") is None:
-        raise UserError("searching by vectors needs the package faiss", "pip install -e '.[dense]'")
 
 
 # -- the folder ---------------------------------------------------------------------------------
@@ -354,7 +350,7 @@ def _fill_index(
     if bm25:
         need_bm25s()
     if encoder is not None:
-        _need_faiss()
+        need_faiss()
         loaded = Encoder(encoder)
     offsets, pages, content = array("q", [0]), array("q"), hashlib.sha256()
 
@@ -422,7 +418,7 @@ class Retriever:
         self._passages = Passages(folder)
         self._words = load_words(folder) if settings.search == "bm25" else None
         if self._words is None:
-            _need_faiss()
+            need_faiss()
             self._vectors = _open_vectors(_vector_file(folder, settings), len(self._passages))
             self._encoder = Encoder(_encoder(folder, settings, manifest))
             width = self._encoder.queries(["x"]).shape[1]
@@ -458,7 +454,7 @@ def check_index(folder: Path, settings: SearchSettings = BY_WORDS) -> str:
                 "set `search: dense`, or build the index again",
             )
         return digest(manifest.content, "bm25")
-    _need_faiss()
+    need_faiss()
     encoder, file = _encoder(folder, settings, manifest), _vector_file(folder, settings)
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")

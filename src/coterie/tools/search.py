@@ -6,7 +6,6 @@ async with tool.open() as functions:
 """
 
 import asyncio
-import random
 import re
 import sqlite3
 import threading
@@ -24,7 +23,15 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from coterie.config.folders import expanded, sha256
 from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.files import numbered
-from coterie.engines.endpoint import Limits, find_key, retry_after
+from coterie.engines.endpoint import (
+    ApiKey,
+    FinalFault,
+    Limits,
+    TransientFault,
+    backoff,
+    find_key,
+    request,
+)
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
@@ -45,13 +52,9 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 2.0
 """Less than a server's timeout of idle connections (uvicorn: 5 s)."""
 MAX_REQUESTS = 16
-RETRY_STATUSES = (408, 425, 429)
-"""Temporary failures with a status below 500."""
 REFUSAL_STATUSES = (400, 413, 422)
-FIRST_PAUSE, SERPER_PAUSE, MAX_PAUSE = 0.2, 1.0, 30.0
+FIRST_PAUSE, SERPER_PAUSE = 0.2, 1.0
 """Seconds between two attempts; the pause doubles."""
-MAX_QUOTE = 300
-"""Characters of a server's message in an error."""
 NOTHING = "No passages were found."
 QUERY = {
     "type": "object",
@@ -192,40 +195,32 @@ class Batches:
 
     def __init__(self, search: Search, window: float, at_once: int) -> None:
         self._search, self._window = search, window
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._queries: dict[str, None] = {}
+        self._batch: asyncio.Task[dict[str, Answer]] | None = None
+        """Search of ``_queries``, which have not been sent."""
         self._room = asyncio.Semaphore(at_once)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[dict[str, Answer]]] = set()
 
     async def ask(self, query: str) -> Answer:
         """Return the answer to one query. Raises the exceptions of its search."""
-        if not self._waiting:
-            task = asyncio.create_task(self._run(self._waiting))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        future = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._waiting.setdefault(query, future))
+        self._queries[query] = None
+        if self._batch is None:
+            self._batch = asyncio.create_task(self._run())
+            self._tasks.add(self._batch)
+            self._batch.add_done_callback(self._tasks.discard)
+        answers = await asyncio.shield(self._batch)
+        return answers[query]
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, batch: dict[str, "asyncio.Future[Answer]"]) -> None:
-        try:
-            await asyncio.sleep(self._window)
-            self._waiting = {}  # the batch is complete
-            async with self._room:
-                answers = await self._search(list(batch))
-            for future, answer in zip(batch.values(), answers, strict=True):
-                future.set_result(answer)
-        except Exception as error:
-            for future in batch.values():
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # a canceled caller does not read it
-        finally:
-            for future in batch.values():
-                future.cancel()
+    async def _run(self) -> dict[str, Answer]:
+        await asyncio.sleep(self._window)
+        queries, self._queries, self._batch = list(self._queries), {}, None
+        async with self._room:
+            return dict(zip(queries, await self._search(queries), strict=True))
 
 
 # -- servers ------------------------------------------------------------------------------------
@@ -234,43 +229,32 @@ class Batches:
 async def post(
     http: httpx2.AsyncClient,
     url: str,
-    body: object,
+    body: Mapping[str, Any],
     tries: int,
     read: Callable[[bytes], T],
-    redact: Callable[[str], str] = str,
+    key: ApiKey | None = None,
     limits: Limits | None = None,
     pause: float = FIRST_PAUSE,
-) -> T | httpx2.Response:
-    """Post JSON; return what ``read`` makes of the answer, or a response whose status is a permanent refusal.
+) -> T:
+    """Post JSON; return what ``read`` makes of the answer. Raises ``FinalFault`` for a refusal.
 
-    Temporary failures and answers for which ``read`` raises ``ValueError`` are tried again. Raises ``ToolUnavailable``
-    after the last try. ``redact`` removes secrets from a server's message. The first ``pause`` is in seconds; a pause
-    that the server requests stops all requests of ``limits``.
+    Temporary failures and answers for which ``read`` raises ``ValueError`` are tried again, after ``pause`` seconds at
+    first. A pause that the server requests stops all requests of ``limits``. Raises ``ToolUnavailable`` after the last
+    try.
     """
     fault, limits = "", limits or Limits(None, None)
-    for number in range(tries):
-        if number:
-            await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1))
-            pause *= 2
+    for attempt in range(tries):
+        if attempt:
+            await asyncio.sleep(backoff(attempt - 1, pause))
         await limits.admit(0)
         try:
-            answer = await http.post(url, json=body)
-        except (httpx2.HTTPError, OSError) as error:
-            fault = f"no answer from {url}: {error!r}"
-            continue
-        status, quote = answer.status_code, redact(answer.text)[:MAX_QUOTE]
-        if status >= 500 or status in RETRY_STATUSES:
-            fault = f"{url} answered {status}: {quote}"
-            wait = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"))
-            limits.pause(wait or 0.0)
-        elif not answer.is_success:
-            return answer
-        else:
-            try:
-                return read(answer.content)
-            except ValueError:
-                fault = f"{url} gave a broken answer: {quote}"
-    raise ToolUnavailable(fault)
+            return read((await request(http, "POST", url, body, key=key)).content)
+        except TransientFault as error:
+            fault = str(error)
+            limits.pause(error.retry_after or 0.0)
+        except ValueError:
+            fault = "a broken answer"
+    raise ToolUnavailable(f"{url}: {fault}")
 
 
 class _Document(BaseModel):
@@ -305,14 +289,14 @@ async def _ask_server(
 
     assert s.url is not None
     body = {"queries": list(queries), "topk": s.topk, "return_scores": True}
-    answer = await post(http, s.url, body, s.tries, read)
-    if not isinstance(answer, httpx2.Response):
-        return answer
-    quote = answer.text[:MAX_QUOTE]
-    if answer.status_code not in REFUSAL_STATUSES:
-        raise ToolUnavailable(f"{s.url} answered {answer.status_code}: {quote}")
+    try:
+        return await post(http, s.url, body, s.tries, read)
+    except FinalFault as error:
+        if error.status not in REFUSAL_STATUSES:
+            raise ToolUnavailable(f"{s.url}: {error}") from error
+        refusal = ToolError(f"the query was refused: {error}")
     if len(queries) == 1:
-        return [ToolError(f"the query was refused: {quote}")]
+        return [refusal]
     alone = await asyncio.gather(*(_ask_server(http, s, [query]) for query in queries))
     return [one for (one,) in alone]
 
@@ -455,18 +439,22 @@ class WebSearch:
             return SearchAnswer.model_validate_json(content).organic[: s.num]
 
         body, tries = {"q": query, "num": s.num}, s.upstream_retries + 1
-        async with self._room:
-            answer = await post(
-                *(self._client, s.upstream, body, tries, read, self._key.redact),
-                limits=self._limits,
-                pause=SERPER_PAUSE,
-            )
-        if not isinstance(answer, httpx2.Response):
-            return answer
-        quote = self._key.redact(answer.text)[:MAX_QUOTE]
-        if answer.status_code in KEY_STATUSES:
-            raise EngineGone(f"web search at {s.upstream}: status {answer.status_code}: {quote}")
-        raise ToolError(f"the query is refused: {quote}")
+        try:
+            async with self._room:
+                return await post(
+                    self._client,
+                    s.upstream,
+                    body,
+                    tries,
+                    read,
+                    self._key,
+                    self._limits,
+                    SERPER_PAUSE,
+                )
+        except FinalFault as error:
+            if error.status in KEY_STATUSES:
+                raise EngineGone(f"web search at {s.upstream}: {error}") from error
+            raise ToolError(f"the query is refused: {error}") from error
 
     def _search_pages(self, query: str) -> list[WebHit]:
         """Return the best pages that share a word with the query, ties in the file's order."""

@@ -7,7 +7,6 @@ later DNS changes have no effect. TLS checks the name. There are no cookies, pro
 
 import asyncio
 import codecs
-import importlib.util
 import ipaddress
 import json
 import re
@@ -26,10 +25,10 @@ from pydantic import ValidationInfo, field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
-from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
 from coterie.tools.calls import MESSAGE, Function, Tag, ToolError, cut_text, text_schema
 from coterie.tools.line_process import LineProcess
+from coterie.tools.retrieval import need
 from coterie.tools.search import Cache, PageFile
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -295,10 +294,7 @@ class Extractor:
     """Child processes that extract text with ``trafilatura``, to be closed. Raises ``UserError`` if it is missing."""
 
     def __init__(self) -> None:
-        if importlib.util.find_spec("trafilatura") is None:
-            raise UserError(
-                "reading pages needs the package trafilatura", "pip install -e '.[web]'"
-            )
+        need("trafilatura", "web")
         self._free: asyncio.LifoQueue[LineProcess] = asyncio.LifoQueue()
         program = Path(__file__).with_name("extract_worker.py")
         self._processes = [LineProcess(program, "trafilatura") for _ in range(PROCESSES)]

@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,9 +22,8 @@ from rapidfuzz import fuzz
 
 from coterie.tools.actions.expressions import (
     CONSTANTS,
-    NoValue,
+    Failed,
     Number,
-    Unreadable,
     calculate,
     format_number,
     parse,
@@ -36,10 +36,7 @@ from coterie.tools.sandbox.pool import Sandbox
 MAX_VALUE = 8000
 """Characters of a value; longer values are truncated."""
 _WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
-
-
-class Failed(Exception):
-    """An action failed. The message is for the model that wrote it."""
+_PLURAL = re.compile(r"(?<=..[^s])s$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,9 @@ class Executor:
     async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
         """Run actions with the results of earlier steps; return the first failure, after which nothing runs."""
         if not 0 < len(actions) <= MAX_ACTIONS:
-            what = f"there are {len(actions)} actions, and {MAX_ACTIONS} are allowed"
-            return Executed({}, None, what if actions else "there is no action")
+            return Executed(
+                {}, None, f"1 to {MAX_ACTIONS} actions are allowed, and there are {len(actions)}"
+            )
         new: dict[str, str] = {}
         deadline = asyncio.get_running_loop().time() + SECONDS
         for action in actions:
@@ -82,10 +80,8 @@ class Executor:
                     raise Failed("it is given nothing")
                 async with asyncio.timeout_at(deadline):
                     new[action.result] = (await self.do(action, known))[:MAX_VALUE]
-            except (Failed, Unreadable, NoValue) as error:
-                return Executed(new, None, f"{action.result} = {action.tool}: {error}")
-            except TimeoutError:
-                why = f"it takes more than {SECONDS:g} seconds"
+            except (Failed, TimeoutError) as error:
+                why = str(error) or f"it takes more than {SECONDS:g} seconds"
                 return Executed(new, None, f"{action.result} = {action.tool}: {why}")
         return Executed(new, answer_of(new))
 
@@ -100,10 +96,7 @@ def answer_of(values: Mapping[str, str]) -> str | None:
 
 def words_of(text: str) -> list[str]:
     """Return the lowercase words and numbers of a text, without a plural ``s``."""
-    words = _WORD.findall(text.lower())
-    return [
-        one[:-1] if len(one) > 3 and one.endswith("s") and one[-2] != "s" else one for one in words
-    ]
+    return [_PLURAL.sub("", word) for word in _WORD.findall(text.lower())]
 
 
 def word_f1(first: str, second: str) -> float:
@@ -187,7 +180,7 @@ class MathsExecutor(Executor):
         text = action.rest(0)
         match action.tool:
             case "Calculator":
-                return evaluate(text, values)
+                return _evaluate(text, values)
             case "SetEquation" if not isinstance(parse(to_python(text, values.get)), ast.Compare):
                 raise Failed("it states no equation")
             case "SetEquation" | "Define":
@@ -197,19 +190,35 @@ class MathsExecutor(Executor):
             case "Count":
                 return str(len(members(_value(text, values))))
             case "Code":
-                return await run_code(self.sandbox, text, values)
+                return await self._run_code(text, values)
         raise Failed("there is no such tool")
 
+    async def _run_code(self, text: str, values: Mapping[str, str]) -> str:
+        """Return the value of the last expression, else of ``answer``, ``result`` or ``output``, else the output.
 
-def evaluate(text: str, values: Mapping[str, str]) -> str:
-    """Return the value of a calculation; results may assign names (``x = 3``). Raises ``Unreadable`` or ``NoValue``."""
+        The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed`.
+        """
+        if self.sandbox is None:
+            raise Failed("there is no sandbox to run it in")
+        names = ", ".join(f"{name!r}: {_literal(value)}" for name, value in values.items())
+        (result,) = await self.sandbox.run(_SOURCE, [f"_ran({text!r}, {{{names}}})"])
+        if not result.ok:
+            raise Failed(result.reason)
+        value = result.value
+        if value == "":
+            raise Failed("the program ends without a value, and prints nothing")
+        if isinstance(value, bool | str):
+            return str(value)
+        return format_number(Fraction(value) if isinstance(value, int) else value)
+
+
+def _evaluate(text: str, values: Mapping[str, str]) -> str:
+    """Return the value of a calculation; results may assign names (``x = 3``). Raises :class:`Failed`."""
     names: dict[str, Number] = dict(CONSTANTS)
     for value in values.values():
         for name, formula in _SAID.findall(value[:1000]):
-            try:
+            with suppress(Failed):
                 names[name] = calculate(formula)
-            except (Unreadable, NoValue):
-                continue
     return format_number(calculate(text, values.get, names))
 
 
@@ -246,9 +255,11 @@ def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
 
 def _value(text: str, values: Mapping[str, str]) -> str:
     """Return the value of a result, and other text as it is."""
-    if _RESULT.fullmatch(text) and text not in values:
-        raise NoValue(f"{text} has no value")
-    return values[text] if _RESULT.fullmatch(text) else text
+    if not _RESULT.fullmatch(text):
+        return text
+    if text not in values:
+        raise Failed(f"{text} has no value")
+    return values[text]
 
 
 def _substitute(text: str, values: Mapping[str, str]) -> str:
@@ -269,40 +280,19 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
     """Return the real solutions of a system of equations, or the range in which all inequalities hold.
 
     An expression without a relation is set to 0. The last text may name the unknown to solve for. Raises
-    ``Unreadable`` or ``NoValue``.
+    :class:`Failed`.
     """
     unknown = None
     if tool == "SolveEquation" and len(texts) > 1 and _NAME.fullmatch(texts[-1]):
         *texts, unknown = texts
-    ask = "equations" if tool == "SolveEquation" else "inequalities"
     statements = [to_python(text, values.get) for text in texts]
-    question = {"ask": ask, "statements": statements, "unknown": unknown}
+    question = {"tool": tool, "statements": statements, "unknown": unknown}
     reply = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if reply is None:
-        why = f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
-        raise NoValue(why)
+        raise Failed(f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve")
     if "error" in reply:
-        raise NoValue(reply["error"])
+        raise Failed(reply["error"])
     return str(reply["value"])
-
-
-async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]) -> str:
-    """Return the value of a program's last expression, else of ``answer``, ``result`` or ``output``, else its output.
-
-    The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed` or ``NoValue``.
-    """
-    if sandbox is None:
-        raise Failed("there is no sandbox to run it in")
-    names = ", ".join(f"{name!r}: {_literal(value)}" for name, value in values.items())
-    (result,) = await sandbox.run(_SOURCE, [f"_ran({text!r}, {{{names}}})"])
-    if not result.ok:
-        raise Failed(result.reason)
-    value = result.value
-    if isinstance(value, bool | str):
-        if value == "":
-            raise Failed("the program ends without a value, and prints nothing")
-        return str(value)
-    return format_number(Fraction(value) if isinstance(value, int) else value)
 
 
 def _literal(value: str) -> str:
@@ -354,8 +344,8 @@ def choose(action: Action, candidates: Sequence[Element]) -> str:
     kind = action.tool
     if kind not in KINDS:
         raise Failed("there is no such tool")
-    by_label = {one.label: one.text for one in action.arguments}
-    query, value = by_label.get("query", "").strip(), by_label.get("text", "").strip()
+    texts = {one.label: one.text.strip() for one in action.arguments}
+    query, value = texts.get("query"), texts.get("text")
     if not query:
         raise Failed("it names no element")
     if kind != "CLICK" and not value:
@@ -364,7 +354,8 @@ def choose(action: Action, candidates: Sequence[Element]) -> str:
     best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
-    return f"{kind} [{candidates[best].id}]" + f" {value}" * (kind != "CLICK")
+    operation = f"{kind} [{candidates[best].id}]"
+    return operation if kind == "CLICK" else f"{operation} {value}"
 
 
 def score(operation: str, gold: Gold) -> tuple[bool, bool]:

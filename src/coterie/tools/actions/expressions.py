@@ -25,12 +25,8 @@ Lookup = Callable[[str], str | None]
 """Function from the name of a result to its value, or ``None``."""
 
 
-class Unreadable(ValueError):
-    """A text does not follow the syntax. The message says why."""
-
-
-class NoValue(ValueError):
-    """A calculation has no value. The message says why."""
+class Failed(ValueError):
+    """An action failed: a text can't be read or has no value. The message is for the model that wrote it."""
 
 
 _SPELLINGS = tuple(
@@ -63,7 +59,7 @@ _NUMBERS = ("mixed", "grouped", "number")
 
 
 def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
-    """Rewrite a text as a Python expression with numbers as strings. Raises :class:`Unreadable`.
+    """Rewrite a text as a Python expression with numbers as strings. Raises :class:`Failed`.
 
     A name that ``lookup`` knows is replaced by its value, a number or an expression. If the name is the whole text, its
     value may also be an equation.
@@ -71,7 +67,7 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
     if _RESULT.fullmatch(text.strip()) and (value := lookup(text.strip())) is not None:
         return to_python(value)
     if len(text) > MAX_CHARACTERS:
-        raise Unreadable(f"it has more than {MAX_CHARACTERS:,} characters")
+        raise Failed(f"it has more than {MAX_CHARACTERS:,} characters")
     for _ in range(3):
         text = _FRACTION.sub(r"((\1)/(\2))", text)
     for pattern, instead in _SPELLINGS:
@@ -83,7 +79,7 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
-            raise Unreadable(f"{text[at:].strip()[:20]!r} can't be read")
+            raise Failed(f"{text[at:].strip()[:20]!r} can't be read")
         kind = str(token.lastgroup)
         word, at = token[kind], token.end()
         if kind == "grouped" and calls[-1]:  # max(1,200) has two arguments
@@ -97,7 +93,7 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
             source, before = source + _SIGNS.get(word, word), "value" if word == ")" else ""
         else:
             if before == "number" and kind in _NUMBERS:
-                raise Unreadable(f"no sign stands before {word!r}")
+                raise Failed(f"no sign stands before {word!r}")
             source += "*" if before in ("number", "value") else ""
             if word == "(":
                 calls.append(before == "function")
@@ -109,18 +105,18 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
             else:
                 source, before = source + _name(word, lookup, kind == "call"), "value"
         if len(source) > MAX_SOURCE:
-            raise Unreadable(f"it has more than {MAX_SOURCE:,} characters with its results")
+            raise Failed(f"it has more than {MAX_SOURCE:,} characters with its results")
     return source
 
 
 def parse(source: str) -> ast.expr:
-    """Parse an expression of :func:`to_python`. Raises :class:`Unreadable`."""
+    """Parse an expression of :func:`to_python`. Raises :class:`Failed`."""
     try:
         node = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable("it can't be read: a sign, value or bracket is missing") from error
+        raise Failed("it can't be read: a sign, value or bracket is missing") from error
     if isinstance(node, ast.Tuple):
-        raise Unreadable("a comma stands where one value is expected")
+        raise Failed("a comma stands where one value is expected")
     return node
 
 
@@ -137,10 +133,10 @@ def _name(name: str, lookup: Lookup, is_call: bool) -> str:
     value = lookup(name)
     if value is None:
         if _RESULT.fullmatch(name):
-            raise Unreadable(f"{name} has no value")
+            raise Failed(f"{name} has no value")
         if is_call and len(name) > 1:
             hint = did_you_mean(name, FUNCTIONS).strip()
-            raise Unreadable(f"there is no function {name}" + f": {hint}" * bool(hint))
+            raise Failed(f"there is no function {name}" + f": {hint}" * bool(hint))
         return name
     if number := _WORDED.fullmatch(value.strip()):
         return _number(number[1])
@@ -150,9 +146,9 @@ def _name(name: str, lookup: Lookup, is_call: bool) -> str:
                 return f"({ast.unparse(right)})"
             case node if not isinstance(node, ast.Compare):
                 return f"({ast.unparse(node)})"
-    except (Unreadable, RecursionError):
+    except (Failed, RecursionError):
         pass
-    raise Unreadable(f"{name} is not a number: {value[:40]!r}")
+    raise Failed(f"{name} is not a number: {value[:40]!r}")
 
 
 def compute(
@@ -161,7 +157,7 @@ def compute(
     name: Callable[[str], Any],
     apply: Callable[[str, Sequence[Any]], Any],
 ) -> Any:
-    """Compute an expression of :func:`parse`, where ``apply`` gets the name of an operation. Raises ``Unreadable``."""
+    """Compute an expression of :func:`parse`, where ``apply`` gets the name of an operation. Raises :class:`Failed`."""
     match node:
         case ast.Constant(value=str(text)):
             return number(text)
@@ -176,7 +172,7 @@ def compute(
         case ast.Call(func=ast.Name(id=what), args=values, keywords=[]):
             pass
         case _:
-            raise Unreadable("it is not one calculation")
+            raise Failed("it is not one calculation")
     return apply(what, [compute(value, number, name, apply) for value in values])
 
 
@@ -194,30 +190,29 @@ def calculate(
 ) -> Number:
     """Evaluate a text such as ``(R1 + 48) / 2``; ``lookup`` has the results, ``names`` other values.
 
-    The value is exact if possible, else a float. The value of ``x = 2 + 3`` is its right side. Raises ``Unreadable`` or
-    :class:`NoValue`.
+    The value is exact if possible, else a float. The value of ``x = 2 + 3`` is its right side. Raises :class:`Failed`.
     """
 
     def value(name: str) -> Number:
         if name not in names:
-            raise NoValue(f"{name} has no value")
+            raise Failed(f"{name} has no value")
         return names[name]
 
     match parse(to_python(text, lookup)):
         case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[node]):
             pass
         case ast.Compare():
-            raise Unreadable("it compares, and so is not a calculation")
+            raise Failed("it compares, and so is not a calculation")
         case node:
             pass
     try:
         return compute(node, lambda digits: _within(Fraction(digits)), value, _apply)
     except RecursionError as error:
-        raise Unreadable("it nests too deep") from error
+        raise Failed("it nests too deep") from error
 
 
 def format_number(value: Number) -> str:
-    """Format decimals in full, fractions as ``1/3``, floats with 12 digits. Raises :class:`NoValue` if too large."""
+    """Format decimals in full, fractions as ``1/3``, floats with 12 digits. Raises :class:`Failed` if too large."""
     _within(value)
     if isinstance(value, Fraction):
         below = value.denominator
@@ -229,7 +224,7 @@ def format_number(value: Number) -> str:
     try:
         return f"{float(value) + 0.0:.{DIGITS}g}"
     except OverflowError as error:
-        raise NoValue("a number is too large") from error
+        raise Failed("a number is too large") from error
 
 
 def _within(value: Number) -> Number:
@@ -238,7 +233,7 @@ def _within(value: Number) -> Number:
     else:
         is_large = not math.isfinite(value)
     if is_large:
-        raise NoValue("a number is too large")
+        raise Failed("a number is too large")
     return value
 
 
@@ -246,16 +241,16 @@ def _apply(name: str, values: Sequence[Number]) -> Number:
     try:
         value = _OPERATIONS[name](*values)
         if isinstance(value, complex):
-            raise NoValue("it has no real value")
+            raise Failed("it has no real value")
         return _within(Fraction(value) if isinstance(value, int) else value)
-    except NoValue:
+    except Failed:
         raise
     except ZeroDivisionError as error:
-        raise NoValue("a number is divided by 0") from error
+        raise Failed("a number is divided by 0") from error
     except OverflowError as error:
-        raise NoValue("a number is too large") from error
+        raise Failed("a number is too large") from error
     except (TypeError, ValueError) as error:
-        raise NoValue(f"{name} has no value there") from error
+        raise Failed(f"{name} has no value there") from error
 
 
 def _power(base: Number, exponent: Number) -> Any:
@@ -265,7 +260,7 @@ def _power(base: Number, exponent: Number) -> Any:
     if degree == 1:
         bits = max(map(int.bit_length, base.as_integer_ratio()))
         if bits > 1 and (bits - 1) * abs(exponent) > MAX_BITS:
-            raise NoValue("a number is too large")
+            raise Failed("a number is too large")
         return base ** int(exponent)
     if base < 0 and degree % 2:
         return _power(Fraction(-1), Fraction(exponent.numerator)) * _power(-base, exponent)
@@ -277,20 +272,20 @@ def _power(base: Number, exponent: Number) -> Any:
 
 def _whole(value: Number) -> int:
     if value != int(value):
-        raise NoValue(f"{format_number(value)} is not a whole number")
+        raise Failed(f"{format_number(value)} is not a whole number")
     return int(value)
 
 
 def _factorial(value: Number) -> int:
     if value < 0 or value > MAX_FACTORIAL:
-        raise NoValue(f"the factorial is taken of 0 to {MAX_FACTORIAL}")
+        raise Failed(f"the factorial is taken of 0 to {MAX_FACTORIAL}")
     return math.factorial(_whole(value))
 
 
 def _round(value: Number, places: Number = 0) -> Fraction:
     """Round half away from 0."""
     if not -30 <= float(places) <= 30:
-        raise NoValue("round takes at most 30 places")
+        raise Failed("round takes at most 30 places")
     scale = Fraction(10) ** _whole(places)
     scaled = math.floor(abs(Fraction(value)) * scale + Fraction(1, 2)) / scale
     return scaled if value >= 0 else -scaled

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coterie.errors import UserError, did_you_mean
+from coterie.errors import did_you_mean
 
 MAX_CHARACTERS = 4000
 """Limit on the length of a text; a longer one is a single problem."""
@@ -229,23 +229,14 @@ DOMAINS: Mapping[str, tuple[ActionTool, ...]] = {
 }
 
 
-def _tools(domain: str) -> Mapping[str, ActionTool]:
-    if domain not in DOMAINS:
-        raise UserError(
-            f"there is no domain {domain!r} of actions",
-            f"{did_you_mean(domain, DOMAINS)}the domains are {', '.join(DOMAINS)}",
-        )
-    return {one.name: one for one in DOMAINS[domain]}
-
-
 def describe(domain: str) -> str:
-    """Describe the tools of a domain for a prompt, one per line. Raises ``UserError`` for an unknown domain."""
-    return "\n".join(f"- {one.signature}: {one.does}" for one in _tools(domain).values())
+    """Describe the tools of a domain for a prompt, one per line."""
+    return "\n".join(f"- {one.signature}: {one.does}" for one in DOMAINS[domain])
 
 
 def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
-    """Parse a text and report problems; ``known`` are earlier results. Raises ``UserError`` for an unknown domain."""
-    tools = _tools(domain)
+    """Parse a text of a domain and report problems; ``known`` are earlier results."""
+    tools = {one.name: one for one in DOMAINS[domain]}
     parsed = parse(text)
     problems = list(parsed.problems)
     if not parsed.actions and not problems:

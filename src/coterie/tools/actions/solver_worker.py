@@ -1,6 +1,6 @@
 """Process that solves equations and inequalities with sympy. ``tools.actions.executors`` starts it.
 
-A question is ``{"ask": "equations", "statements": ["x=='5'"], "unknown": "x"}``. Statements are parsed by ``ast``
+A question is ``{"tool": "SolveEquation", "statements": ["x=='5'"], "unknown": "x"}``. Statements are parsed by ``ast``
 (``tools.actions.expressions``), since sympy's parsers call ``eval``. It is a separate process because a question may
 take unbounded time and memory. The sandbox's jails have only numpy.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 from sympy import Max, Min, Rational, S, Symbol
 
-from coterie.tools.actions.expressions import NoValue, Unreadable, compute, format_number, parse
+from coterie.tools.actions.expressions import Failed, compute, format_number, parse
 from coterie.tools.line_process import serve
 
 MEMORY = 2 * 2**30
@@ -28,12 +28,12 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
         nodes = [parse(source) for source in question["statements"]]
         names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
         if not names - {"pi", *_OPERATIONS}:
-            raise NoValue("there is no unknown in it")
+            raise Failed("there is no unknown in it")
         statements = [_build(node) for node in nodes]
-        if question["ask"] == "equations":
+        if question["tool"] == "SolveEquation":
             return {"value": _solve(statements, question["unknown"])}
         return {"value": _range(statements)}
-    except (NoValue, Unreadable) as error:
+    except Failed as error:
         return {"error": str(error)}
     except ZeroDivisionError:
         return {"error": "a number is divided by 0"}
@@ -45,15 +45,15 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
 
 def _power(base: Any, exponent: Any) -> Any:
     if exponent.is_number and not abs(exponent) <= MAX_EXPONENT:
-        raise NoValue(f"a power is higher than {MAX_EXPONENT}")
+        raise Failed(f"a power is higher than {MAX_EXPONENT}")
     if base.is_number and not exponent.is_number and abs(base) > 10**6:
-        raise NoValue("the base of a power is too large")
+        raise Failed("the base of a power is too large")
     return base**exponent
 
 
 def _factorial(value: Any) -> Any:
     if not (value.is_Integer and 0 <= value <= MAX_EXPONENT):
-        raise NoValue(f"a factorial is taken of whole numbers up to {MAX_EXPONENT}")
+        raise Failed(f"a factorial is taken of whole numbers up to {MAX_EXPONENT}")
     return sympy.factorial(value)
 
 
@@ -115,19 +115,19 @@ def _symbol(name: str) -> Any:
 
 def _apply(name: str, values: Sequence[Any]) -> Any:
     if name not in _OPERATIONS:
-        raise NoValue(f"{name} can't stand in an equation")
+        raise Failed(f"{name} can't stand in an equation")
     return _OPERATIONS[name](*values)
 
 
 def _solve(statements: list[Statement], unknown: str | None) -> str:
     """Return ``7`` or ``-2, 2`` for one unknown, and ``x = 3, y = 4`` for several, with ``;`` between solutions."""
     if any(set(relations) - {ast.Eq} for _, relations in statements):
-        raise NoValue("an inequality stands among the equations")
+        raise Failed("an inequality stands among the equations")
     equations = [
         a - b for sides, _ in statements for a, b in zip(sides, sides[1:] or [S.Zero], strict=False)
     ]
     if all(sympy.simplify(one) == 0 for one in equations):
-        raise NoValue("every value solves it")
+        raise Failed("every value solves it")
     symbols = sorted(set().union(*(one.free_symbols for one in equations)), key=str)
     unknowns = [one for one in symbols if one.name == unknown] or symbols
     candidates = sympy.solve(equations, unknowns if len(equations) == 1 else symbols, dict=True)
@@ -137,7 +137,7 @@ def _solve(statements: list[Statement], unknown: str | None) -> str:
     ]
     solutions = [one for one in solutions if one]
     if not solutions:
-        raise NoValue("it has no real solution")
+        raise Failed("it has no real solution")
     if all(len(one) == 1 for one in solutions):
         return ", ".join(dict.fromkeys(value for one in solutions for value in one.values()))
     return "; ".join(
@@ -153,10 +153,10 @@ def _range(statements: list[Statement]) -> str:
         for relation, a, b in zip(names, sides, sides[1:], strict=False)
     ]
     if not relations:
-        raise NoValue("there is no inequality in it")
+        raise Failed("there is no inequality in it")
     symbols = set().union(*(one.free_symbols for one in relations))
     if len(symbols) > 1:
-        raise NoValue(f"it has {len(symbols)} unknowns, and 1 can be solved for")
+        raise Failed(f"it has {len(symbols)} unknowns, and 1 can be solved for")
     symbol = next(iter(symbols), None)
     sets = [
         S.Reals if one is S.true else S.EmptySet if one is S.false
@@ -176,7 +176,7 @@ def _pieces(part: Any) -> list[str]:
     if isinstance(part, sympy.FiniteSet):
         return [f"{{{_text(one)}}}" for one in sorted(part.args, key=lambda one: one.evalf())]
     if not isinstance(part, sympy.Interval):
-        raise NoValue("its solution is not made of intervals")
+        raise Failed("its solution is not made of intervals")
     left, right = "[("[bool(part.left_open)], "])"[bool(part.right_open)]
     return [f"{left}{_text(part.start)}, {_text(part.end)}{right}"]
 

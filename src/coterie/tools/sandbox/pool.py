@@ -19,13 +19,13 @@ from typing import Any, Self
 
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.job import (
+    CELL,
+    CLOSING,
     CONTINUATION,
     GONE,
+    OPENING,
     SECONDS,
-    Cell,
-    Closing,
     JobRecord,
-    Opening,
 )
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
@@ -127,7 +127,7 @@ class PythonSession:
 
     async def run(self, source: str) -> CellResult:
         """Run a cell. Raises ``SandboxFailed`` if it can't run, through no fault of the session's cells."""
-        async with self._one:
+        async with self.sessions.workers.running(), self._one:
             lost: list[WorkerLost] = []
             while len(lost) < TRIES:
                 try:
@@ -183,13 +183,13 @@ class Sessions:
             worker = previous or await self._worker()
             try:
                 if previous is None:
-                    await self._send(worker, Opening, seed=session.seed, **_STARTING)
+                    await self._send(worker, OPENING, seed=session.seed, **_STARTING)
                 try:
                     if previous is None:
                         for cell, before in session.cells:
-                            if await self._send(worker, Cell, source=cell) != before:
+                            if await self._send(worker, CELL, source=cell) != before:
                                 raise WorkerLost("a cell that was run again showed something else")
-                    result = await self._send(worker, Cell, source=source)
+                    result = await self._send(worker, CELL, source=source)
                 except WorkerLost as error:
                     raise CellLost(str(error)) from error
             except BaseException:
@@ -204,7 +204,7 @@ class Sessions:
                 self.workers.changed.set()
             return result
 
-    async def _send(self, worker: Worker, kind: type[Opening | Cell], **own: Any) -> CellResult:
+    async def _send(self, worker: Worker, kind: str, **own: Any) -> CellResult:
         records = await worker.run(request(kind, self.settings, worker.user, **own))
         result = read_cell(records, self.settings.shown_characters)
         if result is None:
@@ -223,7 +223,7 @@ class Sessions:
 
     async def _leave(self, worker: Worker) -> None:
         try:
-            await worker.run(Closing())
+            await worker.run(request(CLOSING, self.settings, worker.user, **_STARTING))
         except WorkerLost:
             await self.workers.drop(worker)
         else:

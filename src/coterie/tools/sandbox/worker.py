@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -32,13 +32,11 @@ from coterie.tools.sandbox.inside.confine import NUMBERS
 from coterie.tools.sandbox.inside.job import (
     BY_SUPERVISOR,
     HEAD,
+    JOB,
     RECORD,
     REPLY,
-    Cell,
-    Closing,
-    Job,
     JobRecord,
-    Opening,
+    Request,
 )
 
 
@@ -262,7 +260,6 @@ STDERR = 2000
 CLOSE_SECONDS = 10.0
 MAX_BYTES = 4
 """Bytes of the longest character in UTF-8."""
-Request = Job | Opening | Cell | Closing
 
 
 class WorkerLost(Exception):
@@ -347,16 +344,17 @@ class Worker:
         return stderr.decode(errors="replace").strip()
 
 
-def request(kind: type[Any], of: SandboxSettings, user: User, **own: Any) -> Any:
-    """Return a ``Job``, ``Opening`` or ``Cell`` with the limits of the settings."""
-    kept_bytes = MAX_BYTES * of.shown_characters
-    values = {**dict(of), "uid": user.uid, "kept_bytes": kept_bytes, **own}
-    return kind(**{field.name: values[field.name] for field in fields(kind)})
+def request(kind: str, limits: SandboxSettings, user: User, **own: Any) -> Request:
+    """Return a request with the limits of the settings."""
+    values = dict(limits) | {"uid": user.uid, "kept_bytes": MAX_BYTES * limits.shown_characters}
+    names = {field.name for field in fields(Request)}
+    shared = {name: value for name, value in values.items() if name in names}
+    return Request(kind, **{**shared, **own})
 
 
 def pack(request: Request) -> bytes:
     body = json.dumps(asdict(request)).encode()
-    return HEAD.pack(request.kind, len(body)) + body
+    return HEAD.pack(len(body)) + body
 
 
 async def _drain(pipe: StreamReader) -> bytes:
@@ -400,26 +398,38 @@ class WorkerPool:
         for _ in range(settings.count if count is None else count):
             self._free(None)
         self._starting: set[asyncio.Task[Worker]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let ``close`` cancel the task that is in this block."""
+        task = cast(asyncio.Task[Any], asyncio.current_task())
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
 
     async def run(
         self, source: str, calls: Sequence[str], legacy: bool, limits: SandboxSettings
     ) -> tuple[list[JobRecord], float]:
         """Run calls; return records and seconds. Raises :class:`SandboxFailed` if workers are lost otherwise."""
         own = {"source": source, "calls": list(calls), "legacy": legacy}
-        for _ in range(TRIES):
-            worker = await self.take()
-            try:
-                records = await worker.run(request(Job, limits, worker.user, **own))
-            except BaseException as error:
-                await self.drop(worker)
-                if not isinstance(error, WorkerLost):
-                    raise
-                why = error
-            else:
-                self.give_back(worker)
-                return records, worker.seconds
-        await self.check(why)
+        async with self.running():
+            for _ in range(TRIES):
+                worker = await self.take()
+                try:
+                    records = await worker.run(request(JOB, limits, worker.user, **own))
+                except BaseException as error:
+                    await self.drop(worker)
+                    if not isinstance(error, WorkerLost):
+                        raise
+                    why = error
+                else:
+                    self.give_back(worker)
+                    return records, worker.seconds
+            await self.check(why)
         record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
         return [record] * len(calls), 0.0
 
@@ -429,7 +439,7 @@ class WorkerPool:
             worker = await self._start()
             try:
                 ((_, record),) = await worker.run(
-                    request(Job, self.settings, worker.user, source="", calls=["1"], legacy=False)
+                    request(JOB, self.settings, worker.user, source="", calls=["1"], legacy=False)
                 )
             finally:
                 await worker.close()
@@ -488,6 +498,9 @@ class WorkerPool:
 
     async def close(self) -> None:
         self._closed = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.sleep(0)  # until they have left their workers
         if self._starting:
             await asyncio.wait(self._starting)
             await asyncio.sleep(0)  # for their callbacks

@@ -218,7 +218,7 @@ OURS = 2
 
 
 def limits(of: Any, cpu_seconds: int | None = None) -> None:
-    """Set hard limits of a ``Job`` or an ``Opening``; without ``cpu_seconds`` there is none on CPU time."""
+    """Set hard limits of a ``Request``; without ``cpu_seconds`` there is none on CPU time."""
     values = {
         resource.RLIMIT_AS: of.memory_mib << 20,
         resource.RLIMIT_FSIZE: of.file_mib << 20,

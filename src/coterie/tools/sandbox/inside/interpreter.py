@@ -21,7 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.job import NOT_OPENED, Job, Opening, read_exactly, write_all
+from coterie.tools.sandbox.inside.job import NOT_OPENED, Request, read_exactly, write_all
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
@@ -57,12 +57,12 @@ def answer(job: int, results: int) -> NoReturn:
         os.setsid()  # a signal to its group is for its own processes only
         content = os.pread(job, os.fstat(job).st_size, 0)
         _place(results)
-        _run(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
+        _run(Request(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
     finally:
         os._exit(0)
 
 
-def _run(job: Job, first: int) -> None:
+def _run(job: Request, first: int) -> None:
     """Write a frame when confined, when the source has run, and for each call, before which the source runs again."""
     try:
         confine.limits(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
@@ -136,7 +136,7 @@ def serve(cells: int, statuses: int, output: int) -> NoReturn:
         _place(statuses, cells, output)
         for number in (1, 2):
             os.dup2(OUTPUT, number)
-        opening = Opening(**json.loads(_next()))
+        opening = Request(**json.loads(_next()))
         try:
             confine.limits(opening)
             confine.give_up_rights(opening.uid)

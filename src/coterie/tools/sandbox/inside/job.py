@@ -6,8 +6,8 @@ Neither is trusted, since a cell may write anything to both.
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 BY_ANSWER, BY_SUPERVISOR = 0, 1
 """Author of a record: the answer's process or the supervisor."""
@@ -15,7 +15,9 @@ JobRecord = tuple[int, bytes]
 """``BY_ANSWER`` or ``BY_SUPERVISOR``, and JSON with a value or a failure."""
 MAX_FAILURE = 4000
 """Bytes of a record that reports a failure; every limit on results leaves room for it."""
-HEAD = struct.Struct(">cI")
+JOB, OPENING, CELL, CLOSING = "job", "opening", "cell", "closing"
+"""Kinds of requests: run an answer; open a session, which ends the current one; run a cell of it; end it."""
+HEAD = struct.Struct(">I")
 RECORD = struct.Struct(">BI")
 REPLY = struct.Struct(">Id")
 """Headers of a request, a record and a reply; see ``supervisor``."""
@@ -51,12 +53,11 @@ def write_all(file: int, data: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """Request to run one answer: source, calls and limits (``SandboxSettings``)."""
+class Request:
+    """Request with its limits (``SandboxSettings``), which hold for an answer, or for one cell."""
 
-    source: str
-    calls: list[str]
-    legacy: bool
+    kind: str
+    """``JOB``, ``OPENING``, ``CELL`` or ``CLOSING``."""
     wall_seconds: float
     cpu_seconds: float
     total_seconds: float
@@ -64,75 +65,32 @@ class Job:
     processes: int
     file_mib: int
     output_kib: int
+    kept_bytes: int
+    """Bytes of the beginning of a cell's output, and of its end."""
     uid: int
-    kind: ClassVar[bytes] = b"j"
+    source: str = ""
+    """Source of an answer, or of a cell."""
+    calls: Sequence[str] = ()
+    legacy: bool = False
+    seed: int = 0
 
     @property
     def records(self) -> int:
-        return len(self.calls)
+        """Records of the reply; a cell has a verdict, and the beginning and end of the output."""
+        return len(self.calls) if self.kind == JOB else 0 if self.kind == CLOSING else 3
 
     @property
     def longest_seconds(self) -> float:
         """Upper bound of the wall time on a busy machine."""
-        return PATIENCE * self.total_seconds
+        return PATIENCE * (self.total_seconds if self.kind == JOB else self.wall_seconds)
 
     @property
     def max_record(self) -> int:
-        """Limit on the bytes of a record, which all sides enforce."""
+        """Limit on the bytes of an answer's record, which all sides enforce."""
         return max(self.output_kib << 10, MAX_FAILURE)
 
     @property
     def max_reply(self) -> int:
         """Limit on the bytes of all records with their headers."""
-        return len(self.calls) * (self.max_record + RECORD.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one cell (``SandboxSettings``). The reply has a verdict, and the beginning and end of the output."""
-
-    wall_seconds: float
-    cpu_seconds: float
-    memory_mib: int
-    kept_bytes: int
-    """Bytes of the beginning of the output, and of its end."""
-    records: ClassVar[int] = 3
-
-    @property
-    def longest_seconds(self) -> float:
-        """Upper bound of the wall time on a busy machine."""
-        return PATIENCE * self.wall_seconds
-
-    @property
-    def max_reply(self) -> int:
-        """Limit on the bytes of all records with their headers."""
-        return MAX_FAILURE + 2 * self.kept_bytes + 3 * RECORD.size
-
-
-@dataclass(frozen=True, slots=True)
-class Cell(Limits):
-    """Request to run one cell."""
-
-    source: str
-    kind: ClassVar[bytes] = b"c"
-
-
-@dataclass(frozen=True, slots=True)
-class Opening(Limits):
-    """Request to open a session, after the current one has ended."""
-
-    seed: int
-    processes: int
-    file_mib: int
-    uid: int
-    kind: ClassVar[bytes] = b"o"
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """Request to end a session. All its processes have ended before the reply."""
-
-    kind: ClassVar[bytes] = b"x"
-    records: ClassVar[int] = 0
-    longest_seconds: ClassVar[float] = PATIENCE * SECONDS
-    max_reply: ClassVar[int] = 0
+        size = len(self.calls) * self.max_record + MAX_FAILURE + 2 * self.kept_bytes
+        return size + self.records * RECORD.size

@@ -1,8 +1,8 @@
 """First process in the jail. For each answer it requests a forked process, watches it, ends it and reports.
 
-A request is one byte for its kind, 4 bytes length and JSON (``job``). A reply is the nonce that follows the request, 4
-bytes length, 8 bytes seconds that a job took without waiting for a CPU, and for each record 1 byte (``BY_ANSWER`` or
-``BY_SUPERVISOR``), 4 bytes length and its bytes, which are passed on unread.
+A request is 4 bytes length and JSON (``job``). A reply is the nonce that follows the request, 4 bytes length, 8 bytes
+seconds that a job took without waiting for a CPU, and for each record 1 byte (``BY_ANSWER`` or ``BY_SUPERVISOR``), 4
+bytes length and its bytes, which are passed on unread.
 """
 
 # This process holds sources and results. A forked process can read all memory of its parent, also freed memory, so
@@ -32,19 +32,19 @@ from coterie.tools.sandbox.inside import confine, interpreter
 from coterie.tools.sandbox.inside.job import (
     BY_ANSWER,
     BY_SUPERVISOR,
+    CELL,
     CONTINUATION,
     GONE,
     HEAD,
+    JOB,
     MAX_FAILURE,
     NOT_OPENED,
+    OPENING,
     RECORD,
     REPLY,
     STATUSES,
-    Cell,
-    Job,
     JobRecord,
-    Limits,
-    Opening,
+    Request,
     read_exactly,
     write_all,
 )
@@ -141,7 +141,7 @@ _SWITCHES = (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
 class Meter:
     """Resource use of the processes of an answer or a session, compared with the limits of a call or a cell."""
 
-    def __init__(self, pid: int, forker: Forker, limits: Limits | Job) -> None:
+    def __init__(self, pid: int, forker: Forker, limits: Request) -> None:
         self.pid, self.forker, self.limits = pid, forker, limits
         self.seconds, self.resident = 0.0, 0
         self.waited = self._first_waited = 0.0
@@ -213,7 +213,7 @@ def _standing(forker: Forker) -> list[tuple[bytes, ...]] | None:
 class Clock:
     """Time that a job has used, without the time it waited for a CPU (up to a bound)."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Request) -> None:
         self.job = job
         self.waited = 0.0
         """Seconds that its only process waited for a CPU, over all attempts."""
@@ -230,7 +230,9 @@ class Clock:
 class Attempt:
     """One forked process that runs calls from ``first`` on, and appends to ``records``."""
 
-    def __init__(self, job: Job, content: int, first: int, forker: Forker, clock: Clock) -> None:
+    def __init__(
+        self, job: Request, content: int, first: int, forker: Forker, clock: Clock
+    ) -> None:
         self.job, self.clock = job, clock
         self.forker = forker
         self.wanted = len(job.calls) - first
@@ -310,7 +312,7 @@ class Attempt:
         return "garbled" if self._buffer and len(self.records) == self.wanted else None
 
 
-def run(job: Job, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
+def run(job: Request, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
     """Run all calls in one process; start another after a call that ended it."""
     records: list[JobRecord] = []
     content = os.memfd_create("job")
@@ -380,7 +382,7 @@ class OutputEnds:
 class Session:
     """The processes of one session."""
 
-    def __init__(self, opening: Opening, forker: Forker) -> None:
+    def __init__(self, opening: Request, forker: Forker) -> None:
         confine.clean_folder(opening.file_mib, opening.uid)
         self.forker = forker
         cells, self._cells = os.pipe()
@@ -396,7 +398,7 @@ class Session:
         self.opened = False
         """True once the process is confined; no cell runs before."""
 
-    def exchange(self, body: bytes, limits: Limits) -> list[JobRecord]:
+    def exchange(self, body: bytes, limits: Request) -> list[JobRecord]:
         """Send a cell or the opening, and wait until it is done or exceeds a limit."""
         output, meter = OutputEnds(limits.kept_bytes), Meter(self.pid, self.forker, limits)
         meter.measure()
@@ -530,24 +532,22 @@ def main(code: str) -> None:
     write_all(replies, b"ready")
     session: Session | None = None
     while True:
-        kind, size = HEAD.unpack(read_exactly(jobs, HEAD.size))
+        (size,) = HEAD.unpack(read_exactly(jobs, HEAD.size))
         body, seconds = read_exactly(jobs, size), 0.0
-        content = json.loads(body)
-        if kind == Cell.kind:
-            cell = Cell(**content)
-            source = cell.source.encode("utf-8", "surrogatepass")
-            records = session.exchange(source, cell) if session else OutputEnds(0).records(GONE)
+        request = Request(**json.loads(body))
+        if request.kind == CELL:
+            source = request.source.encode("utf-8", "surrogatepass")
+            records = session.exchange(source, request) if session else OutputEnds(0).records(GONE)
         else:
             if session is not None:
                 session.close()
             session, records = None, []
-            if kind == Job.kind:
-                clock = Clock(Job(**content))
-                records, seconds = run(clock.job, body, forker, clock), clock.used()
-            elif kind == Opening.kind:
-                opening = Opening(**content)
-                session = Session(opening, forker)
-                records = session.exchange(body, opening)
+            if request.kind == JOB:
+                clock = Clock(request)
+                records, seconds = run(request, body, forker, clock), clock.used()
+            elif request.kind == OPENING:
+                session = Session(request, forker)
+                records = session.exchange(body, request)
         reply = b"".join(RECORD.pack(by, len(data)) + data for by, data in records)
         nonce = read_exactly(jobs, 16)
         write_all(replies, nonce + REPLY.pack(len(reply), seconds) + reply)
