@@ -8,16 +8,27 @@ prepared.
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling, Stats
 from coterie.environments.protocol import Observation, Shared, State, Syntax, Transition
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Ending, Task, Tree
-from coterie.record.turn import Message, Part, Role, Tool, Turn
+from coterie.record.turn import (
+    Message,
+    Part,
+    Role,
+    Sample,
+    Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
@@ -162,6 +173,23 @@ def syntax_of(way: str, *, inline: bool = False) -> Syntax:
     return Tags({"look": Tag("what", "|"), "wait": Tag("what")}, inline=inline)
 
 
+def call_and_result(
+    arguments: str, *results: str, sample: Sample | None = None, text: str = "", result: str = "",
+    name: str = "look",
+) -> tuple[Tree, list[Message]]:  # fmt: skip
+    """Return a question, calls of a tool and their results, as a tree and its messages."""
+    tree, parts = Tree("t", "r", 0), [Part(text)] if text else []
+    calls = tuple(ToolCall(f"c{n}", name, arguments) for n in range(len(results)))
+    asked = make_turn(tree.root, Speaker("agent", "agent"), parts, sample=sample, calls=calls)
+    answers = tuple(ToolResult(f"c{n}", one) for n, one in enumerate(results))
+    shown = [Part(result)] if result else []
+    told = make_turn(asked.id, Speaker("tool", "tools"), shown, results=answers)
+    tree.add(asked)
+    tree.add(told)
+    chat = Message("assistant", turn=asked.id), Message("tool", turn=told.id)
+    return tree, [Message.of("user", "Hello"), *chat]
+
+
 def odd_ids(renderer: ChatRenderer, text: str) -> tuple[int, ...]:
     """Ids of a text as no tokenizer gives them: letter by letter, but for control tokens."""
     whole = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -186,13 +214,18 @@ def prepared_completion(renderer: ChatRenderer, said: Said, sampling: Sampling) 
     return Completion(ids, logprobs, said.text.removesuffix(stop), finish, 0, stop=stop)  # type: ignore[arg-type]
 
 
+SAMPLING = Sampling()
+Heard = list[tuple[tuple[int, ...], Completion]]
+"""Prompts and completions of an engine."""
+
+
 @dataclass
 class Prepared:
     """Stands for an engine: gives what was prepared, in order, with made-up log-probs. No model runs."""
 
     renderer: ChatRenderer
     script: list[Said]
-    heard: list[tuple[tuple[int, ...], Completion]] = field(default_factory=list)
+    heard: Heard = field(default_factory=list)
     policy: str = "prepared"
     version: str = "0"
     stats: Stats = field(default_factory=Stats)
@@ -200,32 +233,40 @@ class Prepared:
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
-        found = prepared_completion(self.renderer, self.script[len(self.heard)], sampling)
-        self.heard.append((tuple(prompt), found))
-        return [found]
+        completion = prepared_completion(self.renderer, self.script[len(self.heard)], sampling)
+        self.heard.append((tuple(prompt), completion))
+        return [completion]
 
-    async def logprobs(
-        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
+    async def logprobs(self, *_: Any) -> Any:
         raise AssertionError("it has no model")
 
-    async def load(self, path: Path, version: str) -> None:
-        raise AssertionError("it has no model")
+    load = logprobs
 
 
-class Forced(InProcessEngine):
-    """The in-process engine, which says what was prepared: the model reads the prompt and scores it."""
+class Recorder(InProcessEngine):
+    """The in-process engine, which remembers what it reads and returns."""
 
-    script: list[Said]
-    heard: list[tuple[tuple[int, ...], Completion]]
+    heard: Heard
 
     async def sample(self, prompt: Any, seeds: Any, sampling: Sampling, **_: Any) -> Any:
-        said = self.script[len(self.heard)]
-        found = prepared_completion(self.loaded.renderer, said, sampling)
-        (scores,) = await self.logprobs(prompt, [found.ids])
-        one = Completion(found.ids, tuple(scores), found.text, found.finish, 0, stop=found.stop)
-        self.heard.append((tuple(prompt), one))
-        return [one]
+        (completion,) = await self.complete(prompt, seeds, sampling)
+        self.heard.append((tuple(prompt), completion))
+        return [completion]
+
+    async def complete(self, *asked: Any) -> Any:
+        return await super().sample(*asked)
+
+
+class Forced(Recorder):
+    """A recorder that returns what was prepared: the model reads the prompt and scores it."""
+
+    script: list[Said]
+
+    async def complete(self, prompt: Any, seeds: Any, sampling: Sampling) -> Any:
+        text = self.script[len(self.heard)]
+        completion = prepared_completion(self.loaded.renderer, text, sampling)
+        (scores,) = await self.logprobs(prompt, [completion.ids])
+        return [replace(completion, logprobs=tuple(scores))]
 
 
 @dataclass
@@ -234,8 +275,8 @@ class Played:
 
     tree: Tree
     leaf: str
-    heard: list[tuple[tuple[int, ...], Completion]]
-    game: Things
+    heard: Heard
+    game: Any
 
     @property
     def path(self) -> list[Turn]:
@@ -245,12 +286,34 @@ class Played:
     def said(self) -> list[Turn]:
         return [turn for turn in self.path if turn.speaker.kind == "agent"]
 
+    def segments(self) -> list[Any]:
+        return list(view(self.tree, self.leaf, "agent").segments)
 
-def play(engine: Any, renderer: ChatRenderer, game: Things) -> Played:
-    """One dialogue, by the driver's own branches."""
+    def rows(self) -> list[Row]:
+        return list(rows(view(self.tree, self.leaf, "agent")))
+
+    def is_viewed_as_sampled(self) -> bool:
+        """Return True if prompts and completions of the view are exactly those of the engine."""
+        pieces = []
+        for segment in self.segments():
+            ids: tuple[int, ...] = ()
+            for piece in segment.pieces:
+                if piece.turn is not None:
+                    pieces.append((ids, piece.ids))
+                ids += piece.ids
+        return pieces == [(prompt, completion.ids) for prompt, completion in self.heard]
+
+    def targets(self) -> list[tuple[int, ...]]:
+        return [row.ids[one.start : one.stop] for row in self.rows() for one in row.targets]
+
+
+def play(
+    engine: Any, renderer: ChatRenderer, game: Any, sampling: Sampling = SAMPLING, seed: int = 0
+) -> Played:
+    """Play one dialogue by the driver's own branches."""
 
     async def played() -> Played:
-        sampler = TokenSampler(engine, renderer.render, Sampling(), 10_000, renderer.calls)
+        sampler = TokenSampler(engine, renderer.render, sampling, 10_000, renderer.calls)
         async with sessions_of(1, 5.0) as sessions:
             grown = Branches(
                 *(game, {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
@@ -258,7 +321,8 @@ def play(engine: Any, renderer: ChatRenderer, game: Things) -> Played:
             )  # fmt: skip
             at = await grown.start()
             while at.state.end is None:
-                at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
+                seeds = {"agent": seed * 100 + len(at.state.turns)}
+                at = await grown.advance(at, await grown.respond(at, seeds, 0))
         return Played(grown.tree, at.node, engine.heard, game)
 
     return asyncio.run(played())

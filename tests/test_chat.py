@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.record.tree import Tree
-from coterie.record.turn import Message, Part, Role, Sample, Speaker, make_turn
-from tests.forging import tokenizer as forgeable
+from coterie.record.turn import Message, Part, Sample, Speaker, make_turn
 from tests.templates import TEMPLATES, tokenizer
+from tests.test_forged_turns import tokenizer as forgeable
 
 ALICE = Speaker("agent", "Alice")
 
@@ -41,35 +41,22 @@ def test_sampled_ids_are_spliced_in_and_closed_once(name: str, closed: bool) -> 
     odd = tuple(id_ for letter in "river" for id_ in encode(name, letter))
     assert odd != encode(name, "river")
     ids = (*odd, end) if closed else odd
-    found = renderer.render(spoken(tree, ids, Part("river")), tree, "Alice")
-    at = next(i for i in range(len(found)) if found[i : i + len(odd)] == odd)
-    assert found[at + len(odd)] == end
-    assert found[at + len(odd) + 1] != end
+    prompt = renderer.render(spoken(tree, ids, Part("river")), tree, "Alice")
+    at = next(i for i in range(len(prompt)) if prompt[i : i + len(odd)] == odd)
+    assert prompt[at + len(odd)] == end != prompt[at + len(odd) + 1]
     want = renderer.render(spoken(tree, encode(name, "river"), Part("river")), tree, "Alice")
-    assert found[:at] + encode(name, "river") + found[at + len(odd) :] == want
+    assert prompt[:at] + encode(name, "river") + prompt[at + len(odd) :] == want
 
 
-@pytest.mark.parametrize("side", ["lstrip", "rstrip", "strip", "lstrip('\n')", "strip('\n')"])
-@pytest.mark.parametrize("said", ["\n tall\n", "\n\ntall", "tall \n"])
-def test_a_template_that_strips_a_side_leaves_turns_as_sampled(side: str, said: str) -> None:
-    call = side if side.endswith(")") else f"{side}()"
+@pytest.mark.parametrize("call", ["lstrip()", "rstrip()", "strip()", "lstrip('\n')", "strip('\n')"])
+def test_a_template_that_strips_a_side_leaves_turns_as_sampled(call: str) -> None:
     stripping = copy(tokenizer("chatml"))
     stripping.chat_template = TEMPLATES["chatml"].replace("m['content']", f"m['content'].{call}")
-    renderer, tree = ChatRenderer(stripping), Tree("t", "r", 0)
-    odd = tuple(id_ for letter in said for id_ in encode("chatml", letter))
-    found = renderer.render(spoken(tree, odd, Part(said)), tree, "Alice")
-    assert any(found[i : i + len(odd)] == odd for i in range(len(found)))
-
-
-def test_turns_beside_one_that_is_rewritten_stay_as_sampled() -> None:
-    renderer, tree = ChatRenderer(tokenizer("thinking")), Tree("t", "r", 0)
-    odd = tuple(id_ for letter in "river" for id_ in encode("thinking", letter))
-    kept = spoken(tree, odd, Part("river\n"))
-    thought = "<think>hm</think>blue"
-    dropped = spoken(tree, encode("thinking", thought), Part(thought))
-    found = renderer.render([*kept, *dropped], tree, "Alice")
-    assert any(found[i : i + len(odd)] == odd for i in range(len(found)))
-    assert "hm" not in renderer.decode(found)
+    renderer = ChatRenderer(stripping)
+    for text in ("\n tall\n", "\n\ntall", "tall \n"):
+        tree, odd = Tree("t", "r", 0), tuple(i for letter in text for i in encode("chatml", letter))
+        prompt = renderer.render(spoken(tree, odd, Part(text)), tree, "Alice")
+        assert any(prompt[i : i + len(odd)] == odd for i in range(len(prompt)))
 
 
 SPACED = "m['content'] if m['role'] == 'user' else ' ' + m['content']"
@@ -99,40 +86,16 @@ def test_a_turn_written_elsewhere_has_the_ids_of_the_templates_whole_text(
     assert found == want[: len(found)]
 
 
-def test_a_person_that_a_model_plays_has_turns_of_its_own() -> None:
+def test_only_a_speakers_own_turns_are_shown_by_their_tokens() -> None:
     renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
-    ids, person = encode("chatml", "zzz"), Speaker("person", "Ben")
-    messages = spoken(tree, ids, Part("blue"), speaker=person)
+    person, parts = Speaker("person", "Ben"), (Part("blue"), Part("hidden", frozenset({"Carl"})))
+    messages = spoken(tree, encode("chatml", "zzz"), *parts, speaker=person)
     text = renderer.decode(renderer.render(messages, tree, "Ben"))
     assert "zzz" in text and "blue" not in text
-
-
-@pytest.mark.parametrize(("role", "reader"), [("assistant", "Bob"), ("user", "Alice")])
-def test_another_speakers_turn_and_ones_own_as_a_users_are_visible_text(
-    role: Role, reader: str
-) -> None:
-    renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
-    parts = (Part("blue"), Part("hidden", audience=frozenset({"Carl"})))
-    messages = spoken(tree, encode("chatml", "sampled"), *parts)
-    text = renderer.decode(renderer.render([replace(messages[1], role=role)], tree, reader))
-    assert "blue" in text
-    assert "hidden" not in text and "sampled" not in text
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_prefilled_text_is_prompt_now_and_later(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    prompt = renderer.render([Message.of("user", "Hello")], tree, "Alice", prefill="Sure, ")
-    assert renderer.decode(prompt).endswith("Sure, ")
-    ids = (*encode(name, "blue"), tokenizer(name).eos_token_id)
-    later = spoken(tree, ids, Part("Sure, ", source="prefill"), Part("blue"))
-    assert renderer.render(later, tree, "Alice")[: len(prompt) + len(ids)] == prompt + ids
-
-
-def test_the_end_that_the_template_writes_ends_a_turn() -> None:
-    name = "llama3"
-    renderer = ChatRenderer(tokenizer(name), end_ids=[3])
-    assert renderer.end_ids == {3, tokenizer(name).convert_tokens_to_ids("<|eot_id|>")}
+    for role, reader in (("assistant", "Bob"), ("user", "Ben")):
+        shown = [replace(messages[1], role=role)]
+        text = renderer.decode(renderer.render(shown, tree, reader))
+        assert "blue" in text and "hidden" not in text and "zzz" not in text
 
 
 def test_images_and_missing_templates_are_refused() -> None:

@@ -24,10 +24,9 @@ from coterie.training.reference import read_rows, row_logprobs
 from coterie.training.settings import Tracker, TrainingSettings
 from coterie.training.trainer import train
 from tests.conftest import SMALL, refused
-from tests.fsdp2_side import pairs
 from tests.launching import CONFIGS
 from tests.templates import model as templated
-from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+from tests.training_models import SETTINGS, referenced_pairs, some_pairs, some_rows, tiny_llama
 
 TWO = SETTINGS.model_copy(update={"processes": 2, "epochs": 1})
 LORA = TrainingSettings(**{**TWO.model_dump(), "method": "lora", "lora_r": 4})
@@ -81,7 +80,7 @@ def held_out(model: torch.nn.Module, read=row_logprobs) -> torch.Tensor:
 def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind):
     items, objective = (some_rows(), SFT())
     if kind == "dpo":
-        items, objective = pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
+        items, objective = referenced_pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
     if kind == "policy":
         items = sampled(saved.model)
         objective = PolicyGradient(PolicyGradientSettings(mean="sequence", kl=0.1, entropy=0.01))
@@ -216,7 +215,7 @@ DDP = (CONFIGS / "ddp.yaml").read_text()
         ("a: b: c", "is not a configuration of Accelerate: "),
         ("- 1\n- 2\n", "is not a configuration of Accelerate: "),
         (f"{DDP}num_process: 2\n", "num_process"),
-        ((CONFIGS / "zero2.yaml").read_text(), "distributed_type DEEPSPEED"),
+        (DDP.replace("MULTI_GPU", "DEEPSPEED"), "distributed_type DEEPSPEED"),
         (DDP.replace("num_machines: 1", "num_machines: 4"), "MULTI_GPU, 4 machines"),
         (DDP.replace("num_processes: 8", ""), "None processes"),
     ],

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,41 +38,39 @@ def test_a_saved_model_comes_back(folder: Path) -> None:
     assert loaded.source == str(folder)
     assert not loaded.model.training
     assert loaded.tokenizer.eos_token_id in loaded.renderer.end_ids
-
-
-def test_ends_of_the_generation_config_count(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[0, 7])
     assert {0, 7} <= load(folder).renderer.end_ids
+    check_context(512, 512)
+    with pytest.raises(UserError, match="600 tokens"):
+        check_context(512, 600)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "~/none", "a/b/c"])
-def test_a_missing_folder_is_named(name: str) -> None:
-    with pytest.raises(UserError, match="no folder"):
-        load(name)
+def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    for name, problem in (("a/b/c", "no folder"), (tmp_path / "bare", r"no config.json")):
+        with pytest.raises(UserError, match=problem):
+            load(name)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="safetensors"):
+        load(folder)
+    for kind in (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"architectures": ["T5EncoderModel"], "model_type": "t5"},
+    ):
+        edit(folder / "config.json", **kind)
+        with pytest.raises(UserError, match="not a causal language model"):
+            load(folder)
 
 
-@pytest.fixture
-def asked_anew() -> Iterator[None]:
-    """Whether the hub answers is found out in this test, and again after it."""
-    loading.hub_answers.cache_clear()
-    yield
-    loading.hub_answers.cache_clear()
-
-
-@pytest.mark.usefixtures("asked_anew")
-def test_offline_a_name_of_the_hub_is_refused_with_what_to_do(
+def test_a_hub_that_is_offline_or_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loading, "hub_answers", cache(loading.hub_answers.__wrapped__))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set") as refused:
         load("nobody/no-such-model-here")
     assert "hf download nobody/no-such-model-here" in str(refused.value)
-
-
-@pytest.mark.usefixtures("asked_anew")
-def test_a_hub_that_does_not_answer_is_tried_twice_and_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    loading.hub_answers.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -86,11 +84,6 @@ def test_a_hub_that_does_not_answer_is_tried_twice_and_given_up(
                 silent.accept()[0].close()
                 tries += 1
     assert tries == loading.TRIES == 2
-
-
-def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config.json"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -110,29 +103,6 @@ def test_code_of_a_models_own_is_refused_without_asking(
     with pytest.raises(UserError, match="needs custom code"):
         load(folder)
     assert not (folder / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [{"architectures": ["LlamaForSequenceClassification"]},
-     {"architectures": ["T5EncoderModel"], "model_type": "t5"}],
-)  # fmt: skip
-def test_a_model_that_is_not_causal_is_refused(folder: Path, kind: dict[str, object]) -> None:
-    edit(folder / "config.json", **kind)
-    with pytest.raises(UserError, match="not a causal language model"):
-        load(folder)
-
-
-def test_pickled_weights_are_not_read(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="safetensors"):
-        load(folder)
-
-
-def test_a_context_that_is_too_short_is_refused() -> None:
-    check_context(512, 512)
-    with pytest.raises(UserError, match="600 tokens"):
-        check_context(512, 600)
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -14,10 +14,9 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ToolTemplate
-from coterie.record.tree import Tree
-from coterie.record.turn import Message, Speaker, Tool, ToolCall, ToolResult, make_turn
+from coterie.record.turn import Message, Tool, ToolCall
 from coterie.tools.calls import validate_calls
-from tests.native_games import SECTION_END
+from tests.native_games import call_and_result
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 from tests.published_templates import PUBLISHED, published
 
@@ -78,10 +77,7 @@ MINIMAX = '<invoke name="look">\n<parameter name="what">a</parameter>\n</invoke>
 @pytest.mark.parametrize(
     ("syntax", "text", "calls"),
     [
-        ("hermes", f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}", [A, B]),
         ("hermes", '<tool_call>{"name": "push"}</tool_call>', [("push", {})]),
-        ("qwen", f"I look.\n{xml('look', what='a')}\n{xml('look', what='b')}", [A, B]),
-        ("llama", llama("look", what="a"), [A]),
         ("llama", f"\n<|python_tag|>{llama('look', what='a')};  {llama('look', what='b')}", [A, B]),
         ("llama", f"Let me see. <|python_tag|>{llama('look', what='a')}", [A]),
         ("llama", f"{llama('look', what='a')}\n{llama('look', what='b')}", [A, B]),
@@ -126,28 +122,17 @@ def test_markup_in_an_argument_is_text(syntax: str, text: str) -> None:
     assert read(syntax, text) == [("look", {"what": MARKS}), B]
 
 
-@pytest.mark.parametrize(
-    ("syntax", "text", "found"),
-    [
-        ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30], ["", "cut off"]),
-        ("llama", llama("look", what="a"), ["cut off before its end"]),
-        ("llama", llama("look", what="a") + "; " + llama("look", what="b"), ["", "cut off"]),
-        ("mistral", mistral(A, B)[:-1], ["cut off before its end"]),
-        ("mistral", named("look", what="a"), ["cut off before its end"]),
-        ("mistral", named("look", what="a") + named("look", what="b"), ["", "cut off"]),
-    ],
-)
-def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
-    syntax: str, text: str, found: list[str]
-) -> None:
-    told = errors(syntax, text, "length")
-    assert len(told) == len(found)
-    assert all(
-        part in one and bool(part) == bool(one) for part, one in zip(found, told, strict=True)
-    )
-
-
-def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
+def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open() -> None:
+    for syntax, text in (
+        ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30]),
+        ("llama", llama("look", what="a") + "; " + llama("look", what="b")),
+        ("mistral", named("look", what="a") + named("look", what="b")),
+    ):
+        first, second = errors(syntax, text, "length")
+        assert not first and "cut off" in second
+    for syntax, text in (("llama", llama("look", what="a")), ("mistral", mistral(A, B)[:-1])):
+        (error,) = errors(syntax, text, "length")
+        assert "cut off before its end" in error
     assert errors("llama", llama("look", what="a"), "stop_string") != [""]
     assert errors("hermes", hermes("look", what="a"), "stop_string") == [""]
 
@@ -160,32 +145,24 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
     ("syntax", "text", "why"),
     [
         ("hermes", "<tool_call>{'name': 'look'}</tool_call>", "can't be read"),
-        ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
         ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
-        ("hermes", '<tool_call>{"name": "look"} and</tool_call>', "something follows"),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nests too deep"),
         ("hermes", hermes("look", what=DEEP), "nests too deep"),
-        ("qwen", '<tool_call>{"name": "look"}</tool_call>', "calls are "),
         ("qwen", xml(""), "has no name"),
         ("qwen", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
         ("qwen", xml("look", what="a").replace("</function>", ""), "is not closed"),
         ("qwen", "<tool_call><function=look><parameter=what>a</parameter><parameter=what>b</parameter>"
                 "</function></tool_call>", "is there twice"),
-        ("llama", '{"parameters": {}}', "has no name"),
         ("llama", '{"name": "look", "parameters": {', "can't be read"),
-        ("mistral", "[TOOL_CALLS]look(1)", "can't be read"),
         ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
         ("qwen", "Call <function=look> with a thing", "is not closed"),
         ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
         ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "calls are "),
-        ("harmony", f" to=functions.look{SAID} and<|call|>", "something follows"),
         ("deepseek", "<｜tool▁calls▁begin｜>look", "is not closed"),
-        ("gemma", '<|tool_call>call:look{what:a}<tool_call|>', "can't be read"),
         ("gemma", '<|tool_call>call:look{what:<|"|>a}<tool_call|>', "can't be read"),
         ("gemma", f"<|tool_call>call:look{{what:{'[' * 9999}}}<tool_call|>", "nests too deep"),
         ("python", "<|tool_call_start|>[look('a')]<|tool_call_end|>", "not all named"),
-        ("python", "<|tool_call_start|>[look(**{'what': 'a'})]<|tool_call_end|>", "not all named"),
         ("python", "<|tool_call_start|>[look(what=open('a'))]<|tool_call_end|>", "can't be read"),
         ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
         ("minimax", f"<minimax:tool_call>{MINIMAX}", "is not closed"),
@@ -218,12 +195,10 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "found"),
-    [
+def test_values_of_tags_are_typed_by_the_tools_schema() -> None:
+    for key, value, expected in (
         ("what", "12", "12"),
         ("what", "\n a\n\nb ", "\n a\n\nb "),
-        ("count", "12", 12),
         ("count", "twelve", "twelve"),
         ("deep", "True", True),
         ("near", "None", None),
@@ -231,12 +206,10 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
         ("place", '{"x": [1]}', {"x": [1]}),
         ("other", '{"x": 1}', {"x": 1}),
         ("other", "words", "words"),
-    ],
-)
-def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
-    (call,) = SYNTAXES["qwen"].parse(xml("look", **{key: value}), "end", TOOLS)
-    given = json.loads(call.arguments)[key]
-    assert given == found and type(given) is type(found)
+    ):
+        (call,) = SYNTAXES["qwen"].parse(xml("look", **{key: value}), "end", TOOLS)
+        given = json.loads(call.arguments)[key]
+        assert given == expected and type(given) is type(expected)
 
 
 def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
@@ -387,20 +360,8 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
     renderer = ChatRenderer(tokenizer)
     counts = []
     for word in ("word", "".join(tokenizer.get_added_vocab())):
-        tree = Tree("t", "r", 0)
-        calls = (ToolCall("c0", "look", json.dumps({"what": word, word: [word]})),)
-        asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
-        told = make_turn(
-            asked.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "blue"),)
-        )
-        for turn in (asked, told):
-            tree.add(turn)
-        chat = [
-            Message.of("user", "Hello"),
-            Message("assistant", turn=asked.id),
-            Message("tool", turn=told.id),
-        ]
-        ids = renderer.render(chat, tree, "A", tools=PUBLISHED_TOOLS)
+        tree, chat = call_and_result(json.dumps({"what": word, word: [word]}), "blue")
+        ids = renderer.render(chat, tree, "agent", tools=PUBLISHED_TOOLS)
         text = renderer.decode(ids).rpartition("Hello")[2]
         assert "look" in text and "blue" in text
         counts.append(Counter(one for one in ids if one in renderer.control.ids))
@@ -410,25 +371,18 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
 # -- which syntax is a model's --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "results", "parallel"),
-    [
-        ("coder", "qwen", "tool", True),
-        ("mistral", "mistral", "calls", True),
-        ("kimi", "kimi", "calls", True),
-        ("minimax", "minimax", "calls", True),
-        ("granite", "hermes", "tool", True),
-    ],
-)
-def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
-    name: str, kind: str, results: str, parallel: bool
-) -> None:
-    found = ChatRenderer(tokenizer(name)).tools
-    assert found.required().name == SYNTAXES[kind].name
-    assert (found.shows_tools, found.results, found.parallel) == (True, results, parallel)
-    ids = {"mistral": "call00003", "kimi": "functions.{name}:3"}
-    assert found.call_id(3) == ids.get(name, "c3")
-    assert len(found.findings) == 4
+def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes() -> None:
+    for name, kind, results, id_ in (
+        ("coder", "qwen", "tool", "c3"),
+        ("mistral", "mistral", "calls", "call00003"),
+        ("kimi", "kimi", "calls", "functions.{name}:3"),
+        ("minimax", "minimax", "calls", "c3"),
+        ("granite", "hermes", "tool", "c3"),
+    ):
+        tools = ChatRenderer(tokenizer(name)).tools
+        assert tools.required().name == SYNTAXES[kind].name
+        assert (tools.shows_tools, tools.results, tools.parallel) == (True, results, True)
+        assert tools.call_id(3) == id_
 
 
 def test_a_model_whose_template_shows_no_tools_is_refused() -> None:
@@ -439,68 +393,28 @@ def test_a_model_whose_template_shows_no_tools_is_refused() -> None:
     assert "tools.calls=tags" in refused.value.todo
 
 
-def changed(name: str, old: str, new: str) -> ChatRenderer:
-    """A template in which something is written in another way."""
-    other = copy(tokenizer(name))
-    assert old in SHAPES[name]
-    other.chat_template = SHAPES[name].replace(old, new)
-    return ChatRenderer(other)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_a_way_to_write_calls_that_nothing_reads_is_refused() -> None:
+    for old, new in (
         ("\\n<tool_call>\\n{", "\\n<call>\\n{"),
-        ("arguments | tojson", "arguments | tojson | tojson"),
-        ("arguments | tojson", "arguments | string"),
         ("arguments | tojson", "arguments | tojson | lower"),
         ('n{"name": "\'', 'n{"tool": "\''),
-    ],
-)
-def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) -> None:
-    renderer = changed("qwen2", old, new)
-    assert renderer.tools.syntax is None
-    with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
-        renderer.calls(hermes("look", what="a"), "end", TOOLS)
-
-
-def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
-    renderer = ChatRenderer(tokenizer("qwen2"))
-    schema = {"type": "object", "properties": {"a": {"description": "in <tool_call> here"}}}
-    tool = Tool("look<|im_end|>", "Ends with <|im_end|>", schema)
-    ids = renderer.render([Message.of("user", "Hello")], Tree("t", "r", 0), "A", tools=[tool])
-    text = renderer.decode(ids)
-    assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
-    assert "in < tool_call> here" in text
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
-    renderer = ChatRenderer(tokenizer(name))
-    end = SECTION_END if name == "kimi" else tokenizer(name).eos_token
-    if name == "llama31":  # whose calls may end with a token of their own
-        end, tail = "<|eom_id|>", " }}\n        {%- endif"
-        renderer = changed(name, f'"<|eot_id|>"{tail}', f'"{end}"{tail}')
-    assert renderer.tools.ends == {tokenizer(name).convert_tokens_to_ids(end)} <= renderer.end_ids
+    ):
+        made = copy(tokenizer("qwen2"))
+        made.chat_template = SHAPES["qwen2"].replace(old, new)
+        renderer = ChatRenderer(made)
+        assert renderer.tools.syntax is None
+        with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
+            renderer.calls(hermes("look", what="a"), "end", TOOLS)
 
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_words_of_a_user_right_after_results_are_shown_by_every_template(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    calls = (ToolCall("c0", "look", "{}"), ToolCall("c1", "look", "{}"))
-    asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
-    results = (ToolResult("c0", "blue"), ToolResult("c1", "tall"))
-    told = make_turn(asked.id, Speaker("tool", "tools"), [], results=results)
-    for turn in (asked, told):
-        tree.add(turn)
-    chat = [
-        Message.of("user", "Hello"),
-        *((Message("assistant", turn=asked.id),) if name != "llama31" else ()),
-        Message("tool", turn=told.id),
-        Message.of("user", "Now answer."),
-    ]
-    shown = renderer.decode(renderer.render(chat, tree, "A", tools=TOOLS))
-    said = ("blue", "tall", "Now answer.")
-    assert sorted(said, key=shown.rfind) == [one for one in said if one in shown] == list(said)
+    renderer = ChatRenderer(tokenizer(name))
+    tree, (first, call, result) = call_and_result("{}", "blue", "tall")
+    calls = [call] if name != "llama31" else []
+    chat = [first, *calls, result, Message.of("user", "Now answer.")]
+    shown = renderer.decode(renderer.render(chat, tree, "agent", tools=TOOLS))
+    words = ("blue", "tall", "Now answer.")
+    assert sorted(words, key=shown.rfind) == [one for one in words if one in shown] == list(words)
     assert renderer.tools.users_after_results == (name != "mistral")
     assert ('"tall\\n\\nNow answer."' in shown) == (name == "mistral")

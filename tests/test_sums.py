@@ -1,7 +1,6 @@
 """The ``sums`` micro-world: its splits, its traps, its scripts."""
 
 import random
-from collections.abc import Sequence
 
 from coterie.environments.protocol import Shared
 from coterie.environments.python_maths import (
@@ -13,9 +12,8 @@ from coterie.environments.python_maths import (
     problem_text,
     sums_task,
 )
-from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
-from scripts.tiny.acts import Dialogue, corrected_play, habit_play, right_play
+from scripts.tiny.acts import corrected_play, habit_play, right_play
 from tests.playing import converse
 from tests.python_sessions import in_sandbox, seen
 
@@ -33,32 +31,19 @@ def test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong() -> None:
     assert len(PROMPT.split()) <= 12
 
 
-def replayed(environment: Sums, plays: Sequence[tuple[Task, Dialogue]]) -> list[float]:
-    """The scores of scripted dialogues, each of which must go as it is written."""
-
-    async def work(sandbox: Sandbox) -> list[float]:
-        scores = []
-        for task, play in plays:
-            said = [text for role, text in play if role == "assistant"]
-            state, grade = await converse(environment, task, said, Shared(sandbox))
-            assert seen(state) == [text for role, text in play if role == "user"]
-            assert play[0] == ("system", environment.system_prompt(task)) and grade is not None
-            scores.append(grade.score or 0.0)
-        return scores
-
-    found: list[float] = in_sandbox(work)
-    return found
-
-
 def test_scripted_dialogues_go_as_they_are_written() -> None:
-    rng = random.Random(0)
-    found = generate("corpus", 24, 1)
-    traps = [one for one in found if one.trap]
-    right = [(sums_task(one), right_play(one, rng)) for one in found]
-    assert len({play[2] for _, play in right}) > 20
-    assert replayed(Sums(), right) == [1.0] * 24
-    corrected = [(sums_task(one), corrected_play(one, rng)) for one in traps]
-    assert replayed(Sums(), corrected) == [1.0] * len(traps)
-    habits = [(sums_task(one), habit_play(one, rng)) for one in found]
-    scores = replayed(Sums(SumsSettings(feedback="none")), habits)
-    assert scores == [float(not one.trap) for one in found] and 0 < sum(scores) < 24
+    rng, sums = random.Random(0), generate("corpus", 24, 1)
+    silent = Sums(SumsSettings(feedback="none"))
+    plays = [(Sums(), one, right_play(one, rng), 1.0) for one in sums]
+    plays += [(Sums(), one, corrected_play(one, rng), 1.0) for one in sums if one.trap]
+    plays += [(silent, one, habit_play(one, rng), float(not one.trap)) for one in sums]
+
+    async def work(sandbox: Sandbox) -> None:
+        for environment, one, play, score in plays:
+            said = [text for role, text in play if role == "assistant"]
+            state, grade = await converse(environment, sums_task(one), said, Shared(sandbox))
+            assert seen(state) == [text for role, text in play if role == "user"]
+            assert play[0] == ("system", environment.system_prompt(sums_task(one)))
+            assert grade is not None and grade.score == score
+
+    in_sandbox(work)

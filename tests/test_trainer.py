@@ -1,12 +1,10 @@
 """A trainer that takes steps: as rows arrive, over kills, between others' steps, beside an engine that samples."""
 
 import asyncio
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 
 from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora, load_adapter
-from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row, Target
 from coterie.training.batches import Order
 from coterie.training.checkpoint import weight_hash
@@ -22,8 +19,9 @@ from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer, train
 from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
-from tests.fsdp2_side import pairs
-from tests.training_models import SETTINGS, some_rows, tiny_llama
+from tests.test_training import metrics_of
+from tests.test_training_checkpoints import Stop, StopAt
+from tests.training_models import SETTINGS, referenced_pairs, some_rows, tiny_llama
 
 STEPS = 15
 LONG = SETTINGS.model_copy(update={"epochs": 3})
@@ -31,38 +29,20 @@ CONSTANT = TrainingSettings(**{**SETTINGS.model_dump(), "schedule": "constant", 
 METHODS = {"full": LONG, "lora": TrainingSettings(**{**LONG.model_dump(), "method": "lora"})}
 
 
-def steps_of(settings: TrainingSettings) -> int:
-    return int(settings.epochs) * STEPS // 3
-
-
 def arriving(settings: TrainingSettings, first: int = 0) -> Iterator[list[Row]]:
     """The rows of each step of ``train``, in its order, from one step on."""
     rows = some_rows()
     order = Order([""] * len(rows), settings.seed, settings.batch_rows)
-    for chosen in order.steps(first, steps_of(settings)):
+    for chosen in order.steps(first, STEPS):
         yield [rows[i] for i in chosen]
 
 
-def take_steps(folder: Path, settings: TrainingSettings, said: Connection | None = None) -> str:
-    """A training step by step, from wherever it is, to its end; gives the hash of its weights.
-
-    Whoever is told of the steps has time to kill it.
-    """
-    with Trainer(tiny_llama(), SFT(), settings, folder, steps=steps_of(settings)) as trainer:
+def take_steps(folder: Path, settings: TrainingSettings) -> str:
+    """Train step by step, from the last checkpoint to the end; return the hash of the weights."""
+    with Trainer(tiny_llama(), SFT(), settings, folder, steps=STEPS) as trainer:
         for rows in arriving(settings, trainer.done):
-            if said is not None:
-                said.send(trainer.done)
-                time.sleep(0.05)
             trainer.step(rows)
         return weight_hash(trainer.finish().final)
-
-
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: line[k] for k in ("step", "loss", "grad_norm", "learning_rate")} for line in lines]
-
-
-# Steps are those of a training.
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -71,7 +51,10 @@ def test_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, method):
     whole = train(tiny_llama(), some_rows(), settings, tmp_path / "whole")
     assert whole.steps == STEPS
     assert take_steps(tmp_path / "steps", settings) == weight_hash(whole.final)
-    assert metrics_of(tmp_path / "steps") == metrics_of(tmp_path / "whole")
+    names = ("step", "loss", "grad_norm", "learning_rate")
+    lines = [metrics_of(tmp_path / folder) for folder in ("steps", "whole")]
+    one, other = ([[line[name] for name in names] for line in part] for part in lines)
+    assert one == other
 
 
 def test_a_checkpoint_is_written_when_it_is_asked_for(tmp_path):
@@ -92,23 +75,11 @@ def test_a_training_that_is_cut_counts_what_it_leaves_out_once(tmp_path):
     rows = [*some_rows(16), Row((2,) * 65, (Target(3, 65, "script"),)), Row((2, 3), ())]
     settings = SETTINGS.model_copy(update={"save_every_steps": 1})
 
-    class Cut:
-        def start(self, total: int, description: str) -> None: ...
-
-        def advance(self, n: int, **fields: float) -> None:
-            if fields.get("step") == 2:
-                raise InterruptedError
-
-        def close(self) -> None: ...
-
-    with pytest.raises(InterruptedError):
-        train(tiny_llama(), rows, settings, tmp_path, progress=Cut())
+    with pytest.raises(Stop):
+        train(tiny_llama(), rows, settings, tmp_path, progress=StopAt(2))
     report = train(tiny_llama(), rows, settings, tmp_path)
     assert (report.steps, report.rows) == (4, 32)
     assert (report.dropped_too_long, report.dropped_empty) == (1, 1)
-
-
-# Others work between two steps.
 
 
 def test_threads_random_numbers_and_the_model_are_the_callers_between_steps(tmp_path):
@@ -132,36 +103,22 @@ def test_threads_random_numbers_and_the_model_are_the_callers_between_steps(tmp_
     assert torch.equal(torch.cat(found), expected)
 
 
-def adapted() -> torch.nn.Module:
-    """A base with two adapters."""
-    model = tiny_llama()
-    for role in ("planner", "grounder"):
-        model = add_lora(model, r=2, alpha=4, name=role)
-    return model
-
-
-def opened(*words: object, **more: object) -> Trainer[Row]:
-    try:
-        return Trainer(*words, **more)
-    except UserError as refused:
-        raise AssertionError(str(refused)) from refused
-
-
 def test_two_adapters_of_a_base_trained_in_turn_are_each_as_if_alone(tmp_path):
+    def adapted() -> torch.nn.Module:
+        model = add_lora(tiny_llama(), r=2, alpha=4, name="planner")
+        return add_lora(model, r=2, alpha=4, name="grounder")
+
+    open_trainer = partial(Trainer, objective=SFT(), settings=METHODS["lora"])
     steps, alone = 6, {}
     for role in ("planner", "grounder"):
-        with opened(
-            adapted(), SFT(), METHODS["lora"], tmp_path / role, steps=steps, adapter=role
-        ) as one:
+        with open_trainer(adapted(), folder=tmp_path / role, steps=steps, adapter=role) as one:
             for rows in islice(arriving(LONG), steps):
                 one.step(rows)
             alone[role] = weight_hash(one.finish().final)
     both = adapted()
     activate(both, "planner")
     trainers = {
-        role: opened(
-            both, SFT(), METHODS["lora"], tmp_path / f"{role}-2", steps=steps, adapter=role
-        )
+        role: open_trainer(both, folder=tmp_path / f"{role}-2", steps=steps, adapter=role)
         for role in alone
     }
     for rows in islice(arriving(LONG), steps):
@@ -178,14 +135,6 @@ def test_two_adapters_of_a_base_trained_in_turn_are_each_as_if_alone(tmp_path):
 CONSTANT_LORA = TrainingSettings(**{**CONSTANT.model_dump(), "method": "lora"})
 
 
-def of_folder(one: LoadedModel, folder: Path) -> torch.nn.Module:
-    """The model with the weights that lie in a folder, or with the adapter there."""
-    if (folder / "adapter_model.safetensors").is_file():
-        return load_adapter(one.model, folder)
-    one.model.load_state_dict(type(one.model).from_pretrained(folder).state_dict())
-    return one.model
-
-
 @pytest.mark.parametrize("config", [COMPILED["tied"], PLAIN["qwen3"]], ids=["compiled", "plain"])
 @pytest.mark.parametrize("settings", [CONSTANT, CONSTANT_LORA], ids=["full", "lora"])
 def test_an_engine_samples_from_the_new_weights_without_a_file(tmp_path, config, settings):
@@ -194,31 +143,23 @@ def test_an_engine_samples_from_the_new_weights_without_a_file(tmp_path, config,
         engine = engine_of(replace(one, model=trainer.model))
         scores = []
         for _ in range(3):
-            said, logprobs = sampled(engine, PROMPT, 5)
-            right = recomputed(trainer.model, said, PROMPT)
-            assert logprobs == pytest.approx(right, abs=3e-4)
-            (again,) = asyncio.run(engine.logprobs(PROMPT, [PROMPT[:9]]))
-            scores.append(again)
+            ids, logprobs = sampled(engine, PROMPT, 5)
+            assert logprobs == pytest.approx(recomputed(trainer.model, ids, PROMPT), abs=3e-4)
+            scores += asyncio.run(engine.logprobs(PROMPT, [PROMPT[:9]]))
             trainer.step(some_rows(8))
         assert scores[0] != scores[1] != scores[2]
         trainer.publish(tmp_path / "published")
         last = sampled(engine, PROMPT, 5)
     assert not (tmp_path / "training" / "final").exists()
     other = loaded(config)
-    published = of_folder(other, tmp_path / "published")
-    said, logprobs = sampled(engine_of(replace(other, model=published)), PROMPT, 5)
-    assert said == last[0]
+    if settings.method == "lora":
+        other = replace(other, model=load_adapter(other.model, tmp_path / "published"))
+    else:
+        published = type(other.model).from_pretrained(tmp_path / "published")
+        other.model.load_state_dict(published.state_dict())
+    ids, logprobs = sampled(engine_of(other), PROMPT, 5)
+    assert ids == last[0]
     assert logprobs == pytest.approx(last[1], abs=3e-4)
-
-
-# What is refused.
-
-
-def stepped(trainer: Trainer[Row], rows: list[Row]) -> None:
-    try:
-        trainer.step(rows)
-    except UserError as refused:
-        raise AssertionError(str(refused)) from refused
 
 
 def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
@@ -233,7 +174,7 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
                     trainer.step(bad)
                 with pytest.raises(UserError, match="no row can be trained"):
                     trainer.step([])
-            stepped(trainer, rows)
+            trainer.step(rows)
             assert trainer.done == 2
             hashes.append(weight_hash(trainer.finish().final))
     assert hashes[0] == hashes[1]
@@ -259,15 +200,9 @@ def test_after_ctrl_c_in_the_middle_of_a_step_it_has_to_be_opened_again(tmp_path
     for folder in ("one", "two"):
         with Trainer(tiny_llama(), SFT(), CONSTANT, tmp_path / folder) as trainer:
             for _ in range(trainer.done, 2):
-                stepped(trainer, rows)
+                trainer.step(rows)
             hashes.append(weight_hash(trainer.finish().final))
     assert hashes[0] == hashes[1]
-
-
-def test_a_schedule_needs_to_know_how_many_steps_there_are(tmp_path):
-    for settings in (SETTINGS, CONSTANT.model_copy(update={"warmup_ratio": 0.1})):
-        with pytest.raises(UserError, match="needs the number of steps, which is unknown"):
-            Trainer(tiny_llama(), SFT(), settings, tmp_path)
 
 
 def test_more_steps_than_were_said_and_steps_after_the_end_are_refused(tmp_path):
@@ -289,26 +224,17 @@ def test_more_steps_than_were_said_and_steps_after_the_end_are_refused(tmp_path)
 
 
 def test_another_training_of_the_folder_is_refused(tmp_path):
-    with Trainer(tiny_llama(), SFT(), LONG, tmp_path, steps=STEPS) as trainer:
-        trainer.step(some_rows(8))
+    with Trainer(tiny_llama(), DPO(DPOSettings()), LONG, tmp_path, steps=STEPS) as trainer:
+        trainer.step(referenced_pairs()[:4])
         trainer.save()
     others = {
         "steps": {"steps": 7},
-        "objective": {"objective": DPO(DPOSettings())},
-        "starting weights": {"model": tiny_llama(1)},
+        "objective": {"objective": DPO(DPOSettings(beta=0.2))},
         "tasks": {"identity": {"tasks": "others"}},
     }
     for name, changed in others.items():
-        given = {"model": tiny_llama(), "objective": SFT(), "steps": STEPS, **changed}
+        given = {"model": tiny_llama(), "objective": DPO(DPOSettings()), "steps": STEPS, **changed}
         with pytest.raises(UserError, match=f"differs in its {name}"):
             Trainer(settings=LONG, folder=tmp_path, **given)
-
-
-def test_another_number_of_the_objective_is_another_training(tmp_path):
-    Trainer(tiny_llama(), DPO(DPOSettings()), LONG, tmp_path, steps=STEPS).close()
-    whole = {"settings": LONG, "folder": tmp_path / "t", "steps": 1}
-    with Trainer(tiny_llama(), DPO(DPOSettings(beta=0.1)), **whole) as trainer:
-        trainer.step(pairs()[:4])
-        trainer.finish()
-    with pytest.raises(UserError, match="differs in its objective"):
-        Trainer(tiny_llama(), DPO(DPOSettings(beta=0.2)), **whole)
+    with pytest.raises(UserError, match="needs the number of steps, which is unknown"):
+        Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path / "other")

@@ -50,10 +50,6 @@ def metrics_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def order_of(rows, seed=0):
-    return Order([""] * len(rows), seed, 8)
-
-
 def split(rows, rule=None, budget=128):
     batch = make_batch(rows, SFT(), 64)
     splitter = Splitter(batch.sequences, rule, budget)
@@ -64,30 +60,25 @@ def split(rows, rule=None, budget=128):
 
 
 def test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed():
-    steps = list(order_of(some_rows(43)).steps(0, 12))
+    groups = [""] * 43
+    steps = list(Order(groups, 0, 8).steps(0, 12))
     assert [len(step) for step in steps] == [8, 8, 8, 8, 8, 3] * 2
     for epoch in (steps[:6], steps[6:]):
         assert sorted(index for step in epoch for index in step) == list(range(43))
     assert steps[:6] != steps[6:]
-    assert steps[4:] == list(order_of(some_rows(43)).steps(4, 12))
-    assert steps != list(order_of(some_rows(43), seed=1).steps(0, 12))
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_microbatches_split_a_step_within_the_budget(ranks):
-    rows = some_rows(20)
-    splitter, families = split(rows)
-    hands = [rank_microbatches(splitter, families, rank, ranks) for rank in range(ranks)]
-    assert sorted(i for parts in hands for part in parts for i in part) == list(range(20))
-    assert len({len(parts) for parts in hands}) == 1
-    for part in (part for parts in hands for part in parts if part):
-        assert len(part) * max(len(rows[i].ids) for i in part) <= 128
+    assert steps[4:] == list(Order(groups, 0, 8).steps(4, 12))
+    assert steps != list(Order(groups, 1, 8).steps(0, 12))
 
 
 def test_ranks_get_equally_many_micro_batches():
-    rows = [Row((2,) * 60, (Target(1, 60, "a"),)) for _ in range(3)]
-    splitter, families = split(rows, budget=64)
-    assert [len(rank_microbatches(splitter, families, rank, 2)) for rank in range(2)] == [2, 2]
+    long = [Row((2,) * 60, (Target(1, 60, "a"),)) for _ in range(3)]
+    for rows, ranks, budget in ((some_rows(20), 1, 128), (some_rows(20), 3, 128), (long, 2, 64)):
+        splitter, families = split(rows, budget=budget)
+        parts = [rank_microbatches(splitter, families, rank, ranks) for rank in range(ranks)]
+        assert len({len(own) for own in parts}) == 1
+        whole = [part for own in parts for part in own if part]
+        assert sorted(i for part in whole for i in part) == list(range(len(rows)))
+        assert all(len(part) * max(len(rows[i].ids) for i in part) <= budget for part in whole)
 
 
 def test_items_of_one_group_are_drawn_into_one_step():
@@ -113,12 +104,8 @@ def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
     rows = some_rows(8)
     rows[7] = Row((2,) * 64, (Target(3, 64, "script"),))
     long = Row((2,) * 65, (Target(3, 65, "script"),))
-    report = train(
-        tiny_llama(),
-        [*rows, long, Row((2, 3), ()), replace(rows[0], weight=0.0)],
-        with_(epochs=1),
-        tmp_path,
-    )
+    bad = [long, Row((2, 3), ()), replace(rows[0], weight=0.0)]
+    report = train(tiny_llama(), [*rows, *bad], with_(epochs=1), tmp_path)
     assert (report.rows, report.dropped_too_long, report.dropped_empty) == (8, 1, 2)
     assert metrics_of(tmp_path)[0]["rows_dropped"] == 3
     assert report.tokens == sum(len(row.ids) for row in rows)
@@ -128,17 +115,6 @@ def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
 
 
 # What is learned.
-
-
-def test_loss_falls_and_the_targets_are_learned(tmp_path):
-    model, row = tiny_llama(), some_rows(1)[0]
-    report = train(model, [row] * 8, with_(epochs=100, schedule="constant"), tmp_path)
-    assert report.first_loss > 3
-    assert report.last_loss < 0.05
-    (logprobs,) = row_logprobs(model, [row])
-    assert len(logprobs) == row.target_count
-    assert logprobs.exp().min() > 0.9
-    assert not model.training
 
 
 def test_loss_is_one_weighted_mean_over_the_step(tmp_path):
@@ -155,20 +131,6 @@ def test_a_target_at_the_first_token_is_not_trained():
     row = Row((5, 6, 7), (Target(0, 3, "script"),), weight=2.0)
     assert SFT().count(row) == 4.0
     assert len(row_logprobs(tiny_llama(), [row])[0]) == 2
-
-
-@pytest.mark.parametrize("budget", [64, 4096])
-def test_microbatch_size_changes_nothing(tmp_path, budget):
-    results = []
-    for number, tokens in enumerate((128, budget)):
-        model = tiny_llama()
-        settings = with_(tokens_per_microbatch=tokens, epochs=1)
-        train(model, some_rows(), settings, tmp_path / str(number))
-        losses = [line["loss"] for line in metrics_of(tmp_path / str(number))]
-        results.append((weights_of(model), losses))
-    (weights, losses), (other_weights, other_losses) = results
-    assert losses == pytest.approx(other_losses, abs=1e-6)
-    assert largest_difference(weights, other_weights) < 1e-6
 
 
 @pytest.mark.parametrize("max_norm", [1e9, 1e-6])
@@ -276,39 +238,23 @@ def test_killed_and_resumed_training_is_bitwise_equal(tmp_path, method):
     assert 3 <= int(checkpoint.newest_checkpoint(folder).name[-8:]) < whole.steps
     resumed = train(started(method)[0], some_rows(), settings, folder)
     assert weight_hash(resumed.final) == weight_hash(whole.final)
-    losses = [
+    losses, other = (
         [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "killed")
-    ]
-    assert losses[0] == losses[1]
-    assert resumed.last_loss == whole.last_loss
+    )
+    assert losses == other
     assert sorted(path.name for path in folder.iterdir()) == ["final", "metrics.jsonl"]
 
 
 # What is refused.
 
 
-def test_a_loss_that_is_not_finite_names_the_rows_and_spares_the_weights(tmp_path):
-    model, rows = tiny_llama(), some_rows(8)
-    rows[3] = replace(rows[3], weight=float("inf"))
-    before = weights_of(model)
-    with pytest.raises(UserError, match=r"row3.*is not finite") as caught:
-        train(model, rows, SETTINGS, tmp_path)
-    assert "row4" not in str(caught.value)
-    assert largest_difference(before, weights_of(model)) == 0
-
-
-def test_dropout_and_weights_of_another_dtype_are_refused(tmp_path):
-    with pytest.raises(UserError, match="dropout"):
-        train(tiny_llama(attention_dropout=0.1), some_rows(), SETTINGS, tmp_path)
+def test_weights_of_another_dtype_and_bad_row_weights_are_refused(tmp_path):
     for model, settings in ((tiny_llama().bfloat16(), SETTINGS), (tiny_llama(), LOW)):
         with pytest.raises(UserError, match="dtype="):
             train(model, some_rows(), settings, tmp_path)
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("nan")])
-def test_a_weight_that_is_negative_or_not_a_number_is_refused(tmp_path, weight):
-    with pytest.raises(UserError, match="weight >= 0"):
-        train(tiny_llama(), [replace(some_rows(1)[0], weight=weight)], SETTINGS, tmp_path)
+    for weight in (-1.0, float("nan")):
+        with pytest.raises(UserError, match="weight >= 0"):
+            train(tiny_llama(), [replace(some_rows(1)[0], weight=weight)], SETTINGS, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,15 +265,8 @@ def test_settings_that_cannot_work_are_refused(bad):
         with_(**bad)
 
 
-def test_an_adapter_that_is_not_described_has_rank_16_and_is_the_same_as_one_that_is():
+def test_the_default_rank_and_scale_of_an_adapter_have_the_identity_of_given_ones():
     settings = TrainingSettings(method="lora")
-    assert (settings.rank, settings.alpha) == (16, 32)
-    assert (with_(method="lora", lora_r=4).alpha, with_(lora_alpha=5, method="lora").alpha) == (
-        8,
-        5,
-    )
-    assert TrainingSettings(**settings.model_dump()) == settings
-    assert TrainingSettings(**{**settings.model_dump(), "method": "full"}) == TrainingSettings()
     described = TrainingSettings(method="lora", lora_r=16, lora_alpha=32)
     assert settings.identity() == described.model_copy(update={"processes": 2}).identity()
     assert settings.identity() != TrainingSettings(method="lora", lora_alpha=16).identity()
@@ -356,9 +295,5 @@ def test_updates_smaller_than_bfloat16_resolves_count_in_the_mean():
             weight.grad = gradient.to(weight.dtype)
             optimizer.step()
     exact, low = (1 - weight.double().mean() for weight in weights.values())
-    assert 1e-4 < exact < 3e-4 < torch.finfo(torch.bfloat16).eps / 4, (
-        "rounded off if to the nearest"
-    )
+    assert 1e-4 < exact < 3e-4 < torch.finfo(torch.bfloat16).eps / 4
     assert low == pytest.approx(float(exact), rel=0.1)
-    state = optimizer.state[weights[torch.bfloat16]]
-    assert {value.dtype for value in state.values()} == {torch.float32}

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: killed and resumed, unfinished, finished, another one, on two ranks."""
+"""Checkpoints of a training: unfinished, several, damaged, of another training; final weights."""
 
 import contextlib
 import json
@@ -8,31 +8,29 @@ import pytest
 
 from coterie.config import folders
 from coterie.errors import UserError
+from coterie.progress import Silent
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
-from coterie.training.trainer import train
-from tests.test_training import largest_difference, metrics_of, weights_of, with_
-from tests.training_models import SETTINGS, some_rows, start_ranks, statuses, tiny_llama
+from coterie.training.losses import SFT
+from coterie.training.trainer import Trainer, train
+from tests.test_training import metrics_of, with_
+from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 
 class Stop(Exception):
     pass
 
 
-class StopAt:
+class StopAt(Silent):
     """Progress that raises after some steps."""
 
     def __init__(self, steps):
         self.left = steps
 
-    def start(self, total, description): ...
-
     def advance(self, n, **fields):
         self.left -= n
         if self.left <= 0:
             raise Stop
-
-    def close(self): ...
 
 
 @pytest.mark.parametrize(("module", "broken"), [(checkpoint, "save_file"), (folders, "flush")])
@@ -57,18 +55,8 @@ def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
     assert [line["step"] for line in metrics_of(tmp_path)] == list(range(1, 11)), "each step once"
 
 
-class Begun(StopAt):
-    """Progress that notes how many steps a training goes on from."""
-
-    first: int | None = None
-
-    def advance(self, n, **fields):
-        self.first = n if self.first is None else self.first
-        super().advance(n)
-
-
 def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
-    """Several are there after a kill between making one and removing those before it."""
+    """A kill between writing a checkpoint and removing older ones leaves several."""
     settings, folder = with_(save_every_steps=1), tmp_path / "run"
     for steps in (3, 5):
         with pytest.raises(Stop):
@@ -76,17 +64,8 @@ def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
         newest = folder / f"checkpoint-0000000{steps}"
         shutil.copytree(newest, tmp_path / newest.name)
     shutil.copytree(tmp_path / "checkpoint-00000003", folder / "checkpoint-00000003")
-    begun = Begun(100)
-    train(tiny_llama(), some_rows(), settings, folder, progress=begun)
-    assert begun.first == 5
-
-
-def test_a_finished_training_is_not_done_again(tmp_path):
-    done = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
-    model = tiny_llama()
-    again = train(model, some_rows(), SETTINGS, tmp_path, progress=StopAt(0))
-    assert again == done
-    assert weight_hash(model) == weight_hash(done.final)
+    with Trainer(tiny_llama(), SFT(), settings, folder, steps=10) as trainer:
+        assert trainer.done == 5
 
 
 @pytest.mark.parametrize(
@@ -131,17 +110,5 @@ def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
     assert weight_hash(model) == weight_hash(report.final) != start
     assert (report.final / "tokenizer.json").read_text() == '{"as": "it is"}'
     assert (report.final / "config.json").exists()
-
-
-@pytest.mark.ranks
-def test_two_ranks_give_the_weights_of_one(tmp_path):
-    ranks = start_ranks("full", tmp_path / "two")
-    model = tiny_llama()
-    train(model, some_rows(), SETTINGS, tmp_path / "one")
-    assert statuses(ranks) == [0, 0]
-    two = type(model).from_pretrained(tmp_path / "two" / "final")
-    assert largest_difference(weights_of(model), weights_of(two)) < 1e-6
-    one_losses, two_losses = (
-        [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("one", "two")
-    )
-    assert one_losses == pytest.approx(two_losses, abs=1e-6)
+    again = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "run", progress=StopAt(0))
+    assert again == report, "a finished training is not repeated"

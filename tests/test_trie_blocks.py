@@ -6,14 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from coterie.models.logprobs import BlockedMask, PackedBatch, by_blocks, pack_batch
+from coterie.models.logprobs import BlockedMask, by_blocks, pack_batch
 from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Row, Target
 from coterie.training.reference import row_logprobs
 from tests.training_models import tiny_llama
-
-ALWAYS = CostRule(0.0)
-"""Packs whatever shares a token."""
 
 
 def group(seed: int, prompt: int, own: int, paths: int = 6) -> list[Row]:
@@ -28,8 +25,8 @@ def group(seed: int, prompt: int, own: int, paths: int = 6) -> list[Row]:
     return [Row((*start, *end), (Target(prompt, prompt + len(end), "a"),)) for end in ends]
 
 
-def batch_of(rows: list[Row]) -> PackedBatch:
-    return pack_batch([row.ids for row in rows], [[1]] * len(rows), ALWAYS)
+def mask_of(rows: list[Row]):
+    return pack_batch([row.ids for row in rows], [[1]] * len(rows), CostRule(0.0)).mask
 
 
 def logprobs_and_gradient(model, rows: list[Row], rule: CostRule | None):
@@ -42,37 +39,28 @@ def logprobs_and_gradient(model, rows: list[Row], rule: CostRule | None):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_blocks_have_the_logprobs_and_the_gradient_of_flat_rows(checkpointing):
     rows = group(0, prompt=300, own=80) + group(1, prompt=200, own=60)
-    assert isinstance(batch_of(rows).mask, BlockedMask), "two tries of different widths"
+    assert isinstance(mask_of(rows), BlockedMask), "two tries of different widths"
     model = tiny_llama(max_position_embeddings=512).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     flat = logprobs_and_gradient(model, rows, None)
-    blocks = logprobs_and_gradient(model, rows, ALWAYS)
+    blocks = logprobs_and_gradient(model, rows, CostRule(0.0))
     torch.testing.assert_close(blocks[0], flat[0], atol=1e-5, rtol=1e-5)
     assert float((blocks[1] - flat[1]).norm() / flat[1].norm()) < 1e-5
 
 
 def test_blocks_leave_out_what_no_node_attends_to():
-    mask = batch_of(group(0, prompt=600, own=200, paths=8)).mask
-    assert isinstance(mask, BlockedMask)
+    mask = mask_of(group(0, prompt=600, own=200, paths=8))
     computed = sum(block.mask.numel() for row in mask.blocks for block in row)
     needed = sum(int(block.mask.sum()) for row in mask.blocks for block in row)
     assert needed == int(mask.sum())
     assert computed < 0.4 * mask.numel()
-
-
-def test_masks_stay_dense_where_blocks_save_little():
-    narrow = batch_of(group(0, prompt=100, own=20)).mask
     chain = torch.ones(1, 1, 1024, 1024, dtype=torch.bool).tril()
-    assert type(narrow) is torch.Tensor
-    assert by_blocks(chain) is chain
+    assert by_blocks(chain) is chain, "blocks would save little"
 
 
 def test_a_blocked_mask_is_a_plain_tensor_otherwise():
-    mask = batch_of(group(0, prompt=600, own=200)).mask
-    dense = mask.clone()
-    assert type(dense) is torch.Tensor
-    assert torch.equal(mask, dense)
+    mask = mask_of(group(0, prompt=600, own=200))
     width = mask.shape[-1]
     query, key, value = torch.randn(3, 1, 2, width, 8).unbind()
     last = mask[..., -5:, :]

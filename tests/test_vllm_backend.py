@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
-from pydantic import ValidationError
 
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
@@ -17,15 +17,9 @@ from coterie.errors import UserError
 
 def reload_method(backend: VLLMBackend) -> str:
     """Return the method of its workers by which a server reads new weights."""
-    calls: list[tuple[str, Any]] = []
-
-    class Client:
-        async def post(self, path: str, body: Any) -> None:
-            calls.append((path, body))
-
-    client: Any = Client()
+    client = AsyncMock()
     asyncio.run(backend.reload(client, "runs/x/final"))
-    ((path, body),) = calls
+    (path, body), _ = client.post.call_args
     assert path == "/collective_rpc" and body["kwargs"] == {"weights_path": "runs/x/final"}
     return str(body["method"])
 
@@ -50,18 +44,16 @@ def test_a_server_on_a_cpu_reads_new_weights_into_a_tied_output_layer_too(
 
 @pytest.mark.parametrize(
     ("change", "error"),
-    [({"lora_rank": 8}, ""), ({"lora_rank": 4}, "has rank 8"),
+    [({"lora_rank": 4}, "has rank 8"),
      ({"lora_rank": 8, "lora_modules": ("k_proj",)}, "in q_proj, but .* in k_proj")],
 )  # fmt: skip
 def test_an_adapter_that_servers_do_not_support_is_refused(
     change: dict[str, Any], error: str, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"]}')
-    backend = VLLMBackend(VLLMSettings(**change), [])
-    if not error:
-        return backend.check_adapter(tmp_path)
+    VLLMBackend(VLLMSettings(lora_rank=8), []).check_adapter(tmp_path)
     with pytest.raises(UserError, match=error):
-        backend.check_adapter(tmp_path)
+        VLLMBackend(VLLMSettings(**change), []).check_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +76,5 @@ def test_devices_are_dealt_out_and_too_few_are_refused() -> None:
     assert device_lists(pair, []) == []
     with pytest.raises(UserError, match="2 servers with 2 devices each need 4, but 3 are"):
         device_lists(pair, ["0", "1", "2"])
-    with pytest.raises(ValidationError, match="give 2 devices to each of 2 servers"):
+    with pytest.raises(ValueError, match="give 2 devices to each of 2 servers"):
         VLLMSettings(servers=2, tensor_parallel_size=2, devices=("0,1", "2"))

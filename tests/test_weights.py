@@ -24,13 +24,6 @@ def through_data(network: torch.nn.Module) -> None:
         weight.data.mul_(0.9)
 
 
-def fused_step(network: torch.nn.Module) -> None:
-    network.requires_grad_(True)
-    network(torch.tensor([PROMPT])).logits.square().mean().backward()
-    torch.optim.AdamW(network.parameters(), lr=0.05, fused=True).step()
-    network.zero_grad()
-
-
 def with_adapter(network: torch.nn.Module, name: str = "default") -> PeftModel:
     """With a LoRA adapter that changes a lot."""
     adapted = add_lora(network, r=4, alpha=8, name=name)
@@ -65,9 +58,7 @@ def test_adapters_that_are_switched_merged_and_taken_off_are_followed(kind: str)
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(
-    ("change", "others"), [(through_data, True), (fused_step, True), (in_place, False)]
-)
+@pytest.mark.parametrize(("change", "others"), [(through_data, True), (in_place, False)])
 def test_weights_that_change_in_flight_fail_those_that_run(
     kind: str, change: Callable[..., object], others: bool
 ) -> None:
@@ -101,10 +92,10 @@ def test_a_checksum_sees_every_byte_and_its_place() -> None:
         raw = weight.reshape(-1).view(torch.uint8).clone()
         filled = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
         assert int(sum_by_torch(filled)) == first
-        found = {first}
+        sums = {first}
         for place in range(len(raw)):
             changed = raw.clone()
             changed[place] ^= 1 << (place % 8)
-            found |= set(checksums([changed]))
-        assert len(found) == len(raw) + 1
+            sums |= set(checksums([changed]))
+        assert len(sums) == len(raw) + 1
     assert checksums([torch.zeros(8), torch.zeros(9)])[0] != checksums([torch.zeros(16)])[0]

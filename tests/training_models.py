@@ -4,12 +4,15 @@ import os
 import random
 import socket
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie.progress import Silent
 from coterie.record.rows import Pair, Row, Target
 from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
@@ -102,21 +105,21 @@ def some_pairs(trees: int = 6, seed: int = 0, vocabulary: int = 32) -> list[Pair
     return pairs
 
 
-class Slow:
-    """Progress that leaves time to be killed."""
+def referenced_pairs() -> list[Pair]:
+    """Return pairs with made-up reference log-probs."""
+    return [replace(one, reference=(-20.0 - n, -21.0)) for n, one in enumerate(some_pairs())]
 
-    def start(self, total: int, description: str) -> None:
-        pass
+
+class Slow(Silent):
+    """Progress that leaves time to be killed."""
 
     def advance(self, n: int, **fields: float) -> None:
         time.sleep(0.05)
 
-    def close(self) -> None:
-        pass
 
-
-def main(method: str, folder: Path) -> None:
-    """One training: of rows by SFT (``full``, ``lora``, ``bfloat16``), or of pairs (``dpo``)."""
+def main(method: str, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    """Train on rows by SFT (``full``, ``lora``, ``bfloat16``), or on pairs (``dpo``)."""
+    os.environ.update(variables or {})
     model, settings = started(method)
     settings = settings.model_copy(update={"save_every_steps": 1})
     if method != "dpo":
@@ -126,14 +129,9 @@ def main(method: str, folder: Path) -> None:
     train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll=0.2)))
 
 
-def _main_with(variables: dict[str, str], method: str, folder: Path) -> None:
-    os.environ.update(variables)
-    main(method, folder)
-
-
 def start(method: str, folder: Path, **variables: str) -> BaseProcess:
     """Start :func:`main` in a process with these variables."""
-    process = FORKS.Process(target=_main_with, args=(variables, method, folder))
+    process = FORKS.Process(target=main, args=(method, folder, variables))
     process.start()
     return process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coterie.models.chat import ChatRenderer
-from coterie.record.rows import recontext, rows, view
+from coterie.record.rows import recontext
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome
 from tests.native_games import (
@@ -64,23 +64,11 @@ def dialogue(request: pytest.FixtureRequest) -> Played:
 def test_each_prompt_and_message_is_in_the_view_as_it_went_through_the_engine(
     dialogue: Played,
 ) -> None:
-    went = []
-    for segment in view(dialogue.tree, dialogue.leaf, "agent").segments:
-        ids: tuple[int, ...] = ()
-        for piece in segment.pieces:
-            if piece.turn is not None:
-                went.append((ids, piece.ids))
-            ids += piece.ids
-    assert went == [(prompt, said.ids) for prompt, said in dialogue.heard]
+    assert dialogue.is_viewed_as_sampled()
 
 
 def test_every_sampled_token_is_trained_once_and_nothing_else_is(dialogue: Played) -> None:
-    trained = [
-        row.ids[target.start : target.stop]
-        for row in rows(view(dialogue.tree, dialogue.leaf, "agent"))
-        for target in row.targets
-    ]
-    assert trained == [said.ids for _, said in dialogue.heard]
+    assert dialogue.targets() == [said.ids for _, said in dialogue.heard]
 
 
 def test_calls_are_answered_in_their_order_and_no_open_or_broken_one_runs(dialogue: Played) -> None:
@@ -142,13 +130,13 @@ def test_prompts_that_are_rendered_again_from_the_store_are_the_same(
     again = recontext(
         found, game.leaf, "agent", name="same", edit=lambda m: m, render=renderer(name).render
     )
-    assert again.segments == view(tree, game.leaf, "agent").segments
+    assert list(again.segments) == game.segments()
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_only_dropped_thoughts_open_a_new_segment(name: str, way: str) -> None:
     game = played(name, way)
-    segments = view(game.tree, game.leaf, "agent").segments
+    segments = game.segments()
     turns = [[piece.turn for piece in one.pieces if piece.turn] for one in segments]
     if name not in THOUGHTS:
         assert len(segments) == 1
@@ -177,12 +165,7 @@ def test_with_the_in_process_engine(name: str) -> None:
     engine.script, engine.heard = script(name, THOUGHTS.get(name, "")), []
     game = play(engine, loaded.renderer, Things(syntax_of(name), forged(name)))
     assert [prompt for prompt, _ in game.heard] == [p for p, _ in played(name, name).heard]
-    found = [
-        (row.ids[target.start : target.stop], row.logprobs)
-        for row in rows(view(game.tree, game.leaf, "agent"))
-        for target in row.targets
-    ]
-    assert [ids for ids, _ in found] == [said.ids for _, said in game.heard]
+    assert game.targets() == [said.ids for _, said in game.heard]
 
 
 @pytest.mark.parametrize("name", NATIVE)

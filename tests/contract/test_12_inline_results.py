@@ -3,21 +3,19 @@
 No end of turn and no other word of the template stands between a call, its result, and what the agent says next.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from coterie.models.chat import ChatRenderer
-from coterie.record.rows import recontext, rows, view
-from coterie.record.tree import Tree
-from coterie.record.turn import Message, Part, Sample, Speaker, ToolCall, ToolResult, make_turn
+from coterie.record.rows import recontext
+from coterie.record.turn import Sample, ToolResult
 from coterie.tools.calls import Tag, Tags
 from tests.contract.test_11_native_calls import played, renderer
-from tests.games import TOOLS
-from tests.native_games import THOUGHTS, odd_ids, syntax_of
+from tests.native_games import THOUGHTS, call_and_result, odd_ids, syntax_of
 from tests.native_templates import SHAPES
 
-AGENT = Speaker("agent", "agent")
 NAMES = [name for name in SHAPES if name not in THOUGHTS]
 """Without those that rewrite thoughts; see the last test."""
 
@@ -38,19 +36,14 @@ def test_a_prompt_goes_on_after_the_call_with_the_result_alone(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_all_of_it_is_one_segment_and_only_what_was_sampled_is_trained(name: str) -> None:
     game = played(name, "tags", inline=True)
-    (segment,) = view(game.tree, game.leaf, "agent").segments
+    (segment,) = game.segments()
     assert segment.ids[: len(game.heard[-1][0])] == game.heard[-1][0]
-    trained = [
-        row.ids[target.start : target.stop]
-        for row in rows(view(game.tree, game.leaf, "agent"))
-        for target in row.targets
-    ]
-    assert trained == [said.ids for _, said in game.heard]
+    assert game.targets() == [said.ids for _, said in game.heard]
     again = recontext(
         game.tree, game.leaf, "agent",
         name="same", edit=lambda m: m, render=renderer(name).render,
     )  # fmt: skip
-    assert again.segments == view(game.tree, game.leaf, "agent").segments
+    assert list(again.segments) == game.segments()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,22 +59,12 @@ def test_no_inline_result_forges_anything(name: str) -> None:
 
 def told(own: ChatRenderer, *, ended: bool) -> tuple[str, str]:
     """A prompt after a call and an inline result, and the call as it is in the prompt."""
-    tree = Tree("t", "r", 0)
-    end = own.encode_turn("") if ended else ()
-    ids = odd_ids(own, "<look>1</look>") + end
+    text, end = "<look>1</look>", own.encode_turn("") if ended else ()
+    ids = odd_ids(own, text) + end
     sample = Sample("r", ids, (0.0,) * len(ids), "stop_string", "p", "0", 0, 1.0, 1.0)
-    calls = (ToolCall("c0", "look", "{}"),)
-    asked = make_turn(tree.root, AGENT, [Part("<look>1</look>")], sample=sample, calls=calls)
-    results = (ToolResult("c0", "blue"),)
-    syntax = syntax_of("tags", inline=True)
-    seen = make_turn(asked.id, TOOLS, [Part(syntax.show(results))], results=results)
-    for turn in (asked, seen):
-        tree.add(turn)
-    chat = [
-        Message.of("user", "Hello"),
-        Message("assistant", turn=asked.id),
-        Message("inline", turn=seen.id),
-    ]
+    shown = syntax_of("tags", inline=True).show((ToolResult("c0", "blue"),))
+    tree, (*chat, last) = call_and_result("{}", "blue", sample=sample, text=text, result=shown)
+    chat.append(replace(last, role="inline"))
     return own.decode(own.render(chat, tree, "agent")), own.decode(ids)
 
 

@@ -6,15 +6,13 @@ expert's turns is the results alone, and all of it together is the text that is 
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from coterie.datasets.load import distinct_passages, load_rows, write_passages
 from coterie.datasets.rows import QuestionRow
-from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
+from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.environments.expert import gold_titles, has_passages, trace_of
 from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
 from coterie.environments.traces import TraceForm
@@ -30,6 +28,7 @@ from coterie.tools.calls import Tags
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval import build_index
 from coterie.tools.search import RetrieverSettings, RetrieverTool
+from tests.native_games import Prepared, Said
 from tests.talking import finished
 from tests.templates import TEMPLATES, model
 
@@ -87,38 +86,23 @@ def syntax_of(tool: RetrieverTool) -> Tags:
     return Tags(tool.tags, inline=True)
 
 
-@dataclass
-class Policy:
-    """Stands for an engine whose model says the messages of a script, and stops where it is told to. No model runs."""
-
-    renderer: ChatRenderer
-    script: list[str]
-    policy: str = "prepared"
-    version: str = "0"
-    stats: Stats = field(default_factory=Stats)
+class Policy(Prepared):
+    """Stands for an engine whose model says the messages of a script, with the tokenizer's own ids."""
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
-        text = self.script.pop(0)
+        text = self.script.pop(0).text
         (stop,) = (one for one in sampling.stop if text.endswith(one))
         ids = tuple(self.renderer.tokenizer(text, add_special_tokens=False)["input_ids"])
         said = text.removesuffix(stop)
         return [Completion(ids, (-1.0,) * len(ids), said, "stop_string", seeds[0], stop=stop)]
 
-    async def logprobs(
-        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        raise AssertionError("it has no model")
-
-    async def load(self, path: Path, version: str) -> None:
-        raise AssertionError("it has no model")
-
 
 def scripted(
     tool: RetrieverTool, renderer: ChatRenderer, row: QuestionRow, script: Script
 ) -> EpisodeResult:
-    """One episode of a row's question that the expert plays."""
+    """Play an episode of a row's question by the expert."""
     return play(tool, row, ScriptedSampler(renderer, script))
 
 
@@ -211,7 +195,7 @@ def test_a_policy_that_says_the_same_has_the_same_tokens(
 ) -> None:
     renderer = model(name).renderer
     script = messages_of(row, form)
-    engine = Policy(renderer, list(trace_of(row).messages(form)))
+    engine = Policy(renderer, list(map(Said, trace_of(row).messages(form))))
     sampled = play(tool, row, TokenSampler(engine, renderer.render, Sampling(), 100_000))
     views = []
     for one in (sampled, scripted(tool, renderer, row, script)):

@@ -5,19 +5,24 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from coterie.engines.pool import running_servers
+from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.server import free_port, port_taken
 from coterie.engines.settings import VLLMSettings
+from coterie.environments.exchange import Exchange
+from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
-from tests.faults.dialogues import Played, play
+from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.samplers import TokenSampler
 from tests.stub_server import StubBackend
 
 MODEL = "tiny-exchange"
-QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=2)
+QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=4)
 PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
 """For a server that may compile its loops first."""
 
@@ -25,6 +30,48 @@ PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
 def at(*urls: str, settings: VLLMSettings = QUICK) -> VLLMSettings:
     """Settings with servers that run at these URLs."""
     return settings.model_copy(update={"urls": urls})
+
+
+SAMPLING = Sampling(temperature=1.2, top_p=0.98, max_tokens=64, timeout=60)
+TASKS = 4
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+
+
+Played = dict[str, list[SampledTurn] | str]
+"""Per task: what was said, or why it failed."""
+
+
+async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> Played:
+    """Play all tasks; the one of number ``long`` has a system prompt that exceeds the context."""
+    environment = Exchange()
+    tasks = environment.tasks("train", TASKS, 0)
+    episodes = [
+        Episode(task, 0, 0, "rollout", "Talk on and on. " * 400 if index == long else None)
+        for index, task in enumerate(tasks)
+    ]
+    sampler = TokenSampler(engine, model.renderer.render, SAMPLING, model.context_length)
+    cast = dict.fromkeys(environment.actors, sampler)
+    driver = Driver(environment, cast, seed=5, shared=Shared())
+    played: Played = {}
+    async with driver.play_all(episodes) as playing:
+        async for one in playing:
+            name = str([task.id for task in tasks].index(one.episode.task.id))
+            if one.tree is None:
+                played[name] = one.failure or ""
+                continue
+            (leaf,) = one.tree.outcomes
+            played[name] = [
+                SampledTurn(turn.ids, turn.sample.logprobs, turn.parts[0].text)
+                for turn in one.tree.path(leaf)
+                if turn.sample
+            ]
+    return played
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -19,8 +19,7 @@ from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from tests.faults.conftest import MODEL, QUICK, at
-from tests.faults.dialogues import Played, play
+from tests.faults.conftest import MODEL, QUICK, Played, at, play
 from tests.stub_server import StubBackend
 
 
@@ -96,18 +95,24 @@ def test_restarts_are_bounded_and_the_rest_goes_on_without_the_server(
     asyncio.run(run())
 
 
-def test_a_server_that_does_not_start_says_why(model: LoadedModel, tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_or_is_missing_says_why(
+    model: LoadedModel, tmp_path: Path
+) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
 
-    async def run() -> None:
-        async with opened(model, tmp_path, name=folder):
+    async def enter(pool: AbstractAsyncContextManager[ServerPool]) -> None:
+        async with pool:
             pass
 
     with pytest.raises(UserError, match=r"ended with status 1 before it answered") as error:
-        asyncio.run(run())
+        asyncio.run(enter(opened(model, tmp_path, name=folder)))
     assert str(tmp_path / "vllm-0.log") in str(error.value) and str(folder) in str(error.value)
+    url = f"http://127.0.0.1:{server.free_port()}"
+    missing = running_servers(model.renderer, at(url), policy="talker", version="0")
+    with pytest.raises(UserError, match=f"no inference server answers at {url}"):
+        asyncio.run(enter(missing))
 
 
 def test_a_port_that_someone_takes_first_is_left_to_them(
@@ -124,17 +129,6 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
                 assert not taken and port_of(pool, 0) != theirs.getsockname()[1]
                 assert await pool.sample([1, 2, 3], [0], Sampling(max_tokens=4))
 
-        asyncio.run(run())
-
-
-def test_a_server_that_is_not_there_is_an_error_before_anything_runs(model: LoadedModel) -> None:
-    url = f"http://127.0.0.1:{server.free_port()}"
-
-    async def run() -> None:
-        async with running_servers(model.renderer, at(url), policy="talker", version="0"):
-            pass
-
-    with pytest.raises(UserError, match=f"no inference server answers at {url}"):
         asyncio.run(run())
 
 

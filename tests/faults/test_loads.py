@@ -5,38 +5,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.pool import running_servers
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load
-from tests.faults.conftest import MODEL, PATIENT, QUICK, at
+from tests.faults.conftest import MODEL, QUICK, at
 from tests.faults.test_deaths import opened, port_of, server_process
 from tests.stub_server import served
+from tests.vllm.references import adapter, other_checkpoint
 
 ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
-
-
-def checkpoint(folder: Path) -> Path:
-    changed = load(MODEL)
-    with torch.no_grad():
-        changed.model.model.layers[-1].mlp.down_proj.weight.mul_(-0.5)
-    changed.model.save_pretrained(folder)
-    changed.tokenizer.save_pretrained(folder)
-    return folder
-
-
-def adapter(folder: Path) -> Path:
-    adapted = add_lora(load(MODEL).model, r=2, alpha=4)
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
-    save_adapter(adapted, folder)
-    return folder
 
 
 def in_process(folder: Path | None) -> list[Completion]:
@@ -52,7 +32,7 @@ def in_process(folder: Path | None) -> list[Completion]:
 
 def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) -> None:
     model = load(MODEL)
-    other, lora = checkpoint(tmp_path / "other"), adapter(tmp_path / "lora")
+    other, lora = other_checkpoint(tmp_path / "other"), adapter(tmp_path / "lora", 0)
     wanted = {folder: in_process(folder) for folder in (None, other, lora)}
     assert len({tuple(said.ids for said in one) for one in wanted.values()}) == 3
     settings = QUICK.model_copy(update={"servers": 2})
@@ -89,7 +69,7 @@ def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
+def test_servers_with_different_weights_or_raw_logprobs_are_refused(tmp_path: Path) -> None:
     model = load(MODEL)
     settings = QUICK.model_copy(update={"servers": 2})
 
@@ -105,25 +85,17 @@ def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
                     assert await both.sample(*ASK) == await pool.sample(*ASK)
 
             await use()
-            await two.backend.reload(two.client, str(checkpoint(tmp_path / "other")))
+            await two.backend.reload(two.client, str(other_checkpoint(tmp_path / "other")))
             with pytest.raises(UserError, match="two servers have different weights"):
                 await use()
+            with pytest.raises(UserError, match="log-probs before temperature"):
+                async with (
+                    served(MODEL, "talker", raw=True) as url,
+                    running_servers(model.renderer, at(url), policy="talker", version="0"),
+                ):
+                    pass
 
     asyncio.run(run())
-
-
-def test_a_server_with_logprobs_before_temperature_is_refused() -> None:
-    async def run() -> None:
-        async with (
-            served(MODEL, "talker", raw=True) as url,
-            running_servers(
-                load(MODEL).renderer, at(url, settings=PATIENT), policy="talker", version="0"
-            ),
-        ):
-            pass
-
-    with pytest.raises(UserError, match="log-probs before temperature"):
-        asyncio.run(run())
 
 
 def test_nothing_is_sampled_after_a_load_that_failed_until_one_succeeds(tmp_path: Path) -> None:

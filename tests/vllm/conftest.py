@@ -1,7 +1,4 @@
-"""A real vLLM server (CPU build) of the packaged model, and the same model in this process.
-
-``make test-vllm`` runs these in an environment of their own; elsewhere they are skipped.
-"""
+"""A real vLLM server (CPU build) and the same model in this process, by ``make test-vllm``; elsewhere skipped."""
 
 import asyncio
 import importlib.util

@@ -110,9 +110,7 @@ class ChatModel(Protocol):
     name: str
     """Author name: ``model:NAME`` or ``endpoint:NAME``."""
 
-    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        """Answer a chat. Raises ``EngineError``."""
-        ...
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer: ...
 
 
 class EndpointChat:

@@ -50,7 +50,6 @@ class ApiKey:
         return {"Authorization": f"Bearer {self._text}"}
 
     def in_header(self, name: str) -> dict[str, str]:
-        """Return a header with the bare key."""
         return {name: self._text}
 
     def redact(self, text: str) -> str:
@@ -116,7 +115,6 @@ class Limits:
             self._tokens_at = now + tokens * self._token_seconds
 
     def settle(self, estimated: float, used: float) -> None:
-        """Correct the estimated tokens of an admitted request."""
         self._tokens_at += (used - estimated) * self._token_seconds
 
     def pause(self, seconds: float) -> None:
@@ -176,7 +174,6 @@ class FinalFault(ServerFault):
 
 
 def quote(text: str) -> str:
-    """Shorten a server's message for an error."""
     text = " ".join(text.split())
     return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
 
@@ -528,7 +525,6 @@ class Endpoint:
         return reply
 
     async def _retry(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:
-        """Try until success, a permanent failure, or the last retry."""
         s = self.settings
         where = f"{s.model} at {s.url}"
         for attempt in range(s.retries + 1):
@@ -552,7 +548,6 @@ class Endpoint:
         raise EngineError(f"{where}: {fault} ({tries})") from fault
 
     async def _try(self, body: dict[str, Any], prompt: int) -> Reply:
-        """Send one request. Raises a :class:`ServerFault`."""
         seconds, url = self.settings.timeout, f"{self.settings.url}/chat/completions"
         try:
             async with asyncio.timeout(seconds):

@@ -176,11 +176,9 @@ class Runner:
         return self._rows
 
     def clear(self) -> None:
-        """Drop all sequences and caches."""
         self._rows = None
 
     def forget(self) -> None:
-        """Drop the cached prefixes."""
         if self._rows is not None:
             self._rows.forget()
 
@@ -291,15 +289,8 @@ class InProcessEngine:
     A completion depends only on weights, prompt, seed and sampling parameters: with compiled loops (Llama and Qwen2 in
     float32 on CPU, no adapters) bitwise on every processor, in any batch and with any number of threads. With
     Transformers the last bits of log-probs may vary with the batch and the processor, so that a token may differ if its
-    random number is that close to a boundary. Weights may change in any way while no request runs.
-
-    Args:
-        loaded: Model and renderer.
-        policy: Role of the policy, for messages.
-        version: Version of the weights.
-        adapter: Adapter to sample with; engines of several roles may share a model.
-        max_batch: Maximum number of running sequences.
-        cache_bytes: Maximum size of the prefix cache.
+    random number is that close to a boundary. Weights may change in any way while no request runs. Engines of several
+    roles may share a model with an ``adapter`` each. At most ``max_batch`` sequences run at a time.
     """
 
     def __init__(
@@ -372,7 +363,6 @@ class InProcessEngine:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the prefix cache."""
         self._check_idle("forget prefixes")
         self._runner.forget()
 

@@ -619,3 +619,9 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
 
 
 drop_stale(Path(__file__), draw.stats.cache_path)
+
+
+def are_compiled() -> bool:
+    """Return True if this process, or an earlier one (by numba's cache), has compiled the loops of a step."""
+    folder = Path(decode.stats.cache_path or "")
+    return bool(decode.signatures) or any(folder.glob(f"{Path(__file__).stem}.decode-*.nbi"))

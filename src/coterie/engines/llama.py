@@ -4,6 +4,7 @@ A step is one call per thread (:mod:`coterie.engines.kernels`) with a share of t
 interpreter's lock. Prefill and decode give bitwise the same results.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -20,6 +21,7 @@ from coterie.models.logprobs import body
 if not NUMBA_ERROR:
     from coterie.engines import kernels
 
+logger = logging.getLogger(__name__)
 FIRST = 16
 """Initial number of rows and pages; it is multiplied by four when there are too few."""
 
@@ -77,7 +79,6 @@ class Pages:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def leave(self, row: int, last: int) -> None:
-        """Free a row and move the last row into its place."""
         self.drop(row)
         if row != last:
             self._rows[row], self._rows[last] = self._rows[last], []
@@ -153,6 +154,8 @@ class CompiledLlama:
     """Rows computed by compiled loops, with a packed copy of a model's weights. The first rows are in use."""
 
     def __init__(self, model: Any, cache_bytes: int) -> None:
+        if not kernels.are_compiled():
+            logger.warning("compiling loops for this CPU (once, about a minute)")
         inner = body(model)
         attention = inner.layers[0].self_attn
         self._vocabulary = model.config.vocab_size
@@ -173,6 +176,7 @@ class CompiledLlama:
         self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
         heads = model.config.num_key_value_heads
         self.pages = Pages(len(inner.layers), heads, attention.head_dim)
+        self.fork, self.arrange = self.pages.fork, self.pages.arrange
         self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
         self._index = BlockIndex()
         """Cached pages of finished rows, which are completely computed."""
@@ -232,14 +236,6 @@ class CompiledLlama:
         self._share(count, work)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
-    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of a row to free rows."""
-        self.pages.fork(source, targets, length)
-
-    def arrange(self, count: int) -> Sequence[int]:
-        """Reorder the first N rows so that rows with shared pages are adjacent. Return their old indices."""
-        return self.pages.arrange(count)
-
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """Cache the pages of a row with the tokens ``ids``, free it, and move the last row into its place."""
         keys = block_keys(ids, part=True)
@@ -251,7 +247,6 @@ class CompiledLlama:
         self.pages.leave(row, last)
 
     def forget(self) -> None:
-        """Drop the cached prefixes."""
         self._prefixes.clear()
 
     def score(

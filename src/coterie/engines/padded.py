@@ -253,7 +253,6 @@ class PaddedRows:
         return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of a row to free rows."""
         self.slots.copy(source, targets, length)
 
     def arrange(self, count: int) -> Sequence[int]:
@@ -267,7 +266,6 @@ class PaddedRows:
             self.slots.wipe(last, length)
 
     def forget(self) -> None:
-        """Drop the cached prefixes."""
         self._prefixes.clear()
 
     def _read(self, rows: list[int], prompts: list[tuple[int, ...]], block: int) -> Tensor:

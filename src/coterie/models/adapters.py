@@ -57,7 +57,6 @@ def add_lora(
     r: int,
     alpha: int,
     target_modules: Sequence[str] = ATTENTION,
-    dropout: float = 0.0,
     name: str = DEFAULT,
 ) -> PeftModel:
     """Add a new trainable LoRA adapter of rank ``r`` and scale ``alpha / r``, and activate it.
@@ -73,9 +72,7 @@ def add_lora(
             LAYERS,
         )
     targets = ALL_LINEAR if all_linear else list(target_modules)
-    config = LoraConfig(
-        r=r, lora_alpha=alpha, target_modules=targets, lora_dropout=dropout, task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=r, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
     with _fitting(f"a LoRA adapter on {', '.join(target_modules)}", LAYERS):
         if isinstance(model, PeftModel):
             model.add_adapter(name, config)

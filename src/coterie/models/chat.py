@@ -33,8 +33,6 @@ from coterie.record.turn import (
 )
 
 INLINE = "inline"
-PREFILL = "prefill"
-"""Source of the parts of a turn that came from the prompt and were not sampled."""
 _HOLE = "\0"
 """Placeholder for a thought between its marks."""
 
@@ -78,7 +76,6 @@ class ChatRenderer:
         reader: str,
         *,
         generation: bool = True,
-        prefill: str = "",
         privileges: str | None = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
@@ -89,7 +86,6 @@ class ChatRenderer:
             tree: Tree of the turns in ``messages``.
             reader: Name of the agent.
             generation: Add the header of the reader's next turn.
-            prefill: Text after that header.
             privileges: Second role whose private parts are visible, such as for a critic.
             tools: Tools that the template shows.
 
@@ -107,10 +103,7 @@ class ChatRenderer:
         )
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
         pieces = self._pieces(self._arrange(chat), generation, safe_tools)
-        pieces = [*self._place_turns(pieces), *unfinished]
-        if generation and prefill:
-            pieces.append(self._slot(prefill, "assistant", "the prefill"))
-        return self._splice(pieces)
+        return self._splice([*self._place_turns(pieces), *unfinished])
 
     __call__ = render
 
@@ -283,21 +276,19 @@ class ChatRenderer:
     def _own_message(self, turn: Turn) -> TemplateMessage:
         """Return a turn with its thought apart; without tokens, the template writes its text."""
         own = turn if turn.ids else None
-        prefill = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        text = turn.whole_text.removeprefix(prefill)
+        text = turn.whole_text
         if own:
             text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
-        split = marks.split(prefill + text) if marks else None
-        first = self._slot(prefill, "assistant", what)
-        if marks is None or split is None or len(split.content) == len(prefill + text):
+        split = marks.split(text) if marks else None
+        if marks is None or split is None or len(split.content) == len(text):
             sampled = replace(self._slot(text, "assistant", what), turn=own)
-            return TemplateMessage("assistant", (first, sampled) if prefill else (sampled,))
+            return TemplateMessage("assistant", (sampled,))
         thought = self._slot(split.thought, "assistant", what) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
         content = self._slot(split.content, "assistant", what)
-        content = replace(content, turn=own, prefill=first.text, markup=_squeeze(markup))
+        content = replace(content, turn=own, markup=_squeeze(markup))
         return TemplateMessage(
             "assistant",
             (content,) if own or content.text else (),
@@ -320,7 +311,7 @@ class ChatRenderer:
             elif piece.markup is None:
                 if result and isinstance(last := result[-1], str):
                     result[-1] = last.removesuffix(self.template.padding)
-                result.append(replace(piece, turn=None, prefill="") if is_rewritten else piece)
+                result.append(replace(piece, turn=None) if is_rewritten else piece)
             else:
                 above = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
                 has_thought = isinstance(above, Slot) and above.edge == "thought"
@@ -329,7 +320,7 @@ class ChatRenderer:
                 prompt = self._header_before(str(result[start]), rest, piece.markup)
                 is_rewritten = prompt is None
                 if prompt is None:
-                    result.append(replace(piece, turn=None, prefill="", markup=None))
+                    result.append(replace(piece, turn=None, markup=None))
                 else:
                     result[start:] = [prompt, piece]
         return result
@@ -359,8 +350,6 @@ class ChatRenderer:
             if isinstance(piece, str) or piece.turn is None:
                 between.append(piece)
                 continue
-            if piece.prefill:
-                between.append(Slot(piece.prefill, role="assistant"))
             self._extend(ids, between)
             ids += piece.turn.ids
             between = []

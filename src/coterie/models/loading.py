@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,9 @@ def load(
     template_args: Mapping[str, Any] | None = None,
     attention: str | None = None,
 ) -> LoadedModel:
-    """Load a model for evaluation.
+    """Load a packaged model, catalogue entry, folder or hub name for evaluation.
 
-    Args:
-        name_or_path: Packaged model, catalogue entry, folder or hub name.
-        dtype: Type of the weights.
-        device: Device of the weights.
-        template_args: Arguments of the chat template.
-        attention: Transformers' ``attn_implementation``.
+    ``template_args`` are arguments of the chat template, ``attention`` is Transformers' ``attn_implementation``.
     """
     source = resolve(name_or_path)
     config = _config(source)
@@ -127,15 +122,12 @@ def load_renderer(
     with os.scandir(source) as files:
         stats = sorted((file.name, file.stat()) for file in files if file.is_file())
     state = [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
-    key = source, repr(template_args), today(), *state
-    if key not in _renderers:
-        if len(_renderers) >= MOST_RENDERERS:
-            _renderers.clear()
-        _renderers[key] = _new_renderer(source, template_args)
-    return _renderers[key]
+    return _shared_renderer(source, json.dumps(dict(template_args or {})), today(), *state)
 
 
-_renderers: dict[tuple[object, ...], tuple[ChatRenderer, int]] = {}
+@lru_cache(MOST_RENDERERS)
+def _shared_renderer(source: str, template_args: str, *_: object) -> tuple[ChatRenderer, int]:
+    return _new_renderer(source, json.loads(template_args))
 
 
 def _new_renderer(source: str, template_args: Mapping[str, Any] | None) -> tuple[ChatRenderer, int]:

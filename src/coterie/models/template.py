@@ -282,15 +282,14 @@ class ChatTemplate:
 class Slot:
     """Content of a message: text, or a turn whose ids replace the text.
 
-    ``edge`` is ``thought``, or the ``first`` name or ``last`` argument of a stand-in's calls. ``prefill`` is text of a
-    turn that was in its prompt, ``markup`` the text around its thought without white space (``None`` if it has none).
+    ``edge`` is ``thought``, or the ``first`` name or ``last`` argument of a stand-in's calls. ``markup`` is the text
+    around a turn's thought without white space (``None`` if it has none).
     """
 
     text: str
     turn: Turn | None = None
     role: str = ""
     edge: str = ""
-    prefill: str = ""
     markup: str | None = None
 
 

@@ -165,7 +165,6 @@ class OnRows(Objective[Row]):
     """Objective with :class:`Row` items; a target counts the weight of its row."""
 
     def count(self, item: Row) -> float:
-        """Return the weighted number of targets, without a target at the first token."""
         return self.weight(item) * sum(map(len, item.predicted))
 
 

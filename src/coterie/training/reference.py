@@ -7,8 +7,9 @@ that sampled (``Target.writer``). A row that is too long to train, or has nothin
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -123,18 +124,16 @@ def with_values(
     without values.
     """
 
-    def read(part: Sequence[Row], rule: CostRule | None) -> list[list[float]]:
+    def read(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
         ids, at = [row.ids for row in part], [places(row) for row in part]
         before = token_values(model, ids, at, rule, before=True)
         last = token_values(model, ids, [places[-1:] for places in at], rule)
-        return [[*b.tolist(), *after.tolist()] for b, after in zip(before, last, strict=True)]
+        return [torch.cat(pair) for pair in zip(before, last, strict=True)]
 
     result: list[Row] = []
     after: list[float | None] = []
-    for row, values in zip(rows, _read(model, rows, settings, read), strict=True):
-        result.append(
-            replace(row, values=None if values is None else _of_targets(row, values[:-1]))
-        )
+    for row, values in zip(rows, _of_targets(model, rows, settings, read), strict=True):
+        result.append(replace(row, values=values and values[:-1]))
         after.append(None if values is None else values[-1])
     return result, after
 
@@ -142,36 +141,43 @@ def with_values(
 def _logprobs(
     model: Any, rows: Sequence[Row], settings: TrainingSettings, temperature: float
 ) -> list[tuple[float, ...] | None]:
-    def read(part: Sequence[Row], rule: CostRule | None) -> list[list[float]]:
-        return [logprobs.tolist() for logprobs in row_logprobs(model, part, rule, temperature)]
+    def read(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
+        return row_logprobs(model, part, rule, temperature)
 
-    pairs = zip(rows, _read(model, rows, settings, read), strict=True)
-    return [None if one is None else _of_targets(row, one) for row, one in pairs]
+    return _of_targets(model, rows, settings, read)
+
+
+Read = Callable[[Sequence[Row], CostRule | None], list[torch.Tensor]]
+
+
+def _of_targets(
+    model: Any, rows: Sequence[Row], settings: TrainingSettings, read: Read
+) -> list[tuple[float, ...] | None]:
+    """Apply ``read`` to trainable rows, with a value for a target at the first token; ``None`` for the other rows."""
+    result: list[tuple[float, ...] | None] = [None] * len(rows)
+    sides = [(row,) if row.weight else () for row in rows]
+    for part in _read(model, sides, settings, read):
+        for i, (values,) in part:
+            result[i] = (*[UNPREDICTED] * rows[i].unpredicted, *values.tolist())
+    return result
 
 
 def _read(
-    model: Any,
-    rows: Sequence[Row],
-    settings: TrainingSettings,
-    read: Callable[[Sequence[Row], CostRule | None], list[list[float]]],
-) -> list[list[float] | None]:
-    """Apply ``read`` to trainable rows in the micro-batches of a trainer's step; ``None`` for the other rows."""
+    model: Any, sides: Sequence[Sequence[Row]], settings: TrainingSettings, read: Read
+) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
+    """Yield the indices and values of sides that can be trained, in the micro-batches of a trainer's step.
+
+    A side has one or more rows. Rows that are too long, or have nothing to train, are left out.
+    """
     rule, longest = check(model).packing(settings.packing), max_row_length(model, settings)
-    values_of_rows: list[list[float] | None] = [None] * len(rows)
-    indices = [i for i, row in enumerate(rows) if row.weight and row.predicted]
-    indices = [i for i in indices if len(rows[i].ids) <= longest]
-    splitter = Splitter([[rows[i].ids] for i in indices], rule, settings.tokens_per_microbatch)
-    families = splitter.families(range(len(indices)))
+    indices = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
+    indices = [i for i in indices if all(len(row.ids) <= longest for row in sides[i])]
+    sequences = [[row.ids for row in side] for side in sides]
+    splitter = Splitter(sequences, rule, settings.tokens_per_microbatch)
     with torch.no_grad():
-        for places_of_part in splitter.microbatches(families)[0] if indices else ():
-            part = [indices[i] for i in places_of_part]
-            for index, values in zip(part, read([rows[i] for i in part], rule), strict=True):
-                values_of_rows[index] = values
-    return values_of_rows
-
-
-def _of_targets(row: Row, predicted: Sequence[float]) -> tuple[float, ...]:
-    return (*[UNPREDICTED] * row.unpredicted, *predicted)
+        for part in splitter.microbatches(splitter.families(indices))[0]:
+            values = iter(read([row for i in part for row in sides[i]], rule))
+            yield [(i, [next(values) for _ in sides[i]]) for i in part]
 
 
 FILE = "reference.safetensors"
@@ -204,7 +210,7 @@ def with_reference(
         with reading(file, "remove it; it is then computed again"), safe_open(file, "pt") as opened:
             sums = opened.get_tensor("sums") if opened.metadata() == identity else None
     if sums is None:
-        with using(model, adapter), torch.no_grad():
+        with using(model, adapter):
             sums = _compute(model, pairs, settings, normalise, progress or Silent())
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{FILE}.{os.getpid()}.partial"
@@ -231,21 +237,13 @@ def _compute(
     progress: Progress,
 ) -> torch.Tensor:
     """Return reduced log-probs ``[pairs, 2]``, NaN for a side that is too long or has no targets."""
-    rule = check(model).packing(settings.packing)
-    max_row = max_row_length(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    splitter = Splitter(
-        [[row.ids for row in side] for side in sides], rule, settings.tokens_per_microbatch
-    )
-    with_targets = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
-    fits = [i for i in with_targets if all(len(row.ids) <= max_row for row in sides[i])]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
-    progress.start(len(fits), "reference log-probs")
-    for part in splitter.microbatches(splitter.families(fits))[0]:
-        logprobs_of_rows = iter(row_logprobs(model, [row for i in part for row in sides[i]], rule))
-        for i in part:
-            logprobs = [next(logprobs_of_rows).double() for _ in sides[i]]
-            total = float(side_statistic(sides[i], logprobs, normalise))
+    progress.start(len(sides), "reference log-probs")
+    for part in _read(model, sides, settings, partial(row_logprobs, model)):
+        for i, logprobs in part:
+            doubles = [one.double() for one in logprobs]
+            total = float(side_statistic(sides[i], doubles, normalise))
             if not math.isfinite(total):
                 raise UserError(
                     f"the reference log-prob of pair {pairs[i // 2].name} is {total}",

@@ -274,10 +274,8 @@ class Trainer(Generic[Item]):
                 "finish it, or create the trainer with more steps",
             )
         start = time.monotonic()
-        batch = make_batch(items, self.objective, self._max_length)
         with self._scope(), self._prepared.training():
-            splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
-            families = splitter.families(range(len(batch.items)))
+            batch, splitter, families = self._batch(items)
             rate = rate_at(self.done, self._record.total, self.settings)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
@@ -310,10 +308,7 @@ class Trainer(Generic[Item]):
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
-        """Return the mean loss of items under the current weights."""
-        accelerator, batch = self._accelerator, make_batch(items, self.objective, self._max_length)
-        splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
-        families = splitter.families(range(len(batch.items)))
+        accelerator, (batch, splitter, families) = self._accelerator, self._batch(items)
         total = torch.zeros((), device=accelerator.device)
         with torch.no_grad():
             for part in rank_microbatches(
@@ -323,13 +318,16 @@ class Trainer(Generic[Item]):
                 total += losses.sum() * bool(part)
         return float(accelerator.reduce(total, reduction="sum")) / sum(batch.counts)
 
+    def _batch(self, items: Sequence[Item]) -> tuple[Batch[Item], Splitter, list[Family]]:
+        batch = make_batch(items, self.objective, self._max_length)
+        splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
+        return batch, splitter, splitter.families(range(len(batch.items)))
+
     def leave_out(self, too_long: int, empty: int) -> None:
-        """Count items that the caller dropped."""
         self._record.counts.dropped_too_long += too_long
         self._record.counts.dropped_empty += empty
 
     def save(self) -> None:
-        """Write a checkpoint now."""
         self._refuse_closed()
         if self.done:
             with self._scope(), self._prepared.training():
