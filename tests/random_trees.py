@@ -32,13 +32,9 @@ TOOLS = (
     Tool("move", "Goes on.", {"type": "object"}, alone=True),
 )
 AUDIENCES = [None, frozenset({"Alice"}), frozenset({"Bob", "critic"})]
-SPEAKERS = [
-    Speaker("agent", "Alice"),
-    Speaker("agent", "Bob"),
-    Speaker("person", "user"),
-    Speaker("tool", "search"),
-    Speaker("environment", "world"),
-]
+WORLD = Speaker("environment", "world")
+AGENTS = [Speaker("agent", "Alice"), Speaker("agent", "Bob")]
+SPEAKERS = [*AGENTS, Speaker("person", "user"), Speaker("tool", "search"), WORLD]
 
 
 def episodes(seed: int, task: str, samples: int = 3) -> list[Tree]:
@@ -70,8 +66,7 @@ def fill(store: Store, tasks: int) -> None:
 
 def one_turn(task: str, iteration: int = 0) -> Tree:
     tree = Tree(task, "rollout", iteration)
-    speaker = Speaker("environment", "world")
-    turn = make_turn(tree.root, speaker, [Part(task)], author="environment")
+    turn = make_turn(tree.root, WORLD, [Part(task)], author="environment")
     tree.add(turn)
     tree.end(Outcome(turn.id, 0, Ending("agreed"), None, 1.0))
     return tree
@@ -93,16 +88,8 @@ def _episode(seed: int, task: str, sample: int) -> Tree:
             turn = _observe(rng, node, speaker, draw)
             tree.add(turn)
             node = turn.id
-    answer = rng.choice([None, *TEXTS])
-    tree.end(
-        Outcome(
-            node,
-            sample,
-            rng.choice([Ending("agreed"), TURNS]),
-            answer,
-            rng.choice([None, rng.uniform(-9, 9)]),
-        )
-    )
+    answer, ending = rng.choice([None, *TEXTS]), rng.choice([Ending("agreed"), TURNS])
+    tree.end(Outcome(node, sample, ending, answer, rng.choice([None, rng.uniform(-9, 9)])))
     return tree
 
 
@@ -119,28 +106,15 @@ def _speak(rng: random.Random, tree: Tree, node: str, speaker: Speaker, draw: in
         running = (*before.ids, *previous.ids)
         if rng.random() < 0.7:  # otherwise history is rewritten
             prompt, messages = running + prompt, said + messages
-    request = Request.make(
-        speaker.name,
-        node,
-        previous.id if previous else None,
-        prompt,
-        messages,
-        running,
-        said,
-        rng.choice([(), TOOLS]),
-    )
+    tools, last = rng.choice([(), TOOLS]), previous.id if previous else None
+    request = Request.make(speaker.name, node, last, prompt, messages, running, said, tools)
     ids = _ids(rng, 8)
-    sample = Sample(
-        request.id,
-        ids,
+    logprobs, finish = (
         tuple(rng.uniform(-9, 0) for _ in ids),
         rng.choice(["end", "stop_string", "length"]),
-        "policy",
-        "3",
-        rng.getrandbits(64),
-        rng.choice([0.7, 1.0]),
-        0.95,
     )
+    behavior = (logprobs, finish, "policy", "3", rng.getrandbits(64))
+    sample = Sample(request.id, ids, *behavior, rng.choice([0.7, 1.0]), 0.95)
     calls = tuple(
         ToolCall(f"c{i}", "search", '{"q": "é"}', rng.choice(["", "cut off"]))
         for i in range(rng.randint(0, 2))
@@ -162,16 +136,12 @@ def _observe(rng: random.Random, node: str, speaker: Speaker, draw: int) -> Turn
 
 
 def _parts(rng: random.Random, span: tuple[int, int] | None = None) -> list[Part]:
+    sources = ["literal", "task:question", "turn:0"]
     return [
-        Part(
-            rng.choice(TEXTS),
-            rng.choice(AUDIENCES),
-            rng.choice(["literal", "task:question", "turn:0"]),
-            rng.choice([None, hash_of(PICTURE)]),
-            span,
-        )
+        Part(rng.choice(TEXTS), rng.choice(AUDIENCES), rng.choice(sources),
+             rng.choice([None, hash_of(PICTURE)]), span)
         for _ in range(rng.randint(0, 3))
-    ]
+    ]  # fmt: skip
 
 
 def _message(rng: random.Random) -> Message:

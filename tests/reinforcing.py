@@ -53,7 +53,8 @@ class Killing(Silent):
 
 
 def made(method: str, words: Sequence[str]) -> Recipe:
-    return recipe_of(settings(method, words))
+    """The recipe of these settings; the last value of a key counts."""
+    return recipe_of(settings(method, [*{word.partition("=")[0]: word for word in words}.values()]))
 
 
 def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:

@@ -6,7 +6,7 @@ After every step what the engine says is compared with a plain forward pass of t
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.adapters import activate, add_lora, copy_adapter, save_adapter, using
-from coterie.models.loading import LoadedModel
 from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
@@ -33,15 +32,11 @@ ROLES = ("planner", "grounder")
 class Bench:
     """One model, engines that live on through all that is done to it, and a folder for each training."""
 
-    one: LoadedModel
+    model: Any
     folder: Path
     random: random.Random
-    engines: dict[str | None, InProcessEngine] = field(default_factory=dict)
+    engines: dict[str | None, InProcessEngine]
     trainings: int = 0
-
-    @property
-    def model(self) -> Any:
-        return self.one.model
 
     def new_folder(self) -> Path:
         self.trainings += 1
@@ -92,9 +87,8 @@ def shrink(bench: Bench) -> None:
 
 def evaluate(bench: Bench) -> None:
     ids = torch.tensor([PROMPT])
-    bench.model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False
-    )
+    mask = torch.ones_like(ids)
+    bench.model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
 
 
 OF_ONE: tuple[Callable[[Bench], None], ...] = (
@@ -106,7 +100,7 @@ OF_ONE: tuple[Callable[[Bench], None], ...] = (
 @pytest.mark.parametrize("kind", MODELS)
 def test_one_model_in_any_order(kind: str, tmp_path: Path) -> None:
     one = loaded(MODELS[kind])
-    bench = Bench(one, tmp_path, random.Random(kind), {None: engine_of(one)})
+    bench = Bench(one.model, tmp_path, random.Random(kind), {None: engine_of(one)})
     bench.check(None)
     for step in bench.random.sample(OF_ONE, len(OF_ONE)):
         step(bench)
@@ -141,8 +135,7 @@ def merge_for_a_while(bench: Bench) -> None:
 
 
 def frozen_copy(bench: Bench) -> None:
-    copy_adapter(bench.model, bench.random.choice(ROLES), f"copy{bench.trainings}")
-    bench.trainings += 1
+    copy_adapter(bench.model, bench.random.choice(ROLES), f"copy-{bench.new_folder().name}")
 
 
 OF_ROLES: tuple[Callable[[Bench], None], ...] = (
@@ -158,9 +151,9 @@ def test_roles_of_one_model_in_any_order(kind: str, tmp_path: Path) -> None:
     both = base.model
     for role in ROLES:
         both = changed(add_lora(both, r=2, alpha=4, name=role))
-    one = LoadedModel(both, base.tokenizer, base.renderer, 128, "test")
-    bench = Bench(one, tmp_path, random.Random(kind))
-    bench.engines = {name: engine_of(one, name) for name in (None, *ROLES)}
+    one = replace(base, model=both)
+    engines = {name: engine_of(one, name) for name in (None, *ROLES)}
+    bench = Bench(both, tmp_path, random.Random(kind), engines)
     for step in (switch, *bench.random.sample(OF_ROLES, len(OF_ROLES))):
         step(bench)
         bench.check(None)

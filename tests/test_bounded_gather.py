@@ -1,11 +1,12 @@
-"""What runs at the same time: no more than the limit, and nothing after the block."""
+"""What runs at the same time: no more than the limit, nothing after the block, and a garbage collector that rests."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from coterie.rollout.episodes import bounded_gather
+from coterie.rollout.episodes import bounded_gather, rare_collections
 
 
 class Work:
@@ -60,12 +61,11 @@ def test_an_exception_in_the_block_or_the_work_ends_the_rest(first: float) -> No
     asyncio.run(test())
 
 
-def test_leaving_early_ends_the_rest() -> None:
-    async def test() -> None:
-        work = Work()
-        async with bounded_gather(work.of(0.01, 60), limit=8) as results:
-            async for _ in results:
-                break
-        assert work.running == 0
-
-    asyncio.run(test())
+def test_overlapping_blocks_restore_the_garbage_collector() -> None:
+    before, blocks = gc.get_threshold(), [rare_collections() for _ in range(2)]
+    for block in blocks:
+        block.__enter__()
+    for block in blocks:
+        assert gc.get_threshold()[0] >= 500_000
+        block.__exit__(None, None, None)
+    assert gc.get_threshold() == before

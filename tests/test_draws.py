@@ -10,32 +10,19 @@ from coterie.recipes.registry import settings
 from coterie.record.tree import Task
 from tests.played import talk_in
 
-METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")
-
 
 def test_draws_of_any_sizes_go_through_all_rows_before_one_comes_again() -> None:
-    rows = list(range(20))
-    first, second, third, fourth = draws(rows, [3, 9, 8, 20], seed=3)
-    assert [len(first), len(second), len(third)] == [3, 9, 8]
-    assert sorted(first + second + third) == rows == sorted(fourth)
-    assert first + second + third != fourth, "shuffled anew"
-    assert draws(rows, [20], seed=3) != draws(rows, [20], seed=4)
-
-
-def test_a_draw_over_the_end_takes_no_row_twice_and_leaves_none_out() -> None:
     rows = list(range(10))
     for seed in range(20):
-        found = draws(rows, [7, 7, 6, 99, 7, 3], seed)
-        assert [len(one) for one in found] == [7, 7, 6, 10, 7, 3], "at most all of them"
-        assert all(len(set(one)) == len(one) for one in found)
-        assert sorted(found[0] + found[1][:3]) == rows
-        assert sorted(found[1][3:] + found[2]) == rows
-        assert sorted(found[4] + found[5]) == rows
-
-
-def test_a_draw_depends_on_those_before_it_alone() -> None:
-    rows = list(range(10))
-    assert draws(rows, [4, 5, 6], 1)[:2] == draws(rows, [4, 5], 1)
+        parts = draws(rows, [7, 7, 6, 99, 7, 3], seed)
+        assert [len(one) for one in parts] == [7, 7, 6, 10, 7, 3], "at most all of them"
+        assert all(len(set(one)) == len(one) for one in parts)
+        assert sorted(parts[0] + parts[1][:3]) == rows
+        assert sorted(parts[1][3:] + parts[2]) == rows
+        assert sorted(parts[4] + parts[5]) == rows
+        assert parts[0] + parts[1][:3] != parts[3], "shuffled anew"
+    assert draws(rows, [10], seed=3) != draws(rows, [10], seed=4)
+    assert draws(rows, [4, 5, 6], 1)[:2] == draws(rows, [4, 5], 1), "of those before it alone"
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "hotpot_qa", "exchange", "persona", "colbench_code"])
@@ -52,17 +39,15 @@ def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dataset", ["gsm8k", "exchange"])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) -> None:
-    source = ["dataset.source=sample"] * (dataset == "gsm8k")
-    words = [task_word(dataset), *source, "iterations=4", "rollout.tasks=9"]
-    words += [] if method == "optima/isft" else ["dpo.tasks=13"]
+@pytest.mark.parametrize("method", ["optima/isft", "optima/isft_dpo"])
+def test_every_iteration_of_a_recipe_draws_new_tasks(method: str) -> None:
+    words = [task_word("gsm8k"), "dataset.source=sample", "iterations=4", "rollout.tasks=9"]
+    words += ["dpo.tasks=13"] * (method == "optima/isft_dpo")
     recipe = Optima(settings(method, words))
     sizes = {"sft": 9, "dpo": 13}
-    found = [recipe.train_tasks(i) for i in range(4)]
-    assert [len(tasks) for tasks in found] == [sizes[recipe.settings.kinds()[i]] for i in range(4)]
-    drawn = ids([task for tasks in found for task in tasks])
+    parts = [recipe.train_tasks(i) for i in range(4)]
+    assert [len(tasks) for tasks in parts] == [sizes[recipe.settings.kinds()[i]] for i in range(4)]
+    drawn = ids([task for tasks in parts for task in tasks])
     assert len(set(drawn)) == len(drawn)
     assert not set(drawn) & set(ids(recipe.heldout_tasks()))
 

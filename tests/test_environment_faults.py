@@ -182,6 +182,14 @@ def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str
     assert len(failures) == 2 and all(reason in one for one in failures), failures
 
 
+def test_an_act_that_does_not_take_its_arguments_is_named_with_its_place() -> None:
+    class Plain(Base):
+        async def act(self, state: State, taken: tuple[Turn, ...], live: Any) -> Any: ...
+
+    reason = f"Plain.act() got an unexpected keyword argument 'recorded' ({__file__}, line "
+    assert all(reason in (one.failure or "") for one in play(Plain()))
+
+
 def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None:
     class Percent(Fine):
         score_range = (-100, 100)

@@ -12,10 +12,10 @@ from coterie.errors import UserError
 from coterie.record import export as jsonl
 from coterie.record.rows import view
 from coterie.record.store import Credit, Selection, Store
-from coterie.record.tree import ItemKey, Secret, Task, Tree, hash_of
-from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
+from coterie.record.tree import ItemKey, Secret, Task, Tree
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
 from tests.exports import read_back, trees_of
-from tests.random_trees import PICTURE, episodes, whole
+from tests.random_trees import episodes, whole
 
 GOLD = "the gold answer"
 GOLD_PART = Part(GOLD, frozenset({"critic"}), "secret:gold")
@@ -47,21 +47,22 @@ def fill(path: Path) -> None:
 def with_secret_prompt() -> Tree:
     """A critic that is shown a secret and speaks twice, and an agent that is not."""
     tree = Tree("a", "rollout", 0)
-    gold = Part(GOLD, frozenset({"critic"}), "secret:gold")
-    node, previous, running, said = tree.root, None, (), ()
-    for round_ in range(2):
-        message = Message("user", (gold if round_ == 0 else Part("go on"),))
-        prompt, messages = (*running, 5, round_), (*said, message)
-        request = Request.make("critic", node, previous, prompt, messages, running, said)
-        sample = Sample(request.id, (8,), (-1.0,), "end", "critic", "2", 1, 1.0, 1.0)
-        turn = make_turn(node, Speaker("agent", "critic"), [Part("good")], sample=sample)
+    node, previous, running, shown = tree.root, None, (), ()
+    for round_, part in enumerate((GOLD_PART, Part("go on"))):
+        prompt, messages = (*running, 5, round_), (*shown, Message("user", (part,)))
+        request = Request.make("critic", node, previous, prompt, messages, running, shown)
+        turn = sampled(node, "critic", request, 8)
         tree.add(turn, request)
-        running, said = (*prompt, 8), (*messages, Message("assistant", turn=turn.id))
+        running, shown = (*prompt, 8), (*messages, Message("assistant", turn=turn.id))
         node = previous = turn.id
     request = Request.make("Alice", node, None, (1,), (Message.of("user", "hi"),))
-    sample = Sample(request.id, (9,), (-1.0,), "end", "policy", "1", 1, 1.0, 1.0)
-    tree.add(make_turn(node, Speaker("agent", "Alice"), [Part("yes")], sample=sample), request)
+    tree.add(sampled(node, "Alice", request, 9), request)
     return tree
+
+
+def sampled(parent: str, name: str, request: Request, token: int, finish: str = "end") -> Turn:
+    sample = Sample(request.id, (token,), (-1.0,), finish, name, "2", 1, 1.0, 1.0)
+    return make_turn(parent, Speaker("agent", name), [Part("yes")], sample=sample)
 
 
 def store_of(path: Path, tree: Tree) -> Path:
@@ -104,39 +105,31 @@ def test_any_tree_goes_round(tmp_path, seed):
     tree = whole(seed, "t")
     store_of(tmp_path / "a.db", tree)
     export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match="already exists"):
+        export(tmp_path / "a.db", tmp_path / "a.jsonl")
     read_back(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         assert store.tree(0, "rollout", "t") == tree
 
 
-def test_images_come_once_and_before_what_shows_them(tmp_path):
-    fill(tmp_path / "a.db")
-    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
-    (place,) = [n for n, line in enumerate(lines) if line["kind"] == "blob"]
-    shown = [n for n, line in enumerate(lines) if '"image"' in json.dumps(line)]
-    assert place < min(shown)
-    assert hash_of(b64decode(lines[place]["base64"])) == hash_of(PICTURE)
-
-
 def test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not(tmp_path):
     tree = Tree("a", "rollout", 0)
-    said = Speaker("agent", "Alice")
-    short, cut = (make_turn(tree.root, said, [Part("x")], truncated=cut) for cut in (False, True))
+    alice = Speaker("agent", "Alice")
+    short, cut = (make_turn(tree.root, alice, [Part("x")], truncated=cut) for cut in (False, True))
     request = Request.make("Bob", tree.root, None, (1,), (Message("user", (GOLD_PART,)),))
-    sample = Sample(request.id, (9,), (-1.0,), "length", "policy", "1", 1, 1.0, 1.0)
-    sampled = make_turn(tree.root, Speaker("agent", "Bob"), [Part("y")], sample=sample)
-    tree.add(sampled, request)
+    long = sampled(tree.root, "Bob", request, 9, "length")
+    tree.add(long, request)
     tree.add(short)
     tree.add(cut)
-    assert short.id != cut.id and sampled.truncated
+    assert short.id != cut.id and long.truncated
     store_of(tmp_path / "a.db", tree)
     for secrets in (True, False):
         export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
         read_back(tmp_path / f"{secrets}.jsonl", tmp_path / f"{secrets}.db")
         with Store.open(tmp_path / f"{secrets}.db") as store:
             turns = store.tree(0, "rollout", "a").turns
-        assert [turn.id for turn in turns.values() if turn.truncated] == [sampled.id, cut.id]
-        assert (turns[sampled.id].sample is not None) == secrets
+        assert [turn.id for turn in turns.values() if turn.truncated] == [long.id, cut.id]
+        assert (turns[long.id].sample is not None) == secrets
 
 
 def test_an_image_that_only_a_secret_shows_stays_home(tmp_path):
@@ -147,30 +140,23 @@ def test_an_image_that_only_a_secret_shows_stays_home(tmp_path):
     asked = make_turn(tree.root, world, [Part("look", image=seen), secret])
     tree.add(asked)
     request = Request.make("critic", asked.id, None, (1,), (Message("user", (secret,)),))
-    sample = Sample(request.id, (9,), (-1.0,), "end", "policy", "1", 1, 1.0, 1.0)
-    tree.add(make_turn(asked.id, Speaker("agent", "critic"), [Part("y")], sample=sample), request)
+    tree.add(sampled(asked.id, "critic", request, 9), request)
     store_of(tmp_path / "a.db", tree)
     for secrets, expected in ((True, {b"the answer", b"the question"}), (False, {b"the question"})):
         lines = export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
-        found = {b64decode(line["base64"]) for line in lines if line["kind"] == "blob"}
-        assert found == expected
+        blobs = [b64decode(line["base64"]) for line in lines if line["kind"] == "blob"]
+        assert set(blobs) == expected and len(blobs) == len(expected), "once each"
+        places = [n for n, line in enumerate(lines) if line["kind"] == "blob"]
+        shown = [n for n, line in enumerate(lines) if '"image"' in json.dumps(line)]
+        assert max(places) < min(shown), "before what shows them"
         assert secrets or gold not in json.dumps(lines)
 
 
 def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
     fill(tmp_path / "a.db")
     lines = export(tmp_path / "a.db", tmp_path / "a.jsonl", iterations=[0])
-    kinds = {line["kind"] for line in lines}
-    assert kinds == {
-        "header",
-        "task",
-        "blob",
-        "request",
-        "turn",
-        "outcome",
-        "credit",
-        "item",
-        "selection",
+    assert {line["kind"] for line in lines} == {
+        *("header", "task", "blob", "request", "turn", "outcome", "credit", "item", "selection")
     }
     assert [line["id"] for line in lines if line["kind"] == "task"] == ["a", "b"]
     filed = {line["item"].get("sample") for line in lines if line["kind"] == "turn"}
@@ -195,10 +181,3 @@ def test_secrets_stay_home_unless_asked_for(tmp_path):
     assert first.writer == second.writer == "critic@2"
     assert (first.ids, third.ids) == ((8,), (9,))
     assert view(tree, third.id, "Alice") == view(with_secret_prompt(), third.id, "Alice")
-
-
-def test_existing_files_are_not_overwritten(tmp_path):
-    fill(tmp_path / "a.db")
-    export(tmp_path / "a.db", tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match="already exists"):
-        export(tmp_path / "a.db", tmp_path / "a.jsonl")

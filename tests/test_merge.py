@@ -1,19 +1,17 @@
 """``coterie merge``: parts of a run become the run that nobody divided; what does not fit is refused."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from coterie.progress import Silent
-from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.base import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
-from coterie.runs.folder import Run, Step, open_run, write_config
+from coterie.runs.folder import Step, open_run, write_config
 from coterie.runs.loop import run_steps
 from tests.conftest import Cli, refused
 
@@ -50,12 +48,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(make(folder / "whole", stages=TRAINED), parts)
 
 
-@contextmanager
-def opened(folder: Path) -> Iterator[tuple[Recipe, Run]]:
-    with recorded_run(folder) as found:
-        yield found
-
-
 class Record(NamedTuple):
     """What a run has of its first iteration up to the selection."""
 
@@ -67,7 +59,7 @@ class Record(NamedTuple):
 
 
 def record(folder: Path) -> Record:
-    with opened(folder) as (recipe, run):
+    with recorded_run(folder) as (recipe, run):
         store, known = run.store, recipe.fingerprint(Step(0, "reward"))
         kinds = ("value", "visits", "distance")
         credit = {k: store.credit(known, k, iteration=0, stage="rollout") for k in kinds}
@@ -84,7 +76,7 @@ def record(folder: Path) -> Record:
 
 def measured(folder: Path, stage: str) -> dict[str, object]:
     """What was measured of a stage of the first iteration, its time left out."""
-    with opened(folder) as (_, run):
+    with recorded_run(folder) as (_, run):
         return {k: v for k, v in run.metrics(Step(0, stage)).items() if k != "seconds"}
 
 
@@ -120,7 +112,7 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
     said = cli("merge", *two, "--folder", "merged", "--partial")
     assert said.code == 0 and "the tasks of part 1 are missing" in said.err
     assert len(record(Path("merged")).trees) == 4
-    with opened(Path("merged")) as (_, run):
+    with recorded_run(Path("merged")) as (_, run):
         assert not run.is_finished(Step(0, "rollout"))
     make(Path("merged"), stages=TRAINED[:3])
     assert record(Path("merged")) == record(made.whole)
@@ -128,15 +120,13 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
 
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
-    said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
-    assert "again and an earlier run have the same tasks: 0002, 0008" in said
+    error = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
+    assert "again and an earlier run have the same tasks: 0002, 0008" in error
     assert [one.name for one in Path().iterdir()] == ["again"]
 
 
 REFUSED = {
-    "seed": (("seed=1", "rollout.shard=[2,3]"), (), "seed: 0 -> 1"),
     "model": (("model=tiny-problems", "rollout.shard=[2,3]"), (), "model: tiny-exchange -> tiny-problems"),
-    "setting": (("search.base=5", "rollout.shard=[2,3]"), (), "search.base: 4 -> 5"),
     "budget": (("budget.pairs=7", "rollout.shard=[2,3]"), (), "budget.pairs: 9 -> 7"),
     "number of parts": (("rollout.shard=[2,4]",), (), "rollout.shard: [0, 3] -> [2, 4]"),
     "not finished": (("rollout.shard=[2,3]",), (), "rollout of iteration 0 of other is not finished"),

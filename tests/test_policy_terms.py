@@ -66,9 +66,6 @@ def step_loss(found: PolicyGradient, items: list[Row], values: list[torch.Tensor
     return float(losses.sum()) / sum(found.count(item) for item in items)
 
 
-# -- the clips ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("advantage", "ratio", "expected"),
     [
@@ -104,9 +101,6 @@ def test_settings_that_cannot_work_are_refused():
             PolicyGradientSettings(**wrong)
 
 
-# -- the means ---------------------------------------------------------------------------------------
-
-
 def paths_of_rows() -> tuple[list[Row], list[torch.Tensor]]:
     """A path of two rows (1 and 3 tokens) and one of a single row (2 tokens), each with a loss of its own."""
     rows_ = [
@@ -130,80 +124,52 @@ def test_means_are_of_tokens_or_of_paths_and_never_of_rows(mean, constant, expec
     named = objective(mean=mean, constant=constant)
     assert step_loss(named, items, values) == pytest.approx(expected)
     assert sum(map(named.count, items)) == pytest.approx(6 if mean == "token" else 2)
-
-
-@pytest.mark.parametrize(
-    ("mean", "constant"), [("token", None), ("sequence", None), ("constant", 9)]
-)
-def test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator(mean, constant):
-    """Overlong paths: weight 0, as if they were not there."""
-    items, values = paths_of_rows()
-    named = objective(mean=mean, constant=constant)
+    # An overlong path has weight 0, as if it were not there.
     without = step_loss(named, items[:2], values[:2])
     items[2] = replace(items[2], weight=0.0)
     assert step_loss(named, items, values) == pytest.approx(without)
     assert len(make_batch(items, named, 100).items) == 2
 
 
-def test_a_row_of_no_path_has_no_mean_over_paths():
+def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
+    segments = []
+    for ids in ((1, 2, 3), (4,)):
+        sample = Sample("r", ids, (-1.0,) * len(ids), "end", "p", "0", 0, 0.7, 0.9)
+        turn = make_turn("", Speaker("agent", "x"), [Part("text")], sample=sample)
+        segments.append(Segment([Piece((8, 9)), Piece(ids, turn)]))
+    made = list(rows(View("x", "leaf", tuple(segments))))
+    assert [row.path_tokens for row in made] == [4, 4]
+    assert [(t.temperature, t.top_p) for row in made for t in row.targets] == [(0.7, 0.9)] * 2
+    assert [row_count(row, "sequence") for row in made] == [0.75, 0.25], "together one path"
     for wrong in (None, 2):
         with pytest.raises(UserError, match="path_tokens="):
             objective(mean="sequence").count(one_row(3, path_tokens=wrong))
     assert objective().count(one_row(3, path_tokens=None)) == 3
 
 
-def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
-    segments = []
-    for ids in ((1, 2, 3), (4,)):
-        sample = Sample("r", ids, (-1.0,) * len(ids), "end", "p", "0", 0, 0.7, 0.9)
-        turn = make_turn("", Speaker("agent", "x"), [Part("said")], sample=sample)
-        segments.append(Segment([Piece((8, 9)), Piece(ids, turn)]))
-    made = list(rows(View("x", "leaf", tuple(segments))))
-    assert [row.path_tokens for row in made] == [4, 4]
-    assert [(t.temperature, t.top_p) for row in made for t in row.targets] == [(0.7, 0.9)] * 2
-    counts = [row_count(row, "sequence") for row in made]
-    assert counts == [0.75, 0.25], "together one path"
-
-
 @pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
 def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
-    settings = {
-        "mean": mean,
-        "constant": 8 if mean == "constant" else None,
-        "kl": 0.1,
-        "entropy": 0.01,
-    }
-    weights = []
+    constant = 8 if mean == "constant" else None
+    settings = {"mean": mean, "constant": constant, "kl": 0.1, "entropy": 0.01}
+    results = []
     for budget in (64, 2000):
         model = tiny_llama()
         items = [
-            replace(
-                row,
-                logprobs=(-3.0,) * 7, advantages=(1.0 - index % 3,) * 7, reference=(-3.4,) * 7,
-                path_tokens=7 * (1 + index % 2),
-            )
+            replace(row, logprobs=(-3.0,) * 7, advantages=(1.0 - index % 3,) * 7,
+                    reference=(-3.4,) * 7, path_tokens=7 * (1 + index % 2))
             for index, row in enumerate(some_rows(8))
         ]  # fmt: skip
         few = ONE.model_copy(update={"tokens_per_microbatch": budget})
         with Trainer(model, objective(**settings), few, tmp_path / str(budget)) as trainer:
             metrics = [trainer.step(items) for _ in range(2)][-1]
-        weights.append((torch.cat([w.detach().flatten() for w in model.parameters()]), metrics))
-    (one, metrics), (other, others) = weights
+        results.append((torch.cat([w.detach().flatten() for w in model.parameters()]), metrics))
+    (one, metrics), (other, others) = results
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-    for name in (
-        "loss",
-        "ratio",
-        "ratio_min",
-        "ratio_max",
-        "clip_share",
-        "entropy",
-        "reference_kl",
-    ):
+    names = ("loss", "ratio", "ratio_min", "ratio_max", "clip_share", "entropy", "reference_kl")
+    for name in names:
         assert metrics[name] == pytest.approx(others[name], abs=1e-4), name
     assert metrics["ratio_min"] < metrics["ratio"] < metrics["ratio_max"]
 
-
-# -- divergences -------------------------------------------------------------------------------------
 
 VOCABULARY = 6
 
@@ -241,12 +207,8 @@ def test_estimates_have_the_gradients_that_their_names_promise():
 
 def test_the_divergence_counts_where_there_is_no_advantage():
     row = one_row(2, advantages=(0.0, 0.0), reference=(-1.0, -2.0))
-    found = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
-    by_hand = [math.exp(-1) - 1 + 1, math.exp(-2) - 1 + 2]
-    assert found == pytest.approx(0.5 * sum(by_hand) / 2)
-
-
-# -- entropy and temperature -------------------------------------------------------------------------
+    loss = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
+    assert loss == pytest.approx(0.5 * (math.exp(-1) - 1 + 1 + math.exp(-2) - 1 + 2) / 2)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -266,29 +228,22 @@ def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
 
 
 def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
-    model, items = (
-        tiny_llama(),
-        [replace(some_rows(1)[0], logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)],
-    )
+    model, (row,) = tiny_llama(), some_rows(1)
+    items = [replace(row, logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)]
     LossModule(model, objective(entropy=0.5))(items).sum().backward()
-    found = model.lm_head.weight.grad.clone()
+    gradient = model.lm_head.weight.grad.clone()
     model.zero_grad()
-    (row,) = items
     own = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
     own = own[[place - 1 for place in places(row)]]
     (0.5 * row.weight * (own.exp() * own).sum()).backward()
-    torch.testing.assert_close(found, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
-    assert found.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
+    assert gradient.abs().max() > 1e-3
     model.zero_grad()
     LossModule(model, objective())(items).sum().backward()
     assert model.lm_head.weight.grad.abs().max() == 0
-
-
-def test_what_a_model_rules_out_adds_nothing_to_an_entropy():
-    logits = torch.tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
-    entropy = entropies(logits.log_softmax(-1))
-    two = torch.distributions.Categorical(logits=logits.detach()[:, :2]).entropy()
-    torch.testing.assert_close(entropy, two)
+    logits = torch.tensor([[1.0, 2.0, -math.inf]])  # what a model rules out adds nothing
+    two = torch.distributions.Categorical(logits=logits[:, :2]).entropy()
+    torch.testing.assert_close(entropies(logits.log_softmax(-1)), two)
 
 
 def sampled(temperature: float = 1.0, top_p: float = 1.0) -> list[Row]:
@@ -304,29 +259,22 @@ def test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling(
     temperature, tmp_path
 ):
     """Contract 8, by the loss itself: the engine's log-probs, from its compiled loops, against the trainer's."""
-    found = objective(temperature=temperature)
-    with Trainer(templated("chatml").model, found, LONG, tmp_path) as trainer:
-        metrics = trainer.step(sampled(temperature))
-    for name in ("ratio", "ratio_min", "ratio_max"):
-        assert metrics[name] == pytest.approx(1, abs=1e-4)
-    assert metrics["clip_share"] == 0
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_ratios_to_recomputed_log_probs_are_exactly_one(temperature, tmp_path):
-    found = objective(temperature=temperature, old="recomputed", importance="truncate", kl=0.1)
-    loaded = templated("chatml")
+    names, at = ("ratio", "ratio_min", "ratio_max"), {"temperature": temperature}
     items = sampled(temperature)
-    with Trainer(loaded.model, found, LONG, tmp_path) as trainer:
+    with Trainer(templated("chatml").model, objective(**at), LONG, tmp_path / "engine") as trainer:
+        metrics = trainer.step(items)
+    assert [metrics[name] for name in names] == pytest.approx([1, 1, 1], abs=1e-4)
+    assert metrics["clip_share"] == 0
+    loss = objective(**at, old="recomputed", importance="truncate", kl=0.1)
+    with Trainer(templated("chatml").model, loss, LONG, tmp_path / "recomputed") as trainer:
         items = with_old(trainer.model, items, LONG, temperature=temperature)
         items = with_row_reference(trainer.model, items, LONG, temperature=temperature)
         metrics = trainer.step(items)
         moved = trainer.step(items)
-    assert metrics["ratio"] == metrics["ratio_min"] == metrics["ratio_max"] == 1.0
+    assert [metrics[name] for name in names] == [1, 1, 1], "exactly"
     assert metrics["reference_kl"] == metrics["policy_kl"] == 0.0
     assert metrics["engine_ratio_max"] == pytest.approx(1, abs=1e-4)
-    assert moved["ratio_max"] > 1.0 > moved["ratio_min"]
-    assert moved["policy_kl"] > 0
+    assert moved["ratio_max"] > 1.0 > moved["ratio_min"] and moved["policy_kl"] > 0
 
 
 def test_rows_of_another_distribution_are_refused():
@@ -338,9 +286,6 @@ def test_rows_of_another_distribution_are_refused():
     assert make_batch(rows_, objective(temperature=0.7), 1000).items
 
 
-# -- the engine's log-probs and the trainer's --------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("importance", "weights"),
     [("off", [1, 1, 1]), ("truncate", [0.5, 2, 2]), ("mask", [0.5, 2, 0])],
@@ -350,23 +295,21 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
 ):
     """Old log-probs are 0, so the engine's are minus the logs of the raw ratios 0.5, 2 and 8."""
     row = one_row(3, logprobs=tuple(-math.log(one) for one in (0.5, 2.0, 8.0)))
-    found = objective(old="recomputed", importance=importance, importance_cap=2.0)
+    loss = objective(old="recomputed", importance=importance, importance_cap=2.0)
     values = read(1.0, 1.1, 1.05)
     expected = -sum(w * r for w, r in zip(weights, (1.0, 1.1, 1.05), strict=True)) / 3
-    assert step_loss(found, [row], [values]) == pytest.approx(expected)
-    measured = found.measures([row], [[values]])
+    assert step_loss(loss, [row], [values]) == pytest.approx(expected)
+    measured = loss.measures([row], [[values]])
     raw = measured["engine_ratio"]
-    assert raw.extremes, "raw, before anything is cut"
-    assert raw.values.tolist() == pytest.approx([0.5, 2, 8])
+    assert raw.extremes and raw.values.tolist() == pytest.approx([0.5, 2, 8]), "before any cut"
     if importance != "off":
         assert measured["engine_cut_share"].values.tolist() == [0, 0, 1]
-
-
-def test_the_engines_share_has_no_part_in_divergence_or_entropy():
-    row = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
+    # The engine's share has no part in divergence or entropy.
+    still = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
     settings = {"old": "recomputed", "kl": 0.5, "entropy": 0.25}
-    plain = step_loss(objective(**settings), [row], [read(1.0)])
-    assert step_loss(objective(**settings, importance="mask"), [row], [read(1.0)]) == plain
+    plain = step_loss(objective(**settings), [still], [read(1.0)])
+    weighed = objective(**settings, importance=importance)
+    assert step_loss(weighed, [still], [read(1.0)]) == plain
 
 
 @pytest.mark.parametrize(
@@ -377,22 +320,15 @@ def test_the_engines_share_has_no_part_in_divergence_or_entropy():
     ],
 )  # fmt: skip
 def test_what_a_loss_needs_is_asked_for(settings, missing):
-    found = objective(**settings)
-    assert make_batch([one_row(2)], found, 100).items
+    loss, lacking = objective(**settings), one_row(2, **{missing: None})
+    assert make_batch([one_row(2)], loss, 100).items
     with pytest.raises(UserError, match=f"has no {missing}"):
-        make_batch([one_row(2, **{missing: None})], found, 100)
+        make_batch([lacking], loss, 100)
     with pytest.raises(UserError, match=f"has 1 {missing} for 2 targets"):
-        make_batch([one_row(2, **{missing: (0.0,)})], found, 100)
-
-
-def test_nothing_is_asked_of_a_row_that_is_too_long():
-    """No pass computes anything for it, so it is left out and counted, and the step goes on with the others."""
-    long_row = one_row(4, reference=None)
-    found = make_batch([one_row(2), long_row], objective(kl=0.1), len(one_row(2).ids))
-    assert (len(found.items), found.too_long) == (1, 1)
-
-
-def test_the_trainers_own_log_probs_are_not_asked_of_the_engine():
+        make_batch([one_row(2, **{missing: (0.0,)})], loss, 100)
+    # No pass computes anything for a row that is too long, so it is left out and counted.
+    batch = make_batch([one_row(1), lacking], loss, len(one_row(1).ids))
+    assert (len(batch.items), batch.too_long) == (1, 1)
     assert make_batch([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
 
 
@@ -410,9 +346,6 @@ def test_recomputed_log_probs_are_the_models_and_leave_first_tokens_out():
         assert row.old[row.unpredicted :] == pytest.approx(own.tolist(), abs=1e-4)
 
 
-# -- what is measured --------------------------------------------------------------------------------
-
-
 def test_clips_are_counted_where_they_keep_a_token_from_moving():
     row = one_row(6, advantages=(1.0, 1.0, 1.0, -1.0, -1.0, -1.0))
     values = read(2.0, 0.5, 1.0, 2.0, 0.5, 20.0)
@@ -420,3 +353,68 @@ def test_clips_are_counted_where_they_keep_a_token_from_moving():
     assert measured["clip_share"].values.tolist() == [1, 0, 0, 0, 1, 1]
     assert measured["policy_kl"].values[2] == 0
     assert measured["entropy"].values.tolist() == [1] * 6
+
+
+def own_logprobs(model, row: Row) -> torch.Tensor:
+    """Of the row's targets, by the model's own forward pass; the first token has none."""
+    logits = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+    places = [i for target in row.targets for i in range(target.start, target.stop) if i > 0]
+    return torch.stack([logits[i - 1, row.ids[i]] for i in places])
+
+
+def sampled_rows(model, count: int = 6) -> list[Row]:
+    """Rows with made-up advantages, whose log-probs are some way off the model's; one begins with a target."""
+    torch.manual_seed(0)
+    rows = []
+    for number, row in enumerate(some_rows(count)):
+        if number == 0:
+            row = replace(row, targets=(Target(0, 2, "p@0"), *row.targets))
+        skipped = [0.0] if row.targets[0].start == 0 else []
+        own = torch.tensor([*skipped, *own_logprobs(model, row).tolist()])
+        numbers = {"logprobs": own + torch.randn(len(own)) * 0.4, "reference": own + 0.3}
+        numbers["advantages"] = torch.randn(len(own))
+        rows.append(replace(row, **{name: tuple(n.tolist()) for name, n in numbers.items()}))
+    return rows
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_the_loss_is_that_of_the_formula(kl):
+    model, low, high, clipped = tiny_llama(), 0.2, 0.28, 0
+    rows = sampled_rows(model)
+    loss_of = objective(clip_low=low, clip_high=high, kl=kl)
+    for row, loss in zip(rows, LossModule(model, loss_of)(rows), strict=True):
+        first = row.targets[0].start == 0
+        given = (one[first:] for one in (row.logprobs, row.reference, row.advantages))
+        total = 0.0
+        for p, old, reference, a in zip(own_logprobs(model, row).tolist(), *given, strict=True):
+            ratio = torch.tensor(p - old).exp().item()
+            near = min(max(ratio, 1 - low), 1 + high)
+            clipped += ratio * a > near * a
+            away = reference - p
+            total -= min(ratio * a, near * a)
+            total += kl * ratio * (torch.tensor(away).exp().item() - away - 1)
+        assert loss.item() == pytest.approx(row.weight * total, rel=1e-4, abs=1e-5)
+    assert clipped > 5
+
+
+def test_gradients_are_the_plain_ones_where_the_policy_has_not_moved_and_none_beyond_a_clip():
+    model, rows = tiny_llama(), some_rows(4)
+
+    def gradients(shift: float, advantage: float) -> dict[str, torch.Tensor]:
+        old = [tuple((own_logprobs(model, row) + shift).tolist()) for row in rows]
+        shifted = [
+            replace(row, logprobs=one, advantages=(advantage,) * 7)
+            for row, one in zip(rows, old, strict=True)
+        ]
+        model.zero_grad()
+        LossModule(model, objective())(shifted).sum().backward()
+        return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    for shift, advantage, moves in ((-1, 1, False), (1, -1, False), (-1, -1, True), (1, 1, True)):
+        after = gradients(shift, float(advantage)).values()
+        assert any(one.abs().max() > 0 for one in after) == moves
+    clipped = gradients(0.0, 2.0)
+    model.zero_grad()
+    sum(-2.0 * row.weight * own_logprobs(model, row).sum() for row in rows).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(clipped[name], weight.grad, rtol=1e-4, atol=1e-5)

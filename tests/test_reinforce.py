@@ -1,9 +1,11 @@
-"""Reinforcement learning through its recipes: what a step samples, compares and trains on, and how a run goes on."""
+"""Runs of reinforcement learning: what a step samples and trains on, how a run resumes, and what it refuses."""
 
+import itertools
+import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,81 +14,68 @@ from safetensors.torch import load_file
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.base import Recipe
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce
-from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
-from coterie.record.turn import Part, Speaker, make_turn
+from coterie.record.rows import Row
+from coterie.record.tree import Credit, ItemKey, Metrics
 from coterie.rewards.advantages import SampledPath
-from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings
+from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run, open_run
-from coterie.runs.loop import REINFORCE, run_steps
-from coterie.runs.reinforce import minibatches, step_records
-from coterie.runs.reinforce_batch import (
-    AgentPath,
-    StepSamples,
-    informative_tasks,
-    paths_of,
-    prepare,
-)
-from coterie.runs.reinforce_settings import (
-    AdvantageSettings,
-    ReinforceSettings,
-    StepSettings,
-)
-from coterie.runs.roles import LearnerConfig
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import step_records
+from coterie.runs.reinforce_batch import AgentPath, paths_of
+from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import SFT
+from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import Trainer
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
 
 
-@pytest.fixture
-def words(tmp_path: Path) -> tuple[str, ...]:
-    return telling_words(tmp_path)
+class Whole(NamedTuple):
+    """A run that nothing has interrupted. Tests change only copies of it."""
+
+    words: list[str]
+    folder: Path
+    records: dict[int, Metrics]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    words = [*telling_words(folder), "steps.count=3", "loss.kl=0", "rollout.temperature=0.7"]
+    return Whole(words, folder / "run", run_whole(made("rl/grpo", words), folder / "run"))
 
 
 def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
-    tmp_path: Path, words: tuple[str, ...]
+    whole: Whole,
 ) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0", "rollout.temperature=0.7"])
-    records = run_whole(recipe, tmp_path / "run")
-    assert sorted(records) == [0, 1, 2]
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        for step in range(3):
-            turns = [
-                turn
-                for tree in run.store.trees(0, f"{REINFORCE}/{step:05d}")
-                for turn in tree.turns.values()
-            ]
-            said = {turn.writer for turn in turns if turn.sample}
-            assert said == {"policy@0" if step == 0 else f"policy@0.{step}"}
+    recipe = made("rl/grpo", whole.words)
+    assert sorted(whole.records) == [0, 1, 2]
+    with open_run(whole.folder, recipe.name, recipe.settings, write=False) as run:
+        for step, record in whole.records.items():
+            trees = run.store.trees(0, f"{REINFORCE}/{step:05d}")
+            turns = [turn for tree in trees for turn in tree.turns.values() if turn.sample]
+            assert {turn.writer for turn in turns} == {f"policy@0.{step}" if step else "policy@0"}
             assert {turn.sample.temperature for turn in turns if turn.sample} == {0.7}
-            assert records[step]["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
-            assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
-            assert records[step]["policy/grad_norm"] > 0
-        report = run_report(recipe, run)
-        sections = {section.id: section for section in report.sections}
-        assert len(sections["reinforce-0"].rows) == 3
-        for group in sections["groups-0"].examples:
-            facts = [dict(sample.facts) for sample in group.samples]
-            rewards = [float(one["reward"]) for one in facts]
-            assert rewards == sorted(rewards, reverse=True)
-            assert abs(sum(float(one["advantage"]) for one in facts)) < 0.01
-            trained = [bool(sample.trained) for sample in group.samples]
-            assert trained == [float(one["advantage"]) != 0 for one in facts]
-            assert all(one["= short"] == f"{float(one['= short']):+.3f}" for one in facts)
-    assert final(tmp_path / "run") != weight_hash(load("tiny-exchange").model)
+            assert record["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
+            assert record["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+            assert record["policy/grad_norm"] > 0
+        sections = {section.id: section for section in run_report(recipe, run).sections}
+    assert len(sections["reinforce-0"].rows) == 3
+    for group in sections["groups-0"].examples:
+        facts = [dict(sample.facts) for sample in group.samples]
+        rewards = [float(one["reward"]) for one in facts]
+        assert rewards == sorted(rewards, reverse=True)
+        assert abs(sum(float(one["advantage"]) for one in facts)) < 0.01
+        trained = [bool(sample.trained) for sample in group.samples]
+        assert trained == [float(one["advantage"]) != 0 for one in facts]
+        assert all(one["= short"] == f"{float(one['= short']):+.3f}" for one in facts)
+    assert final(whole.folder) != weight_hash(load("tiny-exchange").model)
 
 
-def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    recipe = made("rl/dapo", [*words, "steps.count=1", "loss.old=recomputed"])
-    (record,) = run_whole(recipe, tmp_path / "run").values()
-    assert record["policy/ratio_min"] == record["policy/ratio_max"] == 1
-    assert record["policy/engine_ratio_max"] == pytest.approx(1, abs=1e-4)
+PPO = ("rollout.samples=1", "rollout.tasks=4")
 
 
 @pytest.mark.parametrize(
@@ -94,48 +83,73 @@ def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
     [
         ("rl/grpo", ()),
         pytest.param("rl/grpo", ("train.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
-        pytest.param(
-            "rl/ppo",
-            ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "rl/ppo",
-            ("rollout.samples=1", "rollout.tasks=4", "train.method=lora"),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("rl/ppo", (*PPO, "steps.minibatches=2"), marks=pytest.mark.slow),
+        pytest.param("rl/ppo", (*PPO, "train.method=lora"), marks=pytest.mark.slow),
     ],
     ids=["grpo", "lora", "ppo", "lora critic"],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
-    tmp_path: Path, words: tuple[str, ...], method: str, own: tuple[str, ...]
+    tmp_path: Path, whole: Whole, method: str, own: tuple[str, ...]
 ) -> None:
-    known = {word.partition("=")[0]: word for word in (*words, "steps.count=3", *own)}
-    every = [*known.values()]
-    whole = run_whole(made(method, every), tmp_path / "whole")
+    words, folder, records = [*whole.words, *own], whole.folder, whole.records
+    if own:
+        folder = tmp_path / "whole"
+        records = run_whole(made(method, words), folder)
     killed = tmp_path / "killed"
     for progress in (Killing(1, sampled=2), Killing(1)):
         with pytest.raises(Killed):
-            run_whole(made(method, every), killed, progress)
-    again = run_whole(made(method, every), killed)
-    assert final(killed) == final(tmp_path / "whole")
-    same = [name for name in whole[2] if "second" not in name]
-    assert [[again[n][name] for name in same] for n in range(3)] == [
-        [whole[n][name] for name in same] for n in range(3)
-    ]
+            run_whole(made(method, words), killed, progress)
+    again = run_whole(made(method, words), killed)
+    assert final(killed) == final(folder)
+    for step, record in records.items():
+        same = [name for name in record if "second" not in name]
+        assert [again[step][name] for name in same] == [record[name] for name in same]
 
 
-def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "def odd(dialogue):\n"
-        "    of_task = int(dialogue.path[0].parent[:8], 16) % 2\n"
-        "    return float(dialogue.outcome.sample == 0 and of_task) - dialogue.outcome.score\n"
-    )
-    term = f"reward.terms={{{tmp_path / 'own.py'}:odd: 1}}"
-    recipe = made(
-        "rl/dapo",
-        [*SMALL, term, "steps.count=2", "rollout.draw=1", "rollout.rounds=5", "rollout.tasks=2"],
-    )
+def paths_at(run: Run, task: str, agents: Sequence[str]) -> dict[str, AgentPath]:
+    """The paths of the first sample of a task of the first step, by agent."""
+    reward = PathReward(PathRewardSettings())
+    paths = paths_of(run.store, 0, f"{REINFORCE}/00000", [task], agents, reward)
+    return {path.agent: path for path in paths if path.outcome.sample == 0}
+
+
+def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(
+    tmp_path: Path, whole: Whole
+) -> None:
+    recipe, stage = made("rl/grpo", whole.words), f"{REINFORCE}/00000"
+    shutil.copytree(whole.folder, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        task = run.store.tree_tasks(0, stage)[0]
+        tree, agents = run.store.tree(0, stage, task), [*recipe.players()]
+        outcome, path = next(tree.trajectories())
+        plain = paths_at(run, task, agents)
+        speaker = path[1].speaker.name
+        rewards = [
+            (path[0].id, "reward", 1.0),
+            (path[1].id, "reward", 2.0),
+            (outcome.leaf, "final_reward", 4.0),
+        ]
+        credit = [Credit(n, f"{kind}:{speaker}", one, "environment") for n, kind, one in rewards]
+        run.store.finish(ItemKey(0, stage, task, "0009"), tree=tree, credit=credit)
+        given = paths_at(run, task, agents)
+    first = next(target for row in plain[speaker].rows for target in row.targets)
+    last = first.stop - first.start - 1
+    assert given[speaker].sampled == SampledPath(
+        task, outcome.leaf, 4.0, ((last, 1.0), (last, 2.0)), speaker
+    ), "what comes before the agent's first turn stands there too"
+    (other,) = {*agents} - {speaker}
+    assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
+
+
+def term(folder: Path, body: str) -> str:
+    (folder / "own.py").write_text(f"def own(dialogue):\n    return {body}\n")
+    return f"reward.terms={{{folder / 'own.py'}:own: 1}}"
+
+
+def test_tasks_are_drawn_anew_until_enough_groups_are_informative(tmp_path: Path) -> None:
+    odd = "float(dialogue.outcome.sample == 0 and int(dialogue.path[0].parent[:8], 16) % 2)"
+    words = [*SMALL, term(tmp_path, f"{odd} - dialogue.outcome.score"), "steps.count=2"]
+    recipe = made("rl/dapo", [*words, "rollout.draw=1", "rollout.rounds=5"])
     records = run_whole(recipe, tmp_path / "run")
     assert any(int(record["rounds"]) > 2 for record in records.values()), "some tell nothing"
     for record in records.values():
@@ -149,43 +163,39 @@ def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path)
     assert not set(tasks[0]) & set(tasks[1]), "a later step goes on in the data"
 
 
-def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def flat(dialogue):\n    return -dialogue.outcome.score\n")
-    term = f"reward.terms={{{tmp_path / 'own.py'}:flat: 1}}"
-    recipe = made(
-        "rl/dapo", [*SMALL, term, "steps.count=9", "steps.patience=2", "rollout.rounds=1"]
-    )
-    with pytest.raises(UserError, match="every rollout of a task got the same reward") as caught:
-        run_whole(recipe, tmp_path / "run")
-    assert "too easy or too hard" in str(caught.value)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+def stopped(folder: Path, method: str, words: Sequence[str]) -> tuple[str, list[Metrics]]:
+    """The error of a run that stops, and its steps."""
+    recipe = made(method, words)
+    with pytest.raises(UserError) as error:
+        run_whole(recipe, folder)
+    with open_run(folder, recipe.name, recipe.settings) as run:
         records = step_records(run.store, 0, REINFORCE)
-    assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
-    assert all(one["policy/updates"] == 0 for one in records.values())
-    again = made("rl/dapo", [*SMALL, term, "steps.count=2", "steps.patience=1", "rollout.rounds=2"])
-    with pytest.raises(UserError, match="all advantages are zero"):
-        run_whole(again, tmp_path / "again")
-    with open_run(tmp_path / "again", again.name, again.settings) as run:
-        (record,) = step_records(run.store, 0, REINFORCE).values()
-    assert record["rounds"] == 2, "and no more, though none told anything"
+    return str(error.value), [records[step] for step in sorted(records)]
+
+
+def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path) -> None:
+    words = [*SMALL, term(tmp_path, "-dialogue.outcome.score"), "steps.count=9"]
+    error, records = stopped(
+        tmp_path / "run",
+        "rl/dapo",
+        [*words, "steps.patience=2", "rollout.rounds=2", "rollout.draw=2"],
+    )
+    assert "every rollout of a task got the same reward" in error and "too easy or too" in error
+    assert [one["groups_flat"] for one in records] == [8, 8], "of two agents and two draws each"
+    assert [(one["policy/updates"], one["rounds"]) for one in records] == [(0, 2)] * 2
 
 
 @pytest.mark.parametrize(
     ("method", "own"),
-    [
-        ("rl/grpo", "reward.kl=0.01"),
-        ("rl/dapo", "rollout.rounds=1"),
-        ("rl/ppo", "critic.train.learning_rate=1e-2"),
-    ],
+    [("rl/grpo", "reward.kl=0.01"), ("rl/ppo", "critic.train.learning_rate=1e-2")],
 )
 def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     tmp_path: Path, method: str, own: str
 ) -> None:
-    (tmp_path / "own.py").write_text("def one(dialogue):\n    return 1 - dialogue.outcome.score\n")
-    term = f"reward.terms={{{tmp_path / 'own.py'}:one: 1}}"
-    more = ["update.weight_decay=0.1", "loss.kl=0.1", *own.split()]
-    recipe = made(method, [*SMALL, term, "steps.count=2", *more])
-    records = run_whole(recipe, tmp_path / "run")
+    words = [*SMALL, term(tmp_path, "1 - dialogue.outcome.score"), "steps.count=2", own]
+    records = run_whole(
+        made(method, [*words, "update.weight_decay=0.1", "loss.kl=0.1"]), tmp_path / "run"
+    )
     assert [record["reward"] for record in records.values()] == [1.0] * 2
     assert [record["policy/updates"] for record in records.values()] == [0] * 2
     as_it_began = weight_hash(load("tiny-exchange").model)
@@ -195,32 +205,26 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
         assert final(tmp_path / "run", "critic") != as_it_began
 
 
-def test_bfloat16_weights_are_sampled_trained_and_kept(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    own = ["train.dtype=bfloat16", "engine.attention=eager", "steps.count=2", "loss.kl=0.1"]
-    recipe = made("rl/grpo", [*words, *own])
-    records = run_whole(recipe, tmp_path / "run")
-    assert [record["policy/updates"] for record in records.values()] == [1, 2]
-    assert 0.8 < float(records[1]["policy/ratio"]) < 1.2
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> None:
+    words = [*telling_words(tmp_path), "train.dtype=bfloat16", "engine.attention=eager"]
+    recipe = made("rl/grpo", [*words, "policies=each", "steps.count=2", "loss.kl=0.1"])
+    assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
+    records, roles, folder = run_whole(recipe, tmp_path / "run"), recipe.learning_roles, tmp_path
+    assert len({final(folder / "run", role) for role in roles}) == 2
+    with open_run(folder / "run", recipe.name, recipe.settings) as run:
+        turns = [t for tree in run.store.trees(1, "evaluate") for t in tree.turns.values()]
         policy = recipe.load_policy(run, 1).model
     recipe.close()
+    assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in roles}
     assert (policy.dtype, policy.config._attn_implementation) == (torch.bfloat16, "eager")
-    (file,) = (tmp_path / "run/training/policy/iteration-00/final").glob("*.safetensors")
-    assert {weight.dtype for weight in load_file(file).values()} == {torch.bfloat16}
+    for role in roles:
+        assert [record[f"{role}/updates"] for record in records.values()] == [1, 2]
+        assert 0.8 < float(records[1][f"{role}/ratio"]) < 1.2
+        (file,) = (folder / f"run/training/{role}/iteration-00/final").glob("*.safetensors")
+        assert {weight.dtype for weight in load_file(file).values()} == {torch.bfloat16}
 
 
-def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
-    recipe = made("rl/grpo", [*words, "policies=each", "steps.count=1"])
-    assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
-    run_whole(recipe, tmp_path / "run")
-    hashes = {final(tmp_path / "run", role) for role in recipe.learning_roles}
-    assert len(hashes) == 2
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        turns = [t for tree in run.store.trees(1, "evaluate") for t in tree.turns.values()]
-    assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in recipe.learning_roles}
-
+# -- what a run refuses, and what it leaves out -----------------------------------------------
 
 REFUSED = [
     (["rollout.samples=1"], "other path of a task to compare with"),
@@ -239,181 +243,129 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
         settings("rl/grpo", own)
 
 
-def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
-    for own, message in (
-        (["steps.minibatches=3", "rollout.tasks=2"], "minibatches=3 is more than rollout.tasks=2"),
-        ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
-    ):
-        with pytest.raises(UserError, match=message):
-            made("rl/grpo", [*SMALL, *own]).check()
+VALUES = ("method=rl", "advantage.baseline=values", "rollout.rounds=1", "evaluate.tasks=2")
 
 
-def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
-    tasks = [f"task {n}" for n in range(7) for _ in range(4)]
-    found = list(minibatches(tasks, StepSettings(minibatches=3, epochs=2), "seed"))
-    assert [len(one) for one in found] == [3, 2, 2] * 2
-    for epoch in (found[:3], found[3:]):
-        assert sorted(task for one in epoch for task in one) == sorted(set(tasks))
-    assert found[:3] != found[3:], "each epoch has an order of its own"
-    assert found != list(minibatches(tasks, StepSettings(minibatches=3, epochs=2), "another seed"))
-    assert len(list(minibatches(tasks[:4], StepSettings(minibatches=3), "seed"))) == 1
-
-
-def _graded(
-    score: float | None, measures: Metrics, *texts: str, ending: str = "answered"
-) -> GradedPath:
-    turns, parent = [], "root"
-    for text in texts:
-        turn = make_turn(
-            parent, Speaker("agent", "Ann"), [Part(text, source="t")], ids=tuple(range(1, 11))
-        )
-        turns.append(turn)
-        parent = turn.id
-    end = LENGTH if ending == "length" else Ending(ending)
-    outcome = Outcome(parent, 0, end, None, score)
-    return GradedPath(outcome, tuple(turns), "Ann", score, measures)
-
-
-def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
-    def reward(
-        score: float | None, *texts: str, ending: str = "answered", **own: Any
-    ) -> float | None:
-        graded = _graded(score, {"rounds": 4, "kind": "x"}, *texts, ending=ending)
-        return PathReward(PathRewardSettings(**own)).compute(graded)
-
-    assert reward(0.5, "a") == 0.5
-    assert reward(None, "a") is None, "what was not graded has no reward, which is not 0"
-    assert reward(1.0, "a", measures={"rounds": -0.1}) == pytest.approx(0.6)
-    assert reward(0.0, "a", measures={"rounds": -0.1}) == 0, "nobody gains by being wrong quickly"
-    assert reward(0.0, "a", measures={"rounds": -0.1}, gated=False) == pytest.approx(-0.4)
-    assert reward(1.0, "a", "b", "A ", repeats=0.25) == 0.75
-    long = {"overlong": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
-    assert reward(1.0, "a", "b", **long) == pytest.approx(0.5), "20 of 30 tokens, 10 in the buffer"
-    assert reward(1.0, "a", ending="length", **long) == 0, "a path that was cut off costs all of it"
-    given = replace(_graded(1.0, {}, "a"), environment_reward=3.0)
-    assert PathReward(PathRewardSettings()).compute(given) == 3, (
-        "what the environment gives comes first"
-    )
-
-
-def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
-    def reward(score: float, found: Metrics, **own: Any) -> float | None:
-        rule = PathReward(PathRewardSettings(malformed=-0.5, **own))
-        return rule.compute(_graded(score, found, "a", "a"))
-
-    assert reward(1.0, {"well_formed": 1.0, "violations": 0}) == 1
-    assert reward(1.0, {"well_formed": 0.0, "violations": 0}) == -0.5
-    assert reward(1.0, {"violations": 2}) == -0.5
-    measured = {"well_formed": 0.0, "rounds": 3}
-    assert reward(1.0, measured, measures={"rounds": -1.0}, gated=False) == -0.5
-    assert reward(1.0, measured, repeats=0.25) == -0.75, "no way out of what is taken off"
-    with pytest.raises(UserError, match="well_formed or violations") as caught:
-        reward(1.0, {"rounds": 3})
-    assert "remove reward.malformed" in str(caught.value)
-
-
-def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
-    recipe = made("rl/grpo", [*SMALL, "steps.count=1", "loss.kl=0", "steps.patience=1"])
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        try:
-            run_steps(recipe, run, Silent())
-        except UserError:
-            pass  # all rewards may have been equal: what was sampled is there all the same
-        finally:
-            recipe.close()
-        stage = f"{REINFORCE}/00000"
-        task = run.store.tree_tasks(0, stage)[0]
-        tree = run.store.tree(0, stage, task)
-        outcome, path = next(tree.trajectories())
-        agents = recipe.players()
-        plain = _of(run, task, agents)
-        speaker = path[1].speaker.name
-        credit = [
-            Credit(path[0].id, f"reward:{speaker}", 1.0, "environment"),
-            Credit(path[1].id, f"reward:{speaker}", 2.0, "environment"),
-            Credit(outcome.leaf, f"final_reward:{speaker}", 4.0, "environment"),
-        ]
-        run.store.finish(ItemKey(0, stage, task, "0009"), tree=tree, credit=credit)
-        given = _of(run, task, agents)
-    first = next(target for row in plain[speaker].rows for target in row.targets)
-    last = first.stop - first.start - 1
-    assert given[speaker].sampled == SampledPath(
-        task, outcome.leaf, 4.0, ((last, 1.0), (last, 2.0)), speaker
-    ), "what comes before the agent's first turn stands there too"
-    (other,) = agents.keys() - {speaker}
-    assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
-
-
-def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
-    found = paths_of(
-        run.store, 0, f"{REINFORCE}/00000", [task], list(agents), PathReward(PathRewardSettings())
-    )
-    return {path.agent: path for path in found if path.outcome.sample == 0}
-
-
-def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
-    def path(task: str, agent: str, leaf: str, reward: float | None) -> AgentPath:
-        outcome = Outcome(leaf, 0, Ending("answered"), None, reward)
-        return AgentPath(task, agent, outcome, 1, (), SampledPath(task, leaf, reward, (), agent))
-
-    paths = [
-        path("a", "Ann", "1", 1.0), path("a", "Ann", "2", 1.0),
-        path("a", "Ben", "1", 0.0), path("a", "Ben", "2", 1.0),
-        path("b", "Ann", "3", 1.0), path("b", "Ann", "4", 1.0),
-        path("c", "Ann", "5", 1.0), path("c", "Ann", "6", None),
-    ]  # fmt: skip
-    assert informative_tasks(paths) == ["a"]
-
-
-def test_observations_change_no_reward_of_length() -> None:
-    graded = _graded(1.0, {}, "a")
-    shown = make_turn(
-        graded.path[-1].id,
-        Speaker("environment", "game"),
-        [Part("x", source="g")],
-        ids=tuple(range(99)),
-    )
-    longer = replace(graded, path=(*graded.path, shown))
-    rule = PathReward(
-        PathRewardSettings(overlong=1.0, overlong_limit=12, overlong_buffer=4, repeats=1.0)
-    )
-    assert rule.compute(longer) == rule.compute(graded) == 0.5
-
-
-def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
-    stage = f"{REINFORCE}/00000"
-    reward = PathReward(PathRewardSettings())
-    return paths_of(
-        run.store, 0, stage, run.store.tree_tasks(0, stage), list(recipe.players()), reward
-    )
-
-
-class Policy:
-    """What preparing reads of a learner: which weights it has."""
-
-    def __init__(self, agents: Sequence[str], version: str) -> None:
-        self.role, self.version, self.has_moved = "policy", version, False
-        self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), TrainingSettings(), 1)
-
-
-def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
-    tmp_path: Path, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("method", "words", "message"),
+    [
+        ("rl/grpo", ("steps.minibatches=3",), "minibatches=3 is more than rollout.tasks=2"),
+        ("rl/grpo", ("reward.terms={none.py:term: 1}",), "none.py"),
+        ("rl/grpo", ("update.max_length=40",), "update.max_length=40 leaves nothing to train on"),
+        ("rl/ppo", ("critic.train.max_length=40", *PPO), "critic.train.max_length=40 leaves nothing"),
+        ("gap/tiny", (*VALUES, "critic.train.max_length=12"), "critic.train.max_length=12 leaves nothing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_the_run(
+    method: str, words: tuple[str, ...], message: str
 ) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=1"])
-    run_whole(recipe, tmp_path / "run")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        paths = _sampled(recipe, run)
-    cut = replace(paths[0].outcome, ending=LENGTH)
-    mine = replace(paths[0], outcome=cut, sampled=replace(paths[0].sampled, reward=-9.0))
-    policy: Any = Policy([*recipe.players()], "0")
-    kept = {}
-    for truncated in ("train", "mask"):
-        rules = ReinforceSettings(advantage=AdvantageSettings(truncated=truncated))
-        found = prepare(StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules)
-        kept[truncated] = {
-            (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
-        }
-        assert found.counts["paths_masked"] == (truncated == "mask")
-    gone = kept["train"].keys() - kept["mask"].keys()
-    assert gone == {(mine.agent, mine.outcome.leaf)}
-    assert all(kept["train"][one] == kept["mask"][one] for one in kept["mask"])
+    small = SMALL if method.startswith("rl/") else ()
+    with pytest.raises(UserError, match=message):
+        made(method, [*small, *words]).check()
+    made(method, [*small, *(word for word in words if word in (*PPO, *VALUES))]).check()
+
+
+GRADES = '''
+from dataclasses import replace
+from coterie.environments.exchange import Exchange
+
+class Graded(Exchange):
+    """Of four training dialogues of a task the first fails, the second can't be graded, the third is right."""
+    name = "graded"
+    seen = {}
+
+    async def grade(self, state, live):
+        grade = await super().grade(state, live)
+        if state.task.id.startswith("heldout"):
+            return grade
+        place = self.seen[state.task.id] = self.seen.get(state.task.id, 0) + 1
+        if place % 4 == 1:
+            raise RuntimeError("no grader today")
+        return replace(grade, score=None if place % 4 == 2 else float(place % 4 == 3))
+
+class Ungraded(Exchange):
+    name = "ungraded"
+
+    async def grade(self, state, live):
+        return replace(await super().grade(state, live), score=None)
+'''
+
+
+def graded_words(folder: Path, name: str, *own: str) -> list[str]:
+    (folder / "grades.py").write_text(GRADES)
+    played = [f"environment={folder / 'grades.py'}:{name}", "model=tiny-exchange", "loss.kl=0"]
+    room = ["update.max_length=1024", "update.tokens_per_microbatch=4096"]
+    return [*SMALL, *played, *room, *own]
+
+
+@pytest.mark.slow
+def test_failed_and_ungraded_dialogues_leave_their_groups_and_missing_measures_are_named(
+    tmp_path: Path,
+) -> None:
+    class Lines(Silent):
+        def say(self, text: str) -> None:
+            lines.append(text)
+
+    lines: list[str] = []
+    own = ("steps.count=1", "rollout.samples=4", "reward.measures={messages: 0.1, roudns: -0.05}")
+    words = graded_words(tmp_path, "Graded", *own)
+    (record,) = run_whole(made("rl/grpo", words), tmp_path / "run", Lines()).values()
+    assert (record["samples"], record["samples_failed"]) == (8, 2), "of two tasks one each"
+    assert record["paths_failed"] == 4, "of two agents"
+    assert record["paths"] == 8 and record["groups"] == record["groups_telling"] * 2 == 4
+    assert record["measures_missing"] == 1
+    assert any("weighs roudns, which no dialogue of this step has" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_run_without_any_reward_stops_and_says_that_it_had_none(tmp_path: Path) -> None:
+    own = ("steps.count=5", "steps.patience=2", "rollout.rounds=2", "rollout.draw=2")
+    error, records = stopped(tmp_path / "run", "rl/dapo", graded_words(tmp_path, "Ungraded", *own))
+    assert [one["paths_failed"] for one in records] == [2 * 6 * 2] * 2, "rounds, dialogues, agents"
+    assert "had no path to train on; left out: 48 paths without a reward" in error
+    assert "Paths without a reward were not graded" in error
+
+
+# -- within and between steps -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second update is by weights that are newer than its samples, which is what ratios are for."""
+    moved: list[list[float]] = []
+    step = Trainer.step
+
+    def apart(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
+        return max(abs(a - b) for a, b in zip(one or (), other or (), strict=True))
+
+    def watched(self: Any, items: Sequence[Row]) -> dict[str, float]:
+        now = with_old(self.model, items, TrainingSettings(), temperature=1.0)
+        moved.append([apart(row.old, then.old) for row, then in zip(now, items, strict=True)])
+        assert max(apart(row.old, row.logprobs) for row in items) < 1e-4, "old is what sampled"
+        return step(self, items)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    words = [*telling_words(tmp_path), "steps.count=2", "steps.minibatches=2"]
+    records = run_whole(made("rl/dapo", [*words, "loss.old=recomputed"]), tmp_path / "run")
+    assert [one["policy/updates"] for one in records.values()] == [2, 4]
+    assert all(one["paths_stale"] == 0 for one in records.values())
+    assert sum(map(len, moved)) == sum(int(one["paths"]) for one in records.values())
+    for first, second in zip(moved[::2], moved[1::2], strict=True):
+        assert max(first) == 0 < 1e-4 < max(second)
+
+
+@pytest.mark.slow
+def test_checkpoints_are_taken_between_steps_alone_however_long_an_update_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved by the clock, a policy and its critic would keep no step in common."""
+    hours = itertools.count(step=3600)
+    clock = SimpleNamespace(monotonic=lambda: float(next(hours)))
+    monkeypatch.setattr(checkpoint, "time", clock)
+    words = [*telling_words(tmp_path), "steps.count=4", "steps.save_every=2"]
+    with pytest.raises(Killed):
+        run_whole(made("rl/grpo", words), tmp_path / "run", Killing(2))
+    folder = tmp_path / "run/training/policy/iteration-00"
+    assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-00000002"]

@@ -25,6 +25,8 @@ from coterie.runs.items import play, summary
 from coterie.runs.loop import run_steps
 from tests.conftest import SMALL, Cli
 
+GSM8K = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
+
 
 class Scripted:
     """A sampler that answers at once, and for some tasks raises what it is told to."""
@@ -65,11 +67,13 @@ def ids(count: int) -> list[str]:
 
 
 def test_an_item_that_fails_is_recorded_and_counts_as_wrong(store: Store) -> None:
-    bad = ids(4)[1]
-    played(store, Scripted({bad: EngineError("too long")}))
-    assert [(key.task, why) for key, why in store.failures()] == [(bad, "too long")]
-    assert summary(store, 0, "evaluate")["n"] == 4
-    assert summary(store, 0, "evaluate")["failed"] == 1
+    bad, last = ids(4)[1], ids(4)[3]
+    played(store, Scripted({bad: EngineError("too long")}), 3)
+    played(store, Scripted({last: EngineError("too long")}), 4)  # the only one that is left
+    failures = [(key.task, why) for key, why in store.failures()]
+    assert failures == [(bad, "too long"), (last, "too long")]
+    counts = summary(store, 0, "evaluate")
+    assert (counts["n"], counts["failed"]) == (4, 2)
 
 
 def test_an_engine_that_is_gone_leaves_its_items_open(store: Store) -> None:
@@ -79,14 +83,6 @@ def test_an_engine_that_is_gone_leaves_its_items_open(store: Store) -> None:
     assert store.failures() == []
     played(store, Scripted({}))
     assert summary(store, 0, "evaluate")["n"] == 4
-
-
-def test_the_last_items_of_a_resumed_stage_may_fail(store: Store) -> None:
-    """Only failing ones are left, but others have succeeded before: they are recorded."""
-    played(store, Scripted({}), 3)
-    last = ids(4)[3]
-    played(store, Scripted({last: EngineError("too long")}), 4)
-    assert [key.task for key, _ in store.failures()] == [last]
 
 
 def test_nothing_is_recorded_if_everything_fails(store: Store) -> None:
@@ -116,16 +112,9 @@ def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
     assert "seed: 0 -> 1" in refused.value.what
 
 
-def test_another_data_set_does_not_inherit_the_values_of_the_first() -> None:
-    stored = settings("optima/isft", SMALL).model_dump(mode="json")
-    other = settings("optima/isft", ["dataset=gsm8k"], stored)
-    assert other == settings("optima/isft", ["dataset=gsm8k"])
-
-
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
-    packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
     for split in ("train", "heldout"):
-        (tmp_path / f"{split}.jsonl").write_bytes((packaged / f"{split}.jsonl").read_bytes())
+        shutil.copy(GSM8K / f"{split}.jsonl", tmp_path)
     words = ["dataset=gsm8k", f"dataset.source={tmp_path}"]
     before = Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
     sample = settings("optima/isft", ["dataset=gsm8k", "dataset.source=sample"])
@@ -133,6 +122,10 @@ def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
     assert Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
+    # Another data set does not inherit the values of the first.
+    stored = settings("optima/isft", SMALL).model_dump(mode="json")
+    other = settings("optima/isft", ["dataset=gsm8k"], stored)
+    assert other == settings("optima/isft", ["dataset=gsm8k"])
 
 
 def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path: Path) -> None:
@@ -155,10 +148,8 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
 
 
 def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:
-    packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
-    rows = (packaged / "train.jsonl").read_bytes()
-    (tmp_path / "train.jsonl").write_bytes(rows)
-    (tmp_path / "heldout.jsonl").write_bytes(rows)
+    for split in ("train", "heldout"):
+        shutil.copy(GSM8K / "train.jsonl", tmp_path / f"{split}.jsonl")
     refused = cli("evaluate", "gsm8k", f"dataset.source={tmp_path}", "policy=tiny-exchange")
     assert refused.code == 2 and "both training and held-out" in refused.err
 

@@ -53,18 +53,22 @@ async def moves(sessions: Sessions, node: str) -> list[str]:
     return game.moves
 
 
-def test_each_session_is_closed_by_the_task_that_opened_it() -> None:
-    async def test() -> None:
-        table = Table()
+def test_each_session_is_closed_by_the_task_that_opened_it_also_after_a_fault() -> None:
+    table = Table()
+
+    async def fails() -> None:
         async with sessions_of(3, SECONDS) as sessions:
             for node in ("a", "b"):
                 await sessions.keep(node, await sessions.open(table.game()))
             await sessions.open(table.game())  # in use
-        assert table.live == 0
-        assert len(table.owners) == 3 and all(one is other for one, other in table.owners)
-        assert asyncio.current_task() not in {owner for owner, _ in table.owners}
+            table.owners.append((asyncio.current_task(), None))
+            raise KeyError("a fault")
 
-    asyncio.run(test())
+    with pytest.raises(KeyError, match="a fault"):
+        asyncio.run(fails())
+    (caller, _), *owners = table.owners
+    assert table.live == 0
+    assert len(owners) == 3 and all(one is other is not caller for one, other in owners)
 
 
 def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> None:
@@ -142,11 +146,6 @@ async def deaf() -> AsyncIterator[Game]:
                 await asyncio.sleep(1)
 
 
-@asynccontextmanager
-async def dead() -> AsyncIterator["Dead"]:
-    yield Dead()
-
-
 class Dead:
     """A session whose process has died."""
 
@@ -154,14 +153,9 @@ class Dead:
         raise OSError("the process is gone")
 
 
-def test_a_session_that_never_ends_does_not_hold_up_the_run() -> None:
-    async def test() -> None:
-        async with sessions_of(1, 0.02) as sessions:
-            await sessions.keep("a", await sessions.open(deaf()))
-            await sessions.open(Table().game())
-
-    began = asyncio.run(timed(test()))
-    assert began < 1
+@asynccontextmanager
+async def dead() -> AsyncIterator[Dead]:
+    yield Dead()
 
 
 async def opens(sessions: Sessions) -> bool:
@@ -177,8 +171,13 @@ async def timed(work: Coroutine[Any, Any, None]) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-def test_a_session_whose_copying_fails_gives_its_place_back() -> None:
-    async def test() -> None:
+def test_a_session_that_never_ends_or_can_not_be_copied_gives_its_place_back() -> None:
+    async def deaf_ends() -> None:
+        async with sessions_of(1, 0.02) as sessions:
+            await sessions.keep("a", await sessions.open(deaf()))
+            await sessions.open(Table().game())
+
+    async def dead_ends() -> None:
         async with sessions_of(2, SECONDS) as sessions:
             for _ in range(3):
                 await sessions.keep("a", await sessions.open(dead()))
@@ -186,7 +185,8 @@ def test_a_session_whose_copying_fails_gives_its_place_back() -> None:
                     await sessions.fork("a")
             assert await opens(sessions), "a place is lost"
 
-    asyncio.run(test())
+    assert asyncio.run(timed(deaf_ends())) < 1
+    asyncio.run(dead_ends())
 
 
 @pytest.mark.parametrize("when", ["dropping", "keeping a second one", "opening", "forking"])
@@ -240,17 +240,3 @@ def test_nothing_opens_when_the_run_has_ended() -> None:
         assert (table.live, sessions.opened) == (0, 1)
 
     asyncio.run(test())
-
-
-def test_all_are_closed_when_a_branch_fails() -> None:
-    table = Table()
-
-    async def fails() -> None:
-        async with sessions_of(2, SECONDS) as sessions:
-            await sessions.keep("a", await sessions.open(table.game()))
-            await sessions.open(table.game())
-            raise KeyError("a fault")
-
-    with pytest.raises(KeyError, match="a fault"):
-        asyncio.run(fails())
-    assert table.live == 0

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +39,10 @@ def tiny() -> LoadedModel:
     return load("tiny-exchange")
 
 
+def engines(critic: LoadedModel) -> list[InProcessEngine]:
+    return [InProcessEngine(one, policy="p", version="0") for one in (critic, tiny())]
+
+
 def moved(seed: int) -> LoadedModel:
     """The packaged model with some noise: a critic that was trained, or the other of two."""
     loaded = load("tiny-exchange")
@@ -70,86 +73,69 @@ def naive(model, ids: tuple[int, ...], start: int) -> list[float]:
     return [float(logprobs[place - 1, ids[place]]) for place in range(start, len(ids))]
 
 
-# The likelihood critic.
-
-
 @pytest.mark.parametrize("normalise", ["tokens", "none"])
 def test_an_advantage_is_the_log_ratio_of_critic_and_reference(normalise):
-    critic, reference = moved(0), tiny()
-    engines = [InProcessEngine(one, policy="p", version="0") for one in (critic, reference)]
-    scorer: StepCritic = LikelihoodCritic(*engines, normalise)
-    found = asyncio.run(scorer.advantages(prompt(), candidates()))
+    critic, reference = engines(model := moved(0))
+    scorer: StepCritic = LikelihoodCritic(critic, reference, normalise)
+    scores = asyncio.run(scorer.advantages(prompt(), candidates()))
     expected = []
     for ids in candidates():
         whole, start = (*prompt(), *ids), len(prompt())
-        ratio = sum(naive(critic.model, whole, start)) - sum(naive(reference.model, whole, start))
+        ratio = sum(naive(model.model, whole, start)) - sum(naive(tiny().model, whole, start))
         expected.append(ratio / (len(ids) if normalise == "tokens" else 1))
-    assert found == pytest.approx(expected, abs=1e-4)
+    assert scores == pytest.approx(expected, abs=1e-4)
     assert max(map(abs, expected)) > 1e-2
-    assert engines[0].stats.requests == 1, "one call scores all candidates"
+    assert critic.stats.requests == 1, "one call scores all candidates"
 
 
 def test_candidates_that_cannot_be_scored_are_errors():
-    model = moved(0)
-    engines = [InProcessEngine(one, policy="p", version="0") for one in (model, tiny())]
+    scorer = LikelihoodCritic(*engines(model := moved(0)))
     with pytest.raises(EngineError, match="non-empty continuations"):
-        asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
-    with torch.no_grad():
-        model.model.lm_head.weight.fill_(math.nan)
-    with pytest.raises(EngineError, match="not finite"):
-        asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), candidates()))
+        asyncio.run(scorer.advantages(prompt(), [()]))
     valued = load("tiny-exchange")
     with torch.no_grad():
+        model.model.lm_head.weight.fill_(math.nan)
         add_head(valued.model).bias.fill_(math.nan)
-    with pytest.raises(EngineError, match="not all numbers"):
-        asyncio.run(HeadCritic(valued, "mean").advantages(prompt(), candidates()))
-
-
-# Its training.
+    with pytest.raises(EngineError, match="not finite"):
+        asyncio.run(LikelihoodCritic(*engines(model)).advantages(prompt(), candidates()))
+    for some, problem in (
+        (candidates(), "not all numbers"),
+        ([(5,) * 100_000], "context overflow"),
+        ([(5,), ()], "none of them empty"),
+    ):
+        with pytest.raises(EngineError, match=problem):
+            asyncio.run(HeadCritic(valued, "mean").advantages(prompt(), some))
 
 
 def trajectory(first: int, second: int, fact: str) -> Row:
     """Two own turns with what the user says between them."""
-    between = tiny().renderer.encode_turn(fact)
-    turns = candidates()[first], candidates()[second]
-    start = len(prompt())
-    middle = start + len(turns[0])
-    targets = (
-        Target(start, middle, "tiny@0"),
-        Target(middle + len(between), middle + len(between) + len(turns[1]), "tiny@0"),
-    )
-    return Row((*prompt(), *turns[0], *between, *turns[1]), targets)
-
-
-def pairs(folder: Path) -> list[Pair]:
-    one = Pair((trajectory(0, 1, "It is long."),), (trajectory(2, 3, "No river is."),), group="a")
-    two = Pair((trajectory(4, 1, "The Nile."),), (trajectory(4, 5, "The Nile."),), None, 0.5, "b")
-    return with_reference(
-        load("tiny-exchange").model, [one, two] * 2, SETTINGS, folder, normalise="turns"
-    )
+    between, start = tiny().renderer.encode_turn(fact), len(prompt())
+    one, two = candidates()[first], candidates()[second]
+    middle = start + len(one)
+    last = middle + len(between)
+    places = ((start, middle), (last, last + len(two)))
+    targets = tuple(Target(*place, "tiny@0") for place in places)
+    return Row((*prompt(), *one, *between, *two), targets)
 
 
 def test_what_it_learns_from_is_the_sum_over_turns_of_what_it_scores(tmp_path):
     """Training (equation 2) and ranking (equation 3) agree on the advantage of a turn."""
-    engines = [InProcessEngine(one, policy="p", version="0") for one in (moved(0), tiny())]
-    scorer = LikelihoodCritic(*engines)
-    items = pairs(tmp_path)
-    margins = []
-    for pair in items[:2]:
-        sides = []
-        for (row,) in (pair.chosen, pair.rejected):
-            turns = [(row.ids[: t.start], row.ids[t.start : t.stop]) for t in row.targets]
-            sides.append(sum(asyncio.run(scorer.advantages(p, [ids]))[0] for p, ids in turns))
-        margins.append(sides[0] - sides[1])
+    long, none = trajectory(0, 1, "It is long."), trajectory(2, 3, "No river is.")
+    nile = (trajectory(4, 1, "The Nile."),), (trajectory(4, 5, "The Nile."),)
+    pairs = [Pair((long,), (none,), group="a"), Pair(*nile, None, 0.5, "b")]
+    items = with_reference(tiny().model, pairs, SETTINGS, tmp_path, normalise="turns")
+    scorer = LikelihoodCritic(*engines(moved(0)))
+
+    def score(row: Row) -> float:
+        turns = [(row.ids[: t.start], row.ids[t.start : t.stop]) for t in row.targets]
+        return sum(asyncio.run(scorer.advantages(p, [ids]))[0] for p, ids in turns)
+
+    margins = [score(pair.chosen[0]) - score(pair.rejected[0]) for pair in items]
+    objective = DPO(DPOSettings(beta=1.0, normalise="turns"))
     with torch.no_grad():
-        losses = LossModule(moved(0).model, DPO(DPOSettings(beta=1.0, normalise="turns")))(
-            items[:2]
-        )
-    expected = [p.weight * math.log1p(math.exp(-m)) for p, m in zip(items, margins, strict=False)]
+        losses = LossModule(moved(0).model, objective)(items)
+    expected = [p.weight * math.log1p(math.exp(-m)) for p, m in zip(items, margins, strict=True)]
     assert losses.tolist() == pytest.approx(expected, abs=1e-4)
-
-
-# A value head.
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -157,23 +143,18 @@ def test_what_it_learns_from_is_the_sum_over_turns_of_what_it_scores(tmp_path):
 def test_a_head_scores_candidates_as_one_by_one(pool, packed):
     loaded = load("tiny-exchange")
     head = add_head(loaded.model)
-    with torch.no_grad():
-        head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
     rule = check(loaded.model).packing("auto") if packed else None
-    found = asyncio.run(HeadCritic(loaded, pool, rule).advantages(prompt(), candidates()))
+    scores = asyncio.run(HeadCritic(loaded, pool, rule).advantages(prompt(), candidates()))
     expected = []
     for ids in candidates():
         with torch.no_grad():
             hidden = loaded.model.model(torch.tensor([(*prompt(), *ids)])).last_hidden_state[0]
-            own = hidden[len(prompt()) :]
-            pooled = own.mean(0) if pool == "mean" else own[-1]
-            expected.append(float(head.weight[0] @ pooled))
-    assert found == pytest.approx(expected, abs=1e-3)
-    assert len(set(found)) > 1
-    with pytest.raises(EngineError, match="context overflow"):
-        asyncio.run(HeadCritic(loaded, pool).advantages(prompt(), [(5,) * 100_000]))
-    with pytest.raises(EngineError, match="none of them empty"):
-        asyncio.run(HeadCritic(loaded, pool).advantages(prompt(), [(5,), ()]))
+        own = hidden[len(prompt()) :]
+        pooled = own.mean(0) if pool == "mean" else own[-1]
+        expected.append(float(head.weight[0].detach() @ pooled))
+    assert scores == pytest.approx(expected, abs=1e-3)
+    assert len(set(scores)) > 1
 
 
 # A judge.
@@ -204,30 +185,27 @@ class Scripted:
 def test_a_judge_ranks_by_the_share_of_comparisons_won():
     chat = Scripted()
     judge = Judge(chat, opponents=5)
-    found = asyncio.run(judge.wins(HERE, ["3", "9", "1", "7", "5", "2"]))
-    assert found == pytest.approx([0.4, 1.0, 0.0, 0.8, 0.6, 0.2])
+    wins = asyncio.run(judge.wins(HERE, ["3", "9", "1", "7", "5", "2"]))
+    assert wins == pytest.approx([0.4, 1.0, 0.0, 0.8, 0.6, 0.2])
     assert (judge.comparisons, judge.unreadable) == (30, 0)
 
 
 def test_comparisons_are_few_fair_and_drawn_from_the_seed():
     replies = [str(number) for number in range(16)]
-    chats = [Scripted() for _ in range(3)]
-    first, again, other = (
-        asyncio.run(Judge(chat, opponents=3, seed=seed).wins(HERE, replies))
-        for chat, seed in zip(chats, (0, 0, 1), strict=True)
-    )
-    assert first == again != other
-    asked = chats[0].asked
+
+    def wins(here: Situation = HERE, **settings: int) -> tuple[list[float], list[str]]:
+        chat = Scripted()
+        return asyncio.run(Judge(chat, **settings).wins(here, replies)), chat.asked
+
+    first, asked = wins(opponents=3)
+    assert first == wins(opponents=3)[0] != wins(opponents=3, seed=1)[0]
     assert len(asked) == len(set(asked)) == 16 * 3
     for letter in "AB":
         shown = Counter(text.split(f"## Reply {letter}\n")[1].split()[0] for text in asked)
         assert set(shown.values()) == {3}, "each as often first as second"
-    assert first[15] == 1.0
-    assert first[0] == 0.0
-    elsewhere = Scripted()
-    asyncio.run(Judge(elsewhere).wins(replace(HERE, key="task-1/turn-4"), replies))
-    assert set(elsewhere.asked) != set(asked)
-    assert len(elsewhere.asked) == 16 * 3, "three opponents, where no other number is given"
+    assert (first[15], first[0]) == (1.0, 0.0)
+    _, elsewhere = wins(replace(HERE, key="task-1/turn-4"))
+    assert set(elsewhere) != set(asked) and len(elsewhere) == 16 * 3, "three opponents by default"
 
 
 def test_a_judge_is_shown_task_reference_conversation_and_both_replies():
@@ -257,21 +235,11 @@ def test_an_unreadable_answer_is_a_tie_and_counted():
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        ("A", "A"),
-        (" b.\n", "B"),
-        ("**B**", "B"),
-        ("The first asks nothing.\nAnswer: B", "B"),
-        ("Reply A asks nothing.\n\nB", "B"),
-        ("A\nIt asks what is still unknown, and reply B asks nothing.", "A"),
-        ("A\nReply A knows more than reply B.", "A"),
-        ("A\nOn second thought:\nB", None),
-        ("Reply A is better.", "A"),
-        ("The better answer is B", "B"),
-        ("Reply A is better than reply B", None),
-        ("A good question matters most here", None),
-        ("neither", None),
-        ("", None),
+        ("A", "A"), (" b.\n", "B"), ("**B**", "B"), ("The first asks nothing.\nAnswer: B", "B"),
+        ("Reply A asks nothing.\n\nB", "B"), ("A\nIt asks what is still unknown, and reply B asks nothing.", "A"),
+        ("A\nOn second thought:\nB", None), ("Reply A is better.", "A"), ("The better answer is B", "B"),
+        ("Reply A is better than reply B", None), ("A good question matters most here", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_verdicts(answer, verdict):
     assert read_verdict(answer) == verdict

@@ -8,10 +8,19 @@ from dataclasses import replace
 import pytest
 
 from coterie.errors import UserError
-from coterie.record.store import Credit, Selection, Store
+from coterie.record.store import Credit, Selection, Store, copy_step
 from coterie.record.tables import write_tree
-from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree
-from coterie.record.turn import Part, Sample, Speaker, Turn, make_turn
+from coterie.record.tree import (
+    Ending,
+    ItemKey,
+    Outcome,
+    Secret,
+    Task,
+    Tree,
+    hash_of,
+    shown_images,
+)
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, Tool, Turn, make_turn
 from tests.random_trees import PICTURE, episodes, key, one_turn, whole
 
 # What goes in comes out
@@ -26,6 +35,9 @@ def test_a_tree_comes_back_equal_whatever_order_its_samples_finish_in(tmp_path, 
             store.finish(key("t", sample), tree=tree)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         stored = store.tree(0, "rollout", "t")
+        assert store.image(hash_of(PICTURE)) == PICTURE
+        with pytest.raises(KeyError, match="image ab is not in"):
+            store.image("ab")
     expected = whole(seed, "t")
     assert stored == expected
     assert list(stored.turns) == list(expected.turns), "the order of turns, too"
@@ -98,36 +110,29 @@ def test_items_metrics_and_failures(tmp_path):
             store.finish(key("a"))
 
 
-def test_credit_adds_under_new_settings_and_never_overwrites(tmp_path):
+def test_credit_of_other_settings_stands_beside_it_and_none_is_overwritten(tmp_path):
     tree = whole(1, "t")
     nodes = [tree.root, *tree.turns]
+    first = [Credit(n, "value", 1.0, "a") for n in nodes]
     with Store.open(tmp_path / "s.db") as store:
-        store.finish(key("t"), tree=tree, credit=[Credit(n, "value", 1.0, "a") for n in nodes])
-        again = [Credit(n, "value", float(i or -0.0), "b") for i, n in enumerate(nodes)]
-        store.finish(ItemKey(0, "rewards", "t"), credit=again)
-        store.finish(ItemKey(0, "rewards", "t", "again"), credit=again)
+        store.finish(key("t"), tree=tree, credit=first)
+        assert store.credit("a", "value") == dict.fromkeys(nodes, 1.0)
+        other = [Credit(n, "value", float(i or -0.0), "b") for i, n in enumerate(nodes)]
+        for sample in ("", "again"):
+            store.finish(ItemKey(0, "rewards", "t", sample), credit=other)
         assert store.credit("a", "value") == dict.fromkeys(nodes, 1.0)
         assert store.credit("b", "value", nodes[:2]) == {nodes[0]: 0.0, nodes[1]: 1.0}
         assert store.credit("b", "value", iteration=0, stage="rollout").keys() == set(nodes)
+        assert store.credit("a", "value", iteration=0, stage="evaluate") == {}
         assert store.credit("b", "value", iteration=1) == store.credit("b", "visits") == {}
+        by_node = sorted(first, key=lambda one: one.node), sorted(other, key=lambda one: one.node)
+        assert store.credit_of(tree) == [*by_node[0], *by_node[1]]
+        assert store.credit_of(one_turn("u")) == []
         with pytest.raises(ValueError, match=r"already has value = 1.0 under settings a"):
             store.finish(ItemKey(1, "rewards", "t"), credit=[Credit(nodes[0], "value", 2.0, "a")])
         assert not store.finished(ItemKey(1, "rewards", "t"))
     with pytest.raises(ValueError, match="not a number"):
         Credit("n", "value", float("nan"), "a")
-
-
-def test_credit_of_other_settings_stands_beside_it(tmp_path):
-    tree = one_turn("t")
-    both = [Credit(tree.root, "value", 1.0, settings) for settings in ("a", "b")]
-    with Store.open(tmp_path / "s.db") as store:
-        store.finish(key("t"), tree=tree, credit=both)
-        store.finish(key("u"), tree=one_turn("u"))
-        found = [store.credit(settings, "value") for settings in ("a", "b")]
-        assert store.credit("a", "value", iteration=0, stage="evaluate") == {}
-        assert store.credit("a", "value", iteration=0, stage="rollout") == {tree.root: 1.0}
-        assert store.credit_of(tree) == both and store.credit_of(one_turn("u")) == []
-    assert found == [{tree.root: 1.0}] * 2
 
 
 def test_items_that_are_finished_together_are_all_there_or_none(tmp_path):
@@ -151,16 +156,13 @@ def test_a_tree_can_be_read_without_its_tokens(tmp_path):
             store.finish(key(task), tree=whole(seed, task))
         trees = list(store.trees(0, "rollout"))
         for tree, outline in zip(trees, store.outlines(0, "rollout"), strict=True):
-            said = [
-                Turn(turn.id, turn.parent, turn.speaker, turn.parts) for turn in tree.turns.values()
-            ]
-            assert list(outline.turns.values()) == said and not outline.requests
+            turns = [Turn(t.id, t.parent, t.speaker, t.parts) for t in tree.turns.values()]
+            assert list(outline.turns.values()) == turns and not outline.requests
             assert outline.outcomes == tree.outcomes
         assert store.size(0, "rollout") == (4, sum(len(tree.turns) for tree in trees))
         assert store.size(1, "rollout") == (0, 0)
         scores = {leaf: one.score for tree in trees for leaf, one in tree.outcomes.items()}
-        assert store.scores(0, "rollout") == scores != {}
-        assert store.scores(0, "evaluate") == {}
+        assert store.scores(0, "rollout") == scores != store.scores(0, "evaluate") == {}
 
 
 def test_selections_are_references_in_stored_order(tmp_path):
@@ -179,29 +181,16 @@ def test_selections_are_references_in_stored_order(tmp_path):
             store.finish(ItemKey(1, "select", ""), selections=[Selection("nowhere", "Alice")])
 
 
-def test_images_are_kept_by_their_hash(tmp_path):
-    tree = Tree("t", "rollout", 0)
-    name = tree.add_image(PICTURE)
-    tree.add(make_turn(tree.root, Speaker("environment", "world"), [Part("a cat", image=name)]))
-    with Store.open(tmp_path / "s.db") as store:
-        store.finish(key("t"), tree=tree)
-        assert store.image(name) == PICTURE
-        assert store.tree(0, "rollout", "t") == tree
-        with pytest.raises(KeyError, match="image ab is not in"):
-            store.image("ab")
-
-
 def test_a_score_is_any_number_or_none(tmp_path):
-    for number, score in enumerate((None, 0.0, -2.5, 17.0)):
-        tree = Tree(f"t{number}", "rollout", 0)
-        tree.add(turn := make_turn(tree.root, Speaker("environment", "world"), [Part("x")]))
-        ending = Ending("lost", truncated=bool(number % 2))
-        tree.end(Outcome(turn.id, 0, ending, None, score))
-        with Store.open(tmp_path / "s.db") as store:
+    with Store.open(tmp_path / "s.db") as store:
+        for number, score in enumerate((None, 0.0, -2.5, 17.0)):
+            tree, ending = Tree(f"t{number}", "rollout", 0), Ending("lost", bool(number % 2))
+            tree.add(turn := make_turn(tree.root, Speaker("environment", "world"), [Part("x")]))
+            tree.end(Outcome(turn.id, 0, ending, None, score))
             store.finish(key(tree.task), tree=tree)
             (outcome,) = store.tree(0, "rollout", tree.task).outcomes.values()
-        assert (outcome.ending, outcome.score) == (ending, score)
-        assert [o.score for o, _ in tree.graded()] == [score] * (score is not None)
+            assert (outcome.ending, outcome.score) == (ending, score)
+            assert [o.score for o, _ in tree.graded()] == [score] * (score is not None)
     for score in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="it must be finite"):
             Outcome("leaf", 0, Ending("lost"), None, score)
@@ -213,37 +202,84 @@ def test_a_score_is_any_number_or_none(tmp_path):
 def test_a_record_that_contradicts_the_store_is_refused_whole(tmp_path):
     tree = one_turn("t")
     (leaf,) = tree.turns
-    other = Tree(
-        "t", "rollout", 0, dict(tree.turns), {}, {leaf: Outcome(leaf, 1, Ending("agreed"), "", 0)}
-    )
+    end = Outcome(leaf, 1, Ending("agreed"), "", 0)
+    other = Tree("t", "rollout", 0, dict(tree.turns), {}, {leaf: end})
+    orphan = make_turn("gone", Speaker("agent", "A"), [])
+    sample = Sample("q", (1,), (-1.0,), "end", "p", "0", 0, 1.0, 1.0)
+    unasked = make_turn(tree.root, Speaker("agent", "A"), [], sample=sample)
+    refused = [
+        (key("t", 2), {"tree": other}, "separate draws"),
+        (key("t", 2), {"tree": Tree("t", "rollout", 0, {orphan.id: orphan})}, "node gone is not in its tree"),
+        (key("t", 2), {"tree": Tree("t", "rollout", 0, {unasked.id: unasked})}, "request q of turn"),
+        (key("u"), {"tree": tree}, "is not ItemKey"),
+        (key("v"), {"tree": one_turn("v"), "credit": [Credit("no", "value", 1, "s")]}, "node no of credit 'value'"),
+        (ItemKey(1, "select", ""), {"selections": [Selection(tree.root, "A")]}, "of a selection is not in the store"),
+    ]  # fmt: skip
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("t"), tree=tree)
         store.finish(key("t", 1), tree=tree)  # equal work meets itself
-        with pytest.raises(ValueError, match="separate draws"):
-            store.finish(key("t", 2), tree=other)
-        with pytest.raises(ValueError, match="is not ItemKey"):
-            store.finish(key("u"), tree=tree)
-        with pytest.raises(ValueError, match="node nowhere of credit 'value'"):
-            store.finish(key("v"), tree=one_turn("v"), credit=[Credit("nowhere", "value", 1, "s")])
-        with pytest.raises(ValueError, match="of a selection is not in the store"):
-            store.finish(ItemKey(1, "select", ""), selections=[Selection(tree.root, "A")])
-        orphan = make_turn("gone", Speaker("agent", "A"), [])
-        with pytest.raises(ValueError, match="node gone is not in its tree"):
-            store.finish(key("t", 2), tree=Tree("t", "rollout", 0, {orphan.id: orphan}))
+        for item, results, problem in refused:
+            with pytest.raises(ValueError, match=problem):
+                store.finish(item, **results)
         assert [tree.task for tree in store.trees(0, "rollout")] == ["t"]
         assert store.finished_keys(0, "rollout") == {("t", "0"), ("t", "1")}
-
-
-def test_a_turn_that_answers_nothing_is_refused(tmp_path):
-    sample = Sample("q", (1,), (-1.0,), "end", "p", "0", 0, 1.0, 1.0)
-    tree = Tree("t", "rollout", 0)
-    tree.add(make_turn(tree.root, Speaker("agent", "A"), [], sample=sample))
-    with Store.open(tmp_path / "s.db") as store:
-        with pytest.raises(ValueError, match="request q of turn"):
-            store.finish(key("t"), tree=tree)
-        assert not store.finished(key("t"))
     with pytest.raises(ValueError, match="1 log-probs of 2 tokens"):
-        Sample("q", (1, 2), (-1.0,), "end", "p", "0", 0, 1.0, 1.0)
+        replace(sample, ids=(1, 2))
+
+
+# Parts of a store in another one
+
+
+SEEDS = {"a": 3, "b": 5, "c": 8, "d": 13}
+"""By task, of trees with calls, images and prompts."""
+
+
+def asked(task: str) -> Task:
+    gold = Secret(task, name="gold", readers=frozenset({"critic"}))
+    return Task(task, {"question": "?"}, {"gold": gold})
+
+
+def offered(task: str, *names: str) -> Tree:
+    """A tree of turns after prompts that each offer one tool."""
+    tree, agent = Tree(task, "rollout", 1), Speaker("agent", "Ann")
+    for draw, name in enumerate(names):
+        tools = (Tool(name, "It looks something up.", {"type": "object"}),)
+        messages = (Message.of("user", name),)
+        request = Request.make("Ann", tree.root, None, (1, 2), messages, tools=tools)
+        turn = make_turn(tree.root, agent, [Part(name)], draw=draw, request=request.id)
+        tree.add(turn, request)
+    return tree
+
+
+def test_what_is_copied_from_other_stores_is_what_it_was(tmp_path):
+    """Images, calls, tools and secrets, too. Each store has a stage besides that is not copied."""
+    tools = {"one": offered("a", "search", "count"), "two": offered("b", "count", "draw", "search")}
+    for name, tasks in (("one", "ac"), ("two", "bd")):
+        with Store.open(tmp_path / f"{name}.db") as store:
+            for task in tasks:
+                store.put_tasks([asked(task)])
+                tree = whole(SEEDS[task], task)
+                credit = [Credit(node, "value", 1.0, name) for node in tree.turns]
+                store.finish(key(task), tree=tree, credit=credit, metrics={"tokens": 3})
+                store.finish(ItemKey(0, "evaluate", task), tree=Tree(task, "evaluate", 0))
+            store.finish(ItemKey(1, "rollout", tools[name].task), tree=tools[name])
+    trees = {task: whole(seed, task) for task, seed in SEEDS.items()}
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish(ItemKey(2, "rollout", "before"), tree=Tree("before", "rollout", 2))
+        for name in ("two", "one"):
+            with store.beside(tmp_path / f"{name}.db") as db:
+                copy_step(db, 0, "rollout", {"one": "both", "two": "both"})
+                copy_step(db, 1, "rollout", {})
+        assert {tree.task: tree for tree in store.trees(0, "rollout")} == trees
+        assert list(store.trees(1, "rollout")) == [*tools.values()]
+        assert list(store.trees(0, "evaluate")) == []
+        assert [item.metrics for item in store.items(0, "rollout")] == [{"tokens": 3}] * 4
+        assert store.tasks_of(0, "rollout") == [*"abcd"]
+        assert [store.task(task) for task in "abcd"] == [*map(asked, "abcd")]
+        nodes = {node for tree in trees.values() for node in tree.turns}
+        assert store.credit("both", "value") == dict.fromkeys(nodes, 1.0)
+        images = {image for tree in trees.values() for image in shown_images(tree)}
+        assert images and all(hash_of(store.image(image)) == image for image in images)
 
 
 # Growth
@@ -251,48 +287,36 @@ def test_a_turn_that_answers_nothing_is_refused(tmp_path):
 
 def test_the_cost_of_a_turn_does_not_depend_on_the_size_of_the_store(tmp_path):
     """Counted in instructions of SQLite's virtual machine: no clock, no machine matters."""
-    adding, reading, size = {}, {}, 0
+    costs: dict[str, list[int]] = {"adding": [], "reading": []}
+    size = 0
+
+    @contextmanager
+    def instructions(work: str) -> Iterator[None]:
+        def step() -> None:
+            costs[work][-1] += 1
+
+        costs[work].append(0)
+        store._db.set_progress_handler(step, 1)
+        yield
+        store._db.set_progress_handler(None, 1)
+
     with Store.open(tmp_path / "s.db") as store:
         for target in (100, 1_000, 10_000):
             with store.transaction() as db:
                 for number in range(size, target):
                     write_tree(db, key(f"t{number}"), one_turn(f"t{number}"))
             size = target
-            with instructions(store) as count:
-                add_ten(store, target)
-            adding[target] = count[0]
-            with instructions(store) as count:
-                read_one(store, f"measured {target} 0")
-            reading[target] = count[0]
-    assert max(adding.values()) <= 1.05 * adding[100], adding
-    assert max(reading.values()) <= 1.05 * reading[100], reading
-
-
-@contextmanager
-def instructions(store: Store) -> Iterator[list[int]]:
-    """Counts virtual machine instructions into the one number that it yields."""
-    count = [0]
-
-    def step() -> None:
-        count[0] += 1
-
-    store._db.set_progress_handler(step, 1)
-    yield count
-    store._db.set_progress_handler(None, 1)
-
-
-def add_ten(store: Store, target: int) -> None:
-    for number in range(10):
-        item = ItemKey(target, "rollout", f"measured {target} {number}")
-        tree = one_turn(item.task, target)
-        credit = [Credit(tree.root, "value", 1.0, "s")]
-        store.finish(item, tree=tree, credit=credit, metrics={"n": 1})
-
-
-def read_one(store: Store, task: str) -> None:
-    iteration = int(task.split()[1])
-    tree = store.tree(iteration, "rollout", task)
-    assert len(store.credit("s", "value", iteration=iteration, stage="rollout")) == 10
-    assert store.credit("s", "value", [tree.root, *tree.turns]) == {tree.root: 1.0}
-    assert len(store.finished_keys(iteration, "rollout")) == 10
-    assert store.finished(ItemKey(iteration, "rollout", task))
+            with instructions("adding"):
+                for number in range(10):
+                    item = ItemKey(target, "rollout", f"measured {target} {number}")
+                    tree = one_turn(item.task, target)
+                    credit = [Credit(tree.root, "value", 1.0, "s")]
+                    store.finish(item, tree=tree, credit=credit, metrics={"n": 1})
+            with instructions("reading"):
+                tree = store.tree(target, "rollout", item.task)
+                assert len(store.credit("s", "value", iteration=target, stage="rollout")) == 10
+                assert store.credit("s", "value", [tree.root, *tree.turns]) == {tree.root: 1.0}
+                assert len(store.finished_keys(target, "rollout")) == 10
+                assert store.finished(item)
+    for counts in costs.values():
+        assert max(counts) <= 1.05 * counts[0], costs

@@ -25,26 +25,11 @@ HERE = Path(__file__).parent
 SOURCES = os.pathsep.join([str(Path(coterie.__file__).parents[1]), str(HERE)])
 
 
-def fill_up(store: Store) -> None:
-    """Finish items until an error."""
-    for number in range(1000):
-        store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
-
-
 def child(function: str, path: Path) -> subprocess.Popen[str]:
     """Another Python process that runs a function of this module, its output a pipe."""
-    return subprocess.Popen(
-        command(function, path), stdout=subprocess.PIPE, text=True, env=environment()
-    )
-
-
-def command(function: str, path: Path) -> list[str]:
     run = "import sys, test_store_disk as t; getattr(t, sys.argv[1])(t.Path(sys.argv[2]))"
-    return [sys.executable, "-uc", run, function, str(path)]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": SOURCES}
+    command, sources = [sys.executable, "-uc", run, function, str(path)], {"PYTHONPATH": SOURCES}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | sources)
 
 
 # Files that are not a store
@@ -75,12 +60,15 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     assert text.read_text().startswith("not a database"), "refusing changes nothing"
 
 
-def test_a_file_whose_creation_was_interrupted_is_made_anew(tmp_path):
-    (tmp_path / "s.db").touch()
+def test_a_file_whose_creation_was_interrupted_is_made_anew_and_readers_write_nothing(tmp_path):
+    path = tmp_path / "s.db"
+    path.touch()
     with pytest.raises(UserError, match="is empty"):
-        Store.open(tmp_path / "s.db", read_only=True)
-    with Store.open(tmp_path / "s.db") as store:
+        Store.open(path, read_only=True)
+    with Store.open(path) as store:
         store.finish(key("t"))
+    with Store.open(path, read_only=True) as store, pytest.raises(UserError, match="read-only"):
+        store.finish(key("u"))
 
 
 def test_damage_is_named(tmp_path):
@@ -102,13 +90,6 @@ def test_damage_is_named(tmp_path):
     path.write_bytes(whole_file[:8192] + os.urandom(len(whole_file) - 8192))
     with pytest.raises(UserError, match="is damaged"), Store.open(path) as store:
         list(store.trees(0, "rollout"))
-
-
-def test_a_store_opened_to_be_read_cannot_be_written(tmp_path):
-    Store.open(tmp_path / "s.db").close()
-    reader = Store.open(tmp_path / "s.db", read_only=True)
-    with reader, pytest.raises(UserError, match="read-only"):
-        reader.finish(key("t"))
 
 
 # Processes
@@ -166,31 +147,12 @@ def test_a_writer_killed_inside_a_transaction_loses_that_item_and_nothing_else(t
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def write_and_tell(path: Path) -> None:
-    with Store.open(path) as store:
-        for number in range(100_000):
-            store.finish(key(f"t{number:06}"), tree=whole(number, f"t{number:06}"))
-            print(number)
-
-
-@pytest.mark.parametrize("lines", [1, 17, 60])
-def test_a_writer_killed_at_any_instant_keeps_every_item_it_has_finished(tmp_path, lines):
-    path = tmp_path / "s.db"
-    writer = child("write_and_tell", path)
-    assert writer.stdout is not None
-    for _ in range(lines):
-        writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    told = lines + len(writer.stdout.read().splitlines())
-    writer.wait()
-    with Store.open(path) as store:
-        trees = list(store.trees(0, "rollout"))
-        assert told <= len(trees) <= told + 1
-        assert trees == [whole(n, f"t{n:06}") for n in range(len(trees))]
-        assert len(store.finished_keys(0, "rollout")) == len(trees)
-
-
 # Disks
+
+
+def fill_up(store: Store) -> None:
+    for number in range(1000):
+        store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
 
 
 def test_a_full_file_rolls_the_item_back_and_keeps_the_rest(tmp_path):
@@ -198,43 +160,34 @@ def test_a_full_file_rolls_the_item_back_and_keeps_the_rest(tmp_path):
         fill(store, 2)
         (pages,) = store._db.execute("PRAGMA page_count").fetchone()
         store._db.execute(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(UserError, match=r"MiB free.*nothing committed is lost") as told:
+        with pytest.raises(UserError, match=r"MiB free.*nothing committed is lost.*\n.*resumes"):
             fill_up(store)
         number = len(list(store.trees(0, "rollout"))) - 2
-        assert "resumes" in told.value.todo
-        assert isinstance(told.value.__cause__, sqlite3.OperationalError)
         assert not store.finished(key(f"x{number}"))
         assert store.tree(0, "rollout", "t001") == whole(1, "t001")
         store._db.execute("PRAGMA max_page_count = 1000000")
         store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
 
 
+MOUNTS = [
+    Mount(*one)
+    for one in (
+        ("/", "fuse.fuse-overlayfs"), ("/home/me/scratch", "ext4"), ("/home/me", "nfs4"),
+        ("/mnt/far", "fuse.sshfs"), ("/mnt/share", "CIFS"), ("/over", "ext4"), ("/over", "nfs"),
+    )
+]  # fmt: skip
+"""Made up: no machine of ours has these file systems."""
+
+
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/me/run.db", "nfs4"),
-        ("/home/me/scratch/run.db", None),
-        ("/home/meadow/run.db", None),
-        ("/mnt/windows/run.db", "9p"),
-        ("/mnt/far/run.db", "fuse.sshfs"),
-        ("/mnt/share/run.db", "cifs"),
-        ("/over/run.db", "nfs"),
-        ("/run.db", None),
+        ("/home/me/run.db", "nfs4"), ("/home/me/scratch/run.db", None), ("/home/meadow/run.db", None),
+        ("/mnt/far/run.db", "fuse.sshfs"), ("/mnt/share/run.db", "cifs"), ("/over/run.db", "nfs"),
     ],
-)
+)  # fmt: skip
 def test_the_file_system_of_the_longest_mount_point_counts(path, kind):
-    # The mount table is made up: no machine of ours has these file systems.
-    mounts = [
-        Mount("/", "fuse.fuse-overlayfs"),
-        Mount("/home/me/scratch", "ext4"),
-        Mount("/home/me", "nfs4"),
-        Mount("/mnt/windows", "9p"),
-        Mount("/mnt/far", "fuse.sshfs"),
-        Mount("/mnt/share", "CIFS"),
-        Mount("/over", "ext4"),
-        Mount("/over", "nfs"),
-    ]
-    assert unsafe_filesystem(Path(path), mounts) == kind
+    assert unsafe_filesystem(Path(path), MOUNTS) == kind
 
 
 def test_a_store_on_an_unsafe_file_system_is_refused_with_advice(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,53 +83,66 @@ def test_a_call_that_an_endpoint_cut_off_is_not_run() -> None:
 @pytest.mark.parametrize(
     ("text", "ended"),
     [
-        ("<look>1", "</look>"),
-        ("<look>1</look> and <answer>door", "</answer>"),
-        ("<look>1</look>", ""),
-        ("<push>1 <look>2", "</look>"),
-        ("a door", ""),
-        ("", ""),
+        ("<look>1</look> and <answer>door", "</answer>"), ("<push>1 <look>2", "</look>"),
+        ("<look>1</look>", ""), ("a door", ""),
     ],
-)
+)  # fmt: skip
 def test_a_reply_ended_with_the_tag_that_is_open(text: str, ended: str) -> None:
     assert closing(text, STOPS) == ended
+
+
+def respond(answer: Answer, prompt: Prompt) -> tuple[Response, dict[str, Any]]:
+    """The response to a prompt, and the request that the service had."""
+
+    async def ask(url: str) -> Response:
+        async with Endpoint(settings(url)) as endpoint:
+            return await TextSampler(endpoint, Sampling()).respond(prompt, AgentContext())
+
+    with service(answer) as server:
+        response = asyncio.run(ask(server.url))
+        (body,) = server.bodies
+    return response, body
+
+
+TREE = Tree("t", "r", 0)
+ASKED = Prompt(TREE, TREE.root, "agent", (Message.of("user", "a"),), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "end", "truncated"),
+    [
+        ("<look>1</look><look>2</look>", "length", "<look>1</look>", False),
+        ("<answer>1</answer> </look>", "stop", "<answer>1</answer>", False),
+        ("<look>1", "length", "<look>1", True),
+    ],
+)
+def test_a_turn_ends_with_the_first_stop_string(
+    text: str, finish: str, end: str, truncated: bool
+) -> None:
+    prompt = replace(ASKED, stop=("</answer>", "</look>"))
+    response, _ = respond(replies(text, finish_reason=finish), prompt)
+    assert (response.turn.text, response.turn.truncated) == (end, truncated)
 
 
 def test_an_endpoint_is_shown_results_without_text_and_nothing_that_is_for_others() -> None:
     tree = Tree("t", "r", 0)
     results = [ToolResult("c1", "tall"), ToolResult("c0", "blue")]
-    told = make_turn(tree.root, TOOLS, [], results=results)
+    observed = make_turn(tree.root, TOOLS, [], results=results)
     hidden = Part("hidden", audience=frozenset({"Bob"}))
-    said = make_turn(told.id, Speaker("agent", "Bob"), [Part("open"), hidden])
-    tree.add(told)
-    tree.add(said)
-    shown = (Message("tool", turn=told.id), Message("user", turn=said.id))
-
-    async def ask(url: str) -> None:
-        async with Endpoint(settings(url)) as endpoint:
-            prompt = Prompt(tree, said.id, "agent", shown, 0, 0)
-            await TextSampler(endpoint, Sampling()).respond(prompt, AgentContext())
-
-    with service(replies("hi")) as server:
-        asyncio.run(ask(server.url))
-        (body,) = server.bodies
+    other = make_turn(observed.id, Speaker("agent", "Bob"), [Part("open"), hidden])
+    tree.add(observed)
+    tree.add(other)
+    shown = (Message("tool", turn=observed.id), Message("user", turn=other.id))
+    _, body = respond(replies("hi"), Prompt(tree, other.id, "agent", shown, 0, 0))
     assert [one["content"] for one in body["messages"]] == ["blue\ntall", "open"]
     assert "stop" not in body
 
 
 def test_tokens_of_a_hidden_thought_are_those_that_the_server_counts() -> None:
-    usage = {"prompt_tokens": 9, "completion_tokens": 20}
-    usage["completion_tokens_details"] = {"reasoning_tokens": 15}  # type: ignore[assignment]
+    thought = {"completion_tokens_details": {"reasoning_tokens": 15}}
+    usage = {"prompt_tokens": 9, "completion_tokens": 20, **thought}
     choice = {"message": {"content": "hi"}, "finish_reason": "stop", "index": 0}
-
-    async def ask(url: str) -> Response:
-        async with Endpoint(settings(url)) as endpoint:
-            prompt = Prompt(tree, tree.root, "agent", (Message.of("user", "a"),), 0, 0)
-            return await TextSampler(endpoint, Sampling()).respond(prompt, AgentContext())
-
-    tree = Tree("t", "r", 0)
-    with service(says(200, {"choices": [choice], "usage": usage})) as server:
-        response = asyncio.run(ask(server.url))
+    response, _ = respond(says(200, {"choices": [choice], "usage": usage}), ASKED)
     assert (response.tokens, response.thought_tokens) == (20, 15)
 
 
@@ -176,10 +190,7 @@ def test_the_last_call_of_a_reply_that_was_cut_off_is_not_run() -> None:
     path, _ = played(makes(one, one, finish_reason="length"), replies("a door"), game=Native())
     assert ["cut off" in call.error for call in path[0].calls] == [False, True]
     assert path[0].truncated
-
-
-def test_arguments_of_an_endpoint_may_be_an_object_or_empty() -> None:
-    given = [("look", {"what": "1"}), ("unknown", "")]
+    given = [("look", {"what": "1"}), ("unknown", "")]  # arguments may be an object or empty
     made = [{"function": {"name": name, "arguments": one}} for name, one in given]
     message = {"content": "I look.", "tool_calls": made}
     path, _ = played(replies("", message=message), replies("a door"), game=Native())

@@ -1,4 +1,4 @@
-"""A value head and the objectives that train it, on a Llama of some thousand random weights."""
+"""Losses of critics: preferences by hand, value heads and PPO's value loss on a Llama of some random weights."""
 
 import math
 from dataclasses import replace
@@ -10,18 +10,22 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import OPTConfig, OPTForCausalLM
 
 from coterie.errors import UserError
-from coterie.models.adapters import (
-    HEAD_FILE,
-    add_head,
-    load_adapter,
-    load_head,
-    token_values,
-)
+from coterie.models.adapters import HEAD_FILE, add_head, load_adapter, load_head, token_values
 from coterie.models.prefix_trie import CostRule
+from coterie.progress import Silent
 from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
+from coterie.training.batches import make_batch
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import Classifier, Regression
-from coterie.training.reference import LossModule, places
+from coterie.training.losses import (
+    DPO,
+    Classifier,
+    DPOSettings,
+    Regression,
+    ValueLoss,
+    ValueLossSettings,
+    side_statistic,
+)
+from coterie.training.reference import LossModule, row_logprobs, with_values
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
@@ -88,10 +92,8 @@ KINDS = {
 def gradients(model, loss: torch.Tensor) -> torch.Tensor:
     model.zero_grad()
     loss.backward()
-    weights = list(model.parameters())
-    return torch.cat(
-        [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in weights]
-    )
+    grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in model.parameters()]
+    return torch.cat([one.flatten() for one in grads])
 
 
 def in_microbatches(model, objective, items, size: int, rule: CostRule | None) -> torch.Tensor:
@@ -126,12 +128,19 @@ def test_losses_of_given_values_are_those_worked_out_by_hand():
         assert Classifier().losses([item], [[values]]).tolist() == pytest.approx([hand])
 
 
-def test_values_at_targets_do_not_see_what_comes_after_them():
-    model, (row, *_) = with_head(), some_rows(1)
-    (cut,) = [replace(row, ids=(*row.ids[: row.targets[-1].stop], 9, 9, 9))]
-    with torch.no_grad():
-        one, other = (token_values(model, [r.ids], [places(row)])[0] for r in (row, cut))
-    torch.testing.assert_close(one, other)
+class Stop(Exception):
+    pass
+
+
+class Halted(Silent):
+    """Progress that raises after three steps."""
+
+    left = 3
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.left -= n
+        if self.left < 0:
+            raise Stop
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,43 +148,24 @@ def test_values_at_targets_do_not_see_what_comes_after_them():
 def test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights(kind, tied, tmp_path):
     objective, make, _ = KINDS[kind]
     settings = SETTINGS.model_copy(update={"save_every_steps": 1, "epochs": 4})
-    model = with_head(tie_word_embeddings=tied)
-    whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+
+    def trained(folder: str, **progress: Silent):
+        model = with_head(tie_word_embeddings=tied)
+        path = tmp_path / folder
+        return model, train(model, make(), settings, path, objective=objective, **progress)
+
+    model, whole = trained("whole")
     assert whole.last_loss < 0.8 * whole.first_loss
-    half = Halted(3)
     with pytest.raises(Stop):
-        train(with_head(tie_word_embeddings=tied), make(), settings, tmp_path / "cut",
-              objective=objective, progress=half)  # fmt: skip
-    resumed = with_head(tie_word_embeddings=tied)
-    report = train(resumed, make(), settings, tmp_path / "cut", objective=objective)
+        trained("cut", progress=Halted())
+    resumed, report = trained("cut")
     assert weight_hash(report.final) == weight_hash(whole.final) == weight_hash(resumed)
     assert set(load_file(whole.final / HEAD_FILE)) == {"value_head.weight", "value_head.bias"}
     loaded = type(model).from_pretrained(whole.final)
     load_head(loaded, whole.final)
     assert weight_hash(loaded) == weight_hash(model)
-    again = with_head(tie_word_embeddings=tied)
-    train(again, make(), settings, tmp_path / "whole", objective=objective)
+    again, _ = trained("whole")
     assert weight_hash(again) == weight_hash(model), "a finished training gives its weights back"
-
-
-class Stop(Exception):
-    pass
-
-
-class Halted:
-    """Progress that raises after some steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def start(self, total: int, description: str) -> None: ...
-
-    def advance(self, n: int, **fields: float) -> None:
-        self.left -= n
-        if self.left < 0:
-            raise Stop
-
-    def close(self) -> None: ...
 
 
 def test_a_bias_that_cancels_is_left_alone(tmp_path):
@@ -206,10 +196,10 @@ def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     settings = LORA.model_copy(update={"save_every_steps": 1, "epochs": 4})
     model = with_head()
     whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+    arguments = (make(), settings, tmp_path / "cut")
     with pytest.raises(Stop):
-        train(with_head(), make(), settings, tmp_path / "cut", objective=objective,
-              progress=Halted(3))  # fmt: skip
-    report = train(with_head(), make(), settings, tmp_path / "cut", objective=objective)
+        train(with_head(), *arguments, objective=objective, progress=Halted())
+    report = train(with_head(), *arguments, objective=objective)
     assert weight_hash(report.final) == weight_hash(whole.final)
     loaded = load_adapter(tiny_llama(), whole.final)
     load_head(loaded, whole.final)
@@ -237,12 +227,9 @@ def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
 def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_path):
     """OPT's layers may be wider than what they give at the end."""
     torch.manual_seed(0)
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=32, hidden_size=16, word_embed_proj_dim=8, num_hidden_layers=2, ffn_dim=32,
-            num_attention_heads=2, max_position_embeddings=64, do_layer_norm_before=False, dropout=0.0,
-        )
-    )  # fmt: skip
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 8, "num_hidden_layers": 2, "ffn_dim": 32}
+    more = {"vocab_size": 32, "num_attention_heads": 2, "max_position_embeddings": 64}
+    model = OPTForCausalLM(OPTConfig(**sizes, **more, do_layer_norm_before=False, dropout=0.0))
     assert add_head(model).weight.shape == (1, 8)
     report = train(model, some_pairs(), SETTINGS, tmp_path, objective=Regression())
     load_head(model, report.final)
@@ -250,3 +237,170 @@ def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_pa
     assert len(values) == 2 and float(values.abs().max()) > 0
     with pytest.raises(UserError, match="hidden states of width 8, but the model's width is 16"):
         load_head(tiny_llama(), report.final)
+
+
+# -- PPO's critic, against float64 formulas ------------------------------------------------------
+
+
+def states(model, row: Row) -> torch.Tensor:
+    """Values before each target that has something before it, by the model's own forward pass in float64."""
+    model = model.double()
+    hidden = model.model(torch.tensor([row.ids])).last_hidden_state[0]
+    values = hidden @ model.value_head.weight[0].double() + model.value_head.bias.double()
+    found = [values[i - 1] for t in row.targets for i in range(t.start, t.stop) if i > 0]
+    return torch.stack(found)
+
+
+def rows_with_returns(model) -> list[Row]:
+    """Rows whose values were some way off the model's when they were made; one begins with a target."""
+    rows = some_rows(6)
+    rows[0] = replace(rows[0], targets=(Target(0, 2, "p@0"), *rows[0].targets))
+    torch.manual_seed(1)
+    found = []
+    for row in with_values(model, rows, SETTINGS)[0]:
+        old = torch.tensor(row.values) + torch.randn(row.target_count) * 0.5
+        returns = old + torch.randn(row.target_count)
+        found.append(replace(row, values=tuple(old.tolist()), returns=tuple(returns.tolist())))
+    return found
+
+
+@pytest.mark.parametrize("rule", [None, CostRule(0.0)], ids=["flat", "packed"])
+def test_the_loss_and_its_gradient_are_those_of_the_formula(rule):
+    model = with_head()
+    rows = rows_with_returns(model)
+    objective = ValueLoss(ValueLossSettings(clip=0.2))
+    count = sum(map(objective.count, rows))
+    loss = LossModule(model, objective, rule)(rows).sum() / count
+    loss.backward()
+    named = {name: w for name, w in model.named_parameters() if "lm_head" not in name}
+    gradients = {name: weight.grad.clone() for name, weight in named.items()}
+    model.zero_grad()
+    total, clipped = torch.zeros((), dtype=torch.float64), 0
+    for row in rows:
+        values, skip = states(model, row), row.unpredicted
+        old, returns = (torch.tensor(one[skip:]).double() for one in (row.values, row.returns))
+        near = torch.minimum(torch.maximum(values, old - 0.2), old + 0.2)
+        errors = torch.stack([(values - returns) ** 2, (near - returns) ** 2])
+        clipped += int((errors[1] > errors[0]).sum())
+        total = total + row.weight * 0.5 * errors.max(0).values.sum()
+    total = total / count
+    assert clipped > 5
+    assert float(loss.detach()) == pytest.approx(float(total.detach()), rel=1e-5)
+    total.backward()
+    for name, gradient in gradients.items():
+        grad = model.get_parameter(name).grad
+        torch.testing.assert_close(gradient.double(), grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_value_is_read_before_its_token_and_sees_nothing_after():
+    model, (row, *_) = with_head(), some_rows(1)
+    place = row.targets[0].start
+    changed = (*row.ids[:place], (row.ids[place] + 1) % 32, *row.ids[place + 1 :])
+    with torch.no_grad():
+        (one,) = token_values(model, [row.ids], [[place]], before=True)
+        for ids in (changed, row.ids[: place + 1]):
+            (same,) = token_values(model, [ids], [[place]], before=True)
+            torch.testing.assert_close(one, same)
+        (after,) = token_values(model, [row.ids], [[place]])
+        (before,) = token_values(model, [row.ids], [[place - 1]])
+    torch.testing.assert_close(one, before)
+    assert abs(float(one - after)) > 1e-3
+
+
+def test_values_of_rows_are_those_before_each_token_and_the_one_after_the_last():
+    model = with_head()
+    rows = some_rows(5)
+    rows[0] = replace(rows[0], targets=(Target(0, 2, "p@0"), *rows[0].targets))
+    rows[1] = replace(rows[1], weight=0.0)
+    found, after = with_values(model, rows, SETTINGS)
+    assert found[1].values is after[1] is None
+    for row, last in [(found[i], after[i]) for i in (0, 2, 3, 4)]:
+        assert row.values[row.unpredicted :] == pytest.approx(states(model, row).tolist(), abs=1e-4)
+        assert len(row.values) == row.target_count
+        model = model.float()
+        (own,) = token_values(model, [row.ids], [[row.targets[-1].stop - 1]])
+        assert last == pytest.approx(own.item(), abs=1e-4)
+
+
+def test_values_at_observations_are_never_read():
+    """Whatever the head says at them, loss and gradient are the same: contract 3 for the critic."""
+    model = with_head()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()  # a token's state depends on that token alone
+    found = []
+    for observed in ((), (9,), (9, 8, 7, 6, 5)):
+        ids = (3, 1, 2, *observed, 4, 1)
+        stop = 4 + len(observed)
+        row = Row(ids, (Target(1, 3, "p@0"), Target(stop, stop + 1, "p@0")))
+        row = replace(row, values=(0.0,) * 3, returns=(1.0, 2.0, 3.0))
+        loss = LossModule(model, ValueLoss())([row]).sum()
+        model.zero_grad()
+        loss.backward()
+        found.append((loss.detach(), model.value_head.weight.grad.clone()))
+    for loss, gradient in found[1:]:
+        torch.testing.assert_close(loss, found[0][0])
+        torch.testing.assert_close(gradient, found[0][1])
+
+
+def test_what_is_measured_and_what_is_refused():
+    row = Row((0,) * 5, (Target(1, 5, "p@0"),), values=(0.0,) * 4, returns=(1.0, 1.0, -1.0, 0.0))
+    values = torch.tensor([0.5, 2.0, 3.0, -0.1])
+    objective = ValueLoss(ValueLossSettings(clip=0.2))
+    found = objective.measures([row], [[values]])
+    assert found["value"].values.tolist() == pytest.approx(values.tolist())
+    assert found["value_error"].values.tolist() == pytest.approx([0.25, 1.0, 16.0, 0.01])
+    assert found["value_clip_share"].values.tolist() == [1, 0, 0, 0]
+    losses = objective.losses([replace(row, weight=2.0)], [[values]])
+    assert losses.tolist() == pytest.approx([0.64 + 1.0 + 16.0 + 0.01])
+    for missing in ("values", "returns"):
+        with pytest.raises(UserError, match=f"has no {missing}"):
+            make_batch([replace(row, **{missing: None})], objective, 100)
+    with pytest.raises(UserError, match="weight >= 0"):
+        objective.count(replace(row, weight=-1.0))
+
+
+# -- preferences: log-probs of two trajectories of two own turns each are given ------------------
+
+
+def row(ids: list[int], *turns: tuple[int, int]) -> Row:
+    return Row(tuple(ids), tuple(Target(*turn, "agent@0") for turn in turns))
+
+
+BETTER = row([7, 1, 2, 8, 3], (1, 3), (4, 5))
+WORSE = row([7, 4, 5, 6, 8, 9, 1], (1, 4), (5, 6))
+CHOSEN, CHOSEN_REFERENCE = (-1.0, -3.0, -0.5), (-2.0, -3.0, -1.0)
+REJECTED, REJECTED_REFERENCE = (-2.0, -2.0, -5.0, -1.0), (-1.0, -1.0, -4.0, -1.5)
+BY_HAND = {
+    # reduction: (chosen, rejected, their references, margin)
+    "none": (-4.5, -10.0, -6.0, -7.5, 1.5 + 2.5),
+    "tokens": (-1.5, -2.5, -2.0, -1.875, 0.5 + 0.625),
+    "turns": (-2.0 - 0.5, -3.0 - 1.0, -2.5 - 1.0, -2.0 - 1.5, 1.0 + 0.5),
+}
+
+
+@pytest.mark.parametrize("normalise", BY_HAND)
+def test_the_bradley_terry_loss_is_that_of_the_margin(normalise):
+    *expected, margin = BY_HAND[normalise]
+    sides = ((BETTER, CHOSEN), (WORSE, REJECTED))
+    sides += ((BETTER, CHOSEN_REFERENCE), (WORSE, REJECTED_REFERENCE))
+    sums = [float(side_statistic([r], [torch.tensor(v)], normalise)) for r, v in sides]
+    assert sums == pytest.approx(expected)
+    pair = Pair((BETTER,), (WORSE,), tuple(expected[2:]), weight=2.0)
+    objective = DPO(DPOSettings(beta=0.1, normalise=normalise))
+    losses = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
+    assert losses.tolist() == pytest.approx([2.0 * math.log1p(math.exp(-0.1 * margin))])
+    assert objective.count(pair) == 2.0
+
+
+def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():
+    begins = row([1, 2, 3, 8, 4], (0, 3), (4, 5))
+    assert begins.predicted == [range(1, 3), range(4, 5)]
+    assert len(row_logprobs(tiny_llama(), [begins])[0]) == 3
+    assert float(side_statistic([begins], [torch.tensor(CHOSEN)], "turns")) == -2.5
+    mute = row([5, 6, 7], (0, 1))
+    objective = DPO(DPOSettings(normalise="turns"))
+    assert objective.count(Pair((mute,), (WORSE,), (0.0, 0.0))) == 0.0
+    both = (mute, BETTER)
+    values = [torch.zeros(0), torch.tensor(CHOSEN)]
+    assert float(side_statistic(both, values, "turns")) == -2.5

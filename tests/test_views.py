@@ -130,24 +130,20 @@ def test_recontext_changes_what_is_around_the_same_turns():
 def test_what_nobody_sampled_is_a_target_by_its_author_without_logprobs():
     tree = Tree("t", "rollout", 0)
     request = Request.make("Alice", tree.root, None, (1,), OPENING)
-    told = make_turn(tree.root, ALICE, [], ids=(2,), author="import:x", request=request.id)
-    tree.add(told, request)
-    context = make_turn(told.id, ALICE, [Part("only context")], ids=(3,), author="script:y")
+    written = make_turn(tree.root, ALICE, [], ids=(2,), author="import:x", request=request.id)
+    tree.add(written, request)
+    context = make_turn(written.id, ALICE, [Part("only context")], ids=(3,), author="script:y")
     tree.add(context)
     (row,) = rows(view(tree, context.id, "Alice"))
-    assert row.ids == (1, 2)
-    assert row.targets == (Target(1, 2, "import:x", told.id),)
+    assert (row.ids, row.targets) == ((1, 2), (Target(1, 2, "import:x", written.id),))
     assert row.logprobs is None
-
-
-def test_a_row_with_a_turn_that_nobody_sampled_has_no_logprobs():
     tree, turns = talk()
     asked = Request.make("Bob", turns[1].id, turns[1].id, (9, 8, 1), (HEARD,), (9, 8))
-    told = make_turn(turns[1].id, BOB, [], ids=(2,), author="import:x", request=asked.id)
-    tree.add(told, asked)
-    (row,) = rows(view(tree, told.id, "Bob"))
+    written = make_turn(turns[1].id, BOB, [], ids=(2,), author="import:x", request=asked.id)
+    tree.add(written, asked)
+    (row,) = rows(view(tree, written.id, "Bob"))
     assert [target.writer for target in row.targets] == ["policy@2", "import:x"]
-    assert row.logprobs is None
+    assert row.logprobs is None, "of no target, since one of them was not sampled"
 
 
 def turn(**changes: object) -> Turn:
@@ -156,39 +152,24 @@ def turn(**changes: object) -> Turn:
 
 
 RESULT = ToolResult("c0", "12")
+SEARCH = Tool("search", "Finds pages.", {"type": "object", "properties": {"q": {"type": "string"}}})
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parent": "other"},
-        {"speaker": BOB},
-        {"speaker": Speaker("person", "Alice")},
-        {"parts": [Part("ho")]},
-        {"parts": [Part("hi", image="ab")]},
-        {"ids": (1,)},
-        {"draw": 1},
-        {"calls": (ToolCall("c0", "search", "{}"),)},
+        {"parent": "other"}, {"speaker": BOB}, {"speaker": Speaker("person", "Alice")}, {"parts": [Part("ho")]},
+        {"parts": [Part("hi", image="ab")]}, {"ids": (1,)}, {"draw": 1}, {"calls": (ToolCall("c0", "search", "{}"),)},
         {"results": (RESULT,)},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_turn_is_told_from_others_by_what_it_is(changes):
     assert turn(**changes).id != turn().id
     assert turn(**changes).id == turn(**changes).id
     assert turn(author="import:x").id == turn().id, "not by who wrote it down"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"text": "13"}, {"call_id": "c1"}, {"error": True}],
-    ids=str,
-)
-def test_a_tools_answer_is_told_from_others(changes):
-    assert turn(results=(replace(RESULT, **changes),)).id != turn(results=(RESULT,)).id
-
-
-SEARCH = Tool("search", "Finds pages.", {"type": "object", "properties": {"q": {"type": "string"}}})
+    for other in ({"text": "13"}, {"call_id": "c1"}, {"error": True}):
+        assert turn(results=(replace(RESULT, **other),)).id != turn(results=(RESULT,)).id
 
 
 def request(**changes: object) -> Request:
@@ -205,41 +186,25 @@ def request(**changes: object) -> Request:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"agent": "Bob"},
-        {"parent": "q"},
-        {"previous": "t"},
-        {"prompt": (2,)},
-        {"messages": OPENING[:1]},
-        {"messages": (OPENING[0], HEARD)},
-        {"running": (1,)},
-        {"tools": (SEARCH,)},
+        {"agent": "Bob"}, {"parent": "q"}, {"previous": "t"}, {"prompt": (2,)}, {"messages": OPENING[:1]},
+        {"messages": (OPENING[0], HEARD)}, {"running": (1,)}, {"tools": (SEARCH,)},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_request_is_told_from_others_by_what_was_asked(changes):
-    assert request(**changes).id != request().id
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"name": "find"}, {"description": ""}, {"parameters": {"type": "object"}}, {"alone": True}],
-    ids=str,
-)
-def test_a_request_is_told_from_others_by_its_tools(changes):
-    offered = request(tools=(SEARCH,))
-    assert offered.tools == (SEARCH,)
-    assert request(tools=(replace(SEARCH, **changes),)).id != offered.id
-    assert request(tools=(SEARCH, replace(SEARCH, **changes))).id != offered.id
-
-
-def test_a_request_without_tools_is_named_as_it_was_before_there_were_tools():
-    assert request().id == "a30e26e7dd53a00a9daee8006b5bd01f"
-
-
-def test_requests_that_keep_more_or_less_are_two():
+    assert request(**changes).id != request().id == "a30e26e7dd53a00a9daee8006b5bd01f"
     less, more = (request(prompt=prompt, running=(1, 1)) for prompt in ((1, 2), (1, 1, 2)))
     assert (less.ids, more.ids) == ((2,), (2,))
-    assert less.id != more.id
+    assert less.id != more.id, "they keep more or less"
+
+
+def test_a_request_is_told_from_others_by_its_tools():
+    offered = request(tools=(SEARCH,))
+    assert offered.tools == (SEARCH,)
+    changes = {"name": "find", "description": "", "parameters": {"type": "object"}, "alone": True}
+    for name, value in changes.items():
+        other = replace(SEARCH, **{name: value})
+        assert request(tools=(other,)).id != offered.id != request(tools=(SEARCH, other)).id
 
 
 def forked() -> tuple[Tree, list[Turn]]:
@@ -257,28 +222,17 @@ def forked() -> tuple[Tree, list[Turn]]:
 def test_a_trees_paths_run_from_the_beginning_in_order_of_sample():
     tree, (opened, late, early) = forked()
     assert tree.path(late.id) == [opened, late]
-    assert tree.children(tree.root) == [opened]
+    tree.add(opened)
+    assert tree.children(tree.root) == [opened], "an equal turn is there once"
     assert tree.children(opened.id) == tree.leaves() == [late, early]
-    assert [(outcome.sample, path) for outcome, path in tree.trajectories()] == [
-        (0, [opened, early]),
-        (1, [opened, late]),
-    ]
-    roots = {
-        Tree(*key).root for key in (("t", "a", 0), ("t", "a", 1), ("t", "b", 0), ("u", "a", 0))
-    }
-    assert len(roots) == 4
-
-
-def test_a_tree_refuses_what_does_not_fit():
-    tree, (opened, late, _) = forked()
+    paths = [(outcome.sample, path) for outcome, path in tree.trajectories()]
+    assert paths == [(0, [opened, early]), (1, [opened, late])]
+    keys = (("t", "a", 0), ("t", "a", 1), ("t", "b", 0), ("u", "a", 0))
+    assert len({Tree(*key).root for key in keys}) == 4
     with pytest.raises(KeyError, match="parent gone"):
         tree.add(turn(parent="gone"))
     with pytest.raises(ValueError, match="separate draws"):
         tree.end(Outcome(late.id, 2, Ending("agreed"), "42", 1.0))
-    before = dict(tree.turns)
-    tree.add(opened)
-    assert tree.turns == before
-    assert tree.children(tree.root) == [opened], "an equal turn is there once"
 
 
 def sides() -> tuple[Tree, Turn, Turn]:

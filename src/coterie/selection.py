@@ -1,14 +1,7 @@
 """Selection: which nodes of the trees are trained on, as references to them.
 
-* Optima (arXiv 2410.08115), algorithm 1: each task's sample with the highest reward, those at or above the threshold,
-  of these the top share (the released code takes the top share first).
-* Optima, algorithm 5: siblings whose better value is above theta_filter and exceeds the other by more than theta_diff;
-  of a task's pairs the top share by the better value.
-* SWEET-RL (arXiv 2503.15478): successful and failed trajectories (section 4.2), candidates of the upper and the lower
-  half (section 4.3).
-* DensePolicy (its code): siblings with different texts whose values differ by a margin and have enough visits (distinct
-  leaves): min(floor(2^d), M) for the mean distance d to the end. The number of pairs is fixed, and the tasks with the
-  most pairs give the same share of theirs.
+Optima (arXiv 2410.08115), algorithms 1 (demonstrations; the released code takes the top share before the threshold) and
+5 (siblings); SWEET-RL (arXiv 2503.15478), sections 4.2 (trajectories) and 4.3 (candidates); DensePolicy's code.
 """
 
 import random
@@ -67,10 +60,7 @@ class SelectSettings(Settings):
 def best_demonstrations(
     rewards: Mapping[str, Sequence[Rewarded]], settings: SelectSettings
 ) -> list[tuple[str, Rewarded]]:
-    """Return the selected (task, trajectory), highest reward first.
-
-    Ties go to the earlier sample, then to the smaller task id.
-    """
+    """Return the selected (task, trajectory), highest reward first; ties to the earlier sample and smaller task id."""
     right = {task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
@@ -126,24 +116,19 @@ def sibling_pairs(
     settings: PairSettings,
     score: Callable[[str], float] = lambda _: 1.0,
 ) -> list[Preference]:
-    """Return the pairs of a tree, the highest chosen value first. Siblings without a value make no pair.
-
-    ``score(node)`` is the mean task score of the rollouts through a node, for ``min_score``.
-    """
+    """Return the pairs of a tree, the highest chosen value first; ``score`` is a node's mean task score."""
     pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
         order = sorted(children, key=lambda turn: (-values[turn.id].mean, turn.id))
         best_worst = [(order[0], order[-1])] if len(order) > 1 else []
         sides = permutations(children, 2) if settings.rule == "all" else best_worst
-        means = ((a, b, values[a.id].mean, values[b.id].mean) for a, b in sides)
-        pairs += [
-            pair
-            for pair in (Preference(a, b, better, better - worse) for a, b, better, worse in means)
-            if pair.value > settings.theta_filter
-            and pair.difference > settings.theta_diff
-            and (not settings.min_score or score(pair.chosen.id) >= settings.min_score)
-        ]
+        for chosen, rejected in sides:
+            value = values[chosen.id].mean
+            difference = value - values[rejected.id].mean
+            differ = value > settings.theta_filter and difference > settings.theta_diff
+            if differ and (not settings.min_score or score(chosen.id) >= settings.min_score):
+                pairs.append(Preference(chosen, rejected, value, difference))
     pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
     return pairs[: max(int(len(pairs) * settings.top_share), 1)]
 
@@ -187,10 +172,7 @@ def trajectory_pairs(
 def ranked_pairs(
     scores: Mapping[str, float], settings: RankedPairSettings, seed: str
 ) -> list[tuple[str, str]]:
-    """Draw (chosen, rejected) candidates of one turn from the best and the worst ones.
-
-    Ties go to the earlier candidate. A draw of two equal scores is dropped.
-    """
+    """Draw (chosen, rejected) candidates of one turn from the best and the worst ones, without equal scores."""
     ranking = sorted(scores, key=lambda node: -scores[node])
     share = max(1, int(len(ranking) * settings.top_share))
     if len(ranking) < 2:
@@ -256,10 +238,9 @@ def dense_pairs(
 def first_differences(
     tree: Tree, rewards: Mapping[str, float], agent: str, settings: DensePairSettings
 ) -> list[Preference]:
-    """Pair rollouts with different rewards at the turn where the agent first differs.
+    """Pair the best rollout with the worst, the second best with the second worst, ..., where the agent first differs.
 
-    ``rewards`` are by leaf. The best rollout is paired with the worst, the second best with the second worst, and so
-    on, while their rewards differ by the margin.
+    ``rewards`` are by leaf. The rewards of a pair differ by the margin.
     """
     order = sorted(rewards, key=lambda leaf: (-rewards[leaf], leaf))
     pairs: list[Preference] = []
@@ -303,10 +284,7 @@ class BudgetSettings(Settings):
 
 
 def densest(counts: Mapping[str, int], settings: BudgetSettings, seed: int) -> dict[str, list[int]]:
-    """Return the indices of the pairs to keep for each task, given the number of pairs of each.
-
-    The total is ``settings.pairs``, if there are at least this many.
-    """
+    """Return the indices of the pairs to keep for each task, given the number of pairs of each."""
     order = sorted((task for task in counts if counts[task]), key=lambda t: (-counts[t], t))
     available = {task: counts[task] for task in order[: settings.tasks]}
     total = sum(available.values())

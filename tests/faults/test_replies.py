@@ -138,3 +138,12 @@ def test_a_server_that_fails_is_passed_over_for_one_that_works(
     played, stats, broken = _play(server, model, plan, QUICK, server)
     assert played == quiet
     assert broken.bad == stats.retries > 0 and stats.failures == 0
+
+
+def test_a_request_asks_for_exactly_what_is_recorded(server: str, model: LoadedModel) -> None:
+    _, _, between = _play(server, model, lambda number, body: None)
+    body = between.bodies[OPENING]
+    assert all(isinstance(token, int) for token in body["prompt"])
+    wanted = {"temperature": 1.2, "top_p": 0.98, "max_tokens": 64, "return_token_ids": True}
+    assert wanted.items() <= body.items()
+    assert set(body["stop_token_ids"]) == model.renderer.end_ids and type(body["seed"]) is int

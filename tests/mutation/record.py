@@ -54,7 +54,7 @@ LABELLED_TRAJECTORY = (
 SECRET_REDACTS = f"{SECRETS}test_a_secret_redacts_itself"
 ONLY_READERS = f"{SECRETS}test_only_its_readers_open_it"
 ITEMS_FINISHED = f"{STORE}test_items_that_are_finished_together_are_all_there_or_none"
-CREDIT_OTHER = f"{STORE}test_credit_of_other_settings_stands_beside_it"
+CREDIT_OTHER = f"{STORE}test_credit_of_other_settings_stands_beside_it_and_none_is_overwritten"
 SELECTIONS_REFERENCES = f"{STORE}test_selections_are_references_in_stored_order"
 TREES_STREAM = f"{STORE}test_trees_stream_in_order_of_task_and_see_a_stage_only"
 

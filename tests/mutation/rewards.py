@@ -25,14 +25,14 @@ ADV = "tests/test_advantages.py"
 REWARDS = "tests/test_rewards.py"
 OPTIMA = "tests/test_optima.py::"
 FROZEN = f"{OPTIMA}test_losses_are_those_of_the_frozen_base_without_formats"
-PATH = "tests/test_reinforce.py::test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds"
-FORM = "tests/test_reinforce.py::test_a_path_that_breaks_its_form_is_worth_what_the_run_says"
 CRITIC = "tests/test_step_critic.py"
 TARGET = "tests/test_target_likelihood.py"
 REPLY = "tests/test_corrections.py::test_a_reply_is_read_as_what_it_says"
 SELECT = "tests/test_selection.py"
-PAIRS = "tests/test_tree_search.py"
-OBSERVATIONS_CHANGE_NO = "tests/test_reinforce.py::test_observations_change_no_reward_of_length"
+BATCH = "tests/test_reinforce_batch.py::"
+DIVERGENCE_COSTS = (
+    f"{BATCH}test_a_divergence_costs_each_token_what_it_is_likelier_than_its_reference"
+)
 
 
 def _failed_is_zero(original, self):
@@ -87,25 +87,25 @@ FAULTS = (
     Fault(f"{A}gae", result(lambda both: (both[0], both[0]), "returns are advantages"), [ADV]),
     Fault(f"{A}gae", given(bootstrap=0.0), [ADV]),
     Fault(f"{A}whiten", around(_each_path), [ADV]),
-    Fault(f"{A}kl_rewards", swap("logprobs", "reference"), [ADV]),
+    Fault(f"{A}kl_rewards", swap("logprobs", "reference"), [DIVERGENCE_COSTS]),
     Fault(f"{W}advantages:turn_ends", around(_first_tokens), [ADV]),
     Fault(f"{W}advantages:trained_values", around(_all_values), [ADV]),
     # The reward of a path.
     Fault(f"{W}dialogue_reward:overlong_penalty", given(finish="end"), [ADV]),
     Fault(f"{W}dialogue_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [ADV]),
     Fault(
-        f"{W}dialogue_reward:PathReward.compute",
-        result(lambda reward: reward or 0.0, "ungraded is zero"),
-        [PATH],
+        f"{W}dialogue_reward:PathReward.terms",
+        result(lambda terms: terms or {"environment": 0.0}, "ungraded is zero"),
+        [REWARDS],
     ),
-    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(gated=False), [PATH]),
-    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(repeats=0.0), [PATH]),
-    Fault(f"{W}dialogue_reward:_breaks_form", returns(False), [FORM]),
-    Fault(f"{W}dialogue_reward:_breaks_form", opposite, [FORM]),
+    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(gated=False), [REWARDS]),
+    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(repeats=0.0), [REWARDS]),
+    Fault(f"{W}dialogue_reward:_breaks_form", returns(False), [REWARDS]),
+    Fault(f"{W}dialogue_reward:_breaks_form", opposite, [REWARDS]),
     Fault(
         f"{W}dialogue_reward:GradedPath.own_turns",
         around(lambda original, self: self.path),
-        [OBSERVATIONS_CHANGE_NO],
+        [REWARDS],
     ),
     # Optima's reward, equation 1.
     Fault(f"{W}dialogue_reward:rewards", settings(lambda_token=lambda weight: -weight), [REWARDS]),
@@ -165,11 +165,11 @@ FAULTS = (
     Fault("coterie.selection:best_demonstrations", settings(top_share=1.0), [SELECT]),
     Fault("coterie.selection:best_demonstrations", settings(skip_share=0.0), [SELECT]),
     Fault("coterie.selection:best_demonstrations", settings(min_score=0.0), [SELECT]),
-    Fault("coterie.selection:sibling_pairs", settings(theta_filter=-math.inf), [PAIRS]),
-    Fault("coterie.selection:sibling_pairs", settings(theta_diff=0.0), [PAIRS]),
-    Fault("coterie.selection:sibling_pairs", reverse, [PAIRS]),
-    Fault("coterie.selection:sibling_pairs", settings(top_share=1.0), [PAIRS]),
-    Fault("coterie.selection:sibling_pairs", given(score=lambda score: lambda node: 1.0), [PAIRS]),
+    Fault("coterie.selection:sibling_pairs", settings(theta_filter=-math.inf), [SELECT]),
+    Fault("coterie.selection:sibling_pairs", settings(theta_diff=0.0), [SELECT]),
+    Fault("coterie.selection:sibling_pairs", reverse, [SELECT]),
+    Fault("coterie.selection:sibling_pairs", settings(top_share=1.0), [SELECT]),
+    Fault("coterie.selection:sibling_pairs", given(score=lambda score: lambda node: 1.0), [SELECT]),
     Fault("coterie.selection:qualify", settings(margin=0.0), [SELECT]),
     Fault("coterie.selection:needed_visits", given(limit=10**9), [SELECT]),
     Fault(

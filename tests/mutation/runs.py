@@ -16,34 +16,24 @@ from tests.mutation.fault import (
 
 V = "coterie.evaluation."
 REINFORCE = "tests/test_reinforce.py::"
-ORDER = f"{REINFORCE}test_the_minibatches_of_an_epoch_have_each_group_once"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
-STALE = (
-    "tests/test_reinforce_left_out.py::"
-    "test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
-)
 FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
-ADV = "tests/test_reinforce_advantages.py::"
-CRITIC = (
-    f"{ADV}test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes_on_in_them"
-)
-COST = f"{ADV}test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_the_reference_said"
-LEFT_OUT = "tests/test_reinforce_left_out.py::"
-DYNAMIC = (
-    f"{LEFT_OUT}test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_something"
-)
-LONG = (
-    f"{LEFT_OUT}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
-)
+BATCH = "tests/test_reinforce_batch.py::"
+ORDER = f"{BATCH}test_the_minibatches_of_an_epoch_have_each_group_once"
+STALE = f"{BATCH}test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
+CRITIC = f"{BATCH}test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off"
+COST = f"{BATCH}test_a_divergence_costs_each_token_what_it_is_likelier_than_its_reference"
+DYNAMIC = f"{BATCH}test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones"
+LONG = f"{BATCH}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
+PATH_CUT = f"{BATCH}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
+INFORMATIVE = f"{BATCH}test_a_task_is_informative_if_one_of_its_agents_groups_is"
+WHITENING = f"{BATCH}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
 STATISTICS = "tests/test_statistics.py::"
 CONSISTENCY = "tests/test_self_consistency.py::"
 BY_HAND = f"{CONSISTENCY}test_by_hand_with_equal_answers"
 SCALING = "tests/test_test_time_scaling.py::"
 ROLES = "tests/test_two_roles.py::"
 RESUMING = "tests/test_resuming.py::"
-PATH_CUT = f"{REINFORCE}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
-TASK_TELLS = f"{REINFORCE}test_a_task_tells_something_if_one_of_its_agents_groups_does"
-WHITENING_OVER = f"{ADV}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
 NEXT_RUN = (
     "tests/test_data_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
 )
@@ -86,13 +76,13 @@ FAULTS = (
     Fault(
         "coterie.runs.reinforce_batch:informative_tasks",
         given(paths=lambda paths: paths[:2]),
-        [TASK_TELLS],
+        [INFORMATIVE],
     ),
     Fault("coterie.runs.reinforce_batch:_costly", given(weight=0.0), [COST]),
     Fault("coterie.runs.reinforce_batch:_costly", given(weight=lambda weight: -weight), [COST]),
     Fault("coterie.runs.reinforce_batch:critic_batch", settings(lam=0.0), [CRITIC]),
     Fault("coterie.runs.reinforce_batch:gae", given(bootstrap=0.0), [CRITIC]),
-    Fault("coterie.runs.reinforce_batch:critic_batch", settings(whiten=False), [WHITENING_OVER]),
+    Fault("coterie.runs.reinforce_batch:critic_batch", settings(whiten=False), [WHITENING]),
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(

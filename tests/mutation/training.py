@@ -24,14 +24,13 @@ FIRST = f"{TRAINING}test_a_target_at_the_first_token_is_not_trained"
 ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
 ROUNDED = f"{TRAINING}test_updates_smaller_than_bfloat16_resolves_count_in_the_mean"
 ORDER = f"{TRAINING}test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
-MARGIN = "tests/test_step_critic_losses.py::test_the_bradley_terry_loss_is_that_of_the_margin"
-SIDE = "tests/test_step_critic_losses.py::test_a_side_is_the_sum_the_token_mean_or_the_sum_of_turn_means"
+MARGIN = "tests/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin"
 DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_tokens_of_every_turn"
 DROPPED = "tests/contract/test_05_preferences.py::test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused"
 HEAD = "tests/test_value_head.py::"
 HEADS = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
 POLICY = f"{T}policy_gradient:PolicyGradient.__init__"
-FORMULA = "tests/test_policy_gradient.py::test_the_loss_is_that_of_the_formula[0.5]"
+FORMULA = "tests/test_policy_terms.py::test_the_loss_is_that_of_the_formula[0.5]"
 TERMS = "tests/test_policy_terms.py::"
 CLIPS = f"{TERMS}test_each_side_has_its_clip_and_bad_tokens_a_second_one"
 MEANS = f"{TERMS}test_means_are_of_tokens_or_of_paths_and_never_of_rows"
@@ -52,11 +51,10 @@ RATIOS_ONE = (
 )
 ROWS_ANOTHER = f"{TERMS}test_rows_of_another_distribution_are_refused"
 RATIOS_WOULD = f"{TERMS}test_ratios_that_would_overflow_are_held_and_finite"
-PATH_LEFT = f"{TERMS}test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator"
-LOSS_FORMULA = "tests/test_policy_gradient.py::test_the_loss_is_that_of_the_formula"
-WHAT_MEASURED = "tests/test_value_loss.py::test_what_is_measured_and_what_is_refused"
+LOSS_FORMULA = "tests/test_policy_terms.py::test_the_loss_is_that_of_the_formula"
+WHAT_MEASURED = "tests/test_value_head.py::test_what_is_measured_and_what_is_refused"
 LOSS_GRADIENT = (
-    "tests/test_value_loss.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
+    "tests/test_value_head.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
 )
 ENTROPIES_THOSE = f"{TERMS}test_entropies_are_those_of_the_models_own_distributions"
 BEHAVIOUR_LOGPROBS = (
@@ -118,11 +116,11 @@ FAULTS = (
     Fault(f"{T}losses:DPO.__init__", settings(beta=1.0), [MARGIN]),
     Fault(f"{T}losses:DPO.__init__", settings(label_smoothing=0.0), [DPO]),
     Fault(f"{T}losses:DPO.__init__", settings(nll=lambda n: -n), [DPO]),
-    Fault(f"{T}losses:side_statistic", given(normalise="tokens"), [SIDE]),
+    Fault(f"{T}losses:side_statistic", given(normalise="tokens"), [MARGIN]),
     Fault(
         f"{T}losses:side_statistic",
         given(normalise=lambda n: "none" if n == "tokens" else n),
-        [SIDE],
+        [MARGIN],
     ),
     Fault("coterie.record.rows:Pair.equal_sides", returns(False), [DROPPED]),
     Fault(f"{T}losses:logsigmoid", around(lambda f, x: f(-x)), [HEADS]),
@@ -168,7 +166,7 @@ FAULTS = (
     ),
     Fault(f"{T}policy_gradient:row_count", given(mean="token"), [MEANS]),
     Fault(f"{T}policy_gradient:row_scale", given(mean="token"), [MEANS]),
-    Fault(f"{T}policy_gradient:row_count", given(row=edited(weight=1.0)), [PATH_LEFT]),
+    Fault(f"{T}policy_gradient:row_count", given(row=edited(weight=1.0)), [MEANS]),
     Fault(
         f"{T}policy_gradient:path_tokens",
         around(lambda original, row: sum(map(len, row.predicted))),

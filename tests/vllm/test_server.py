@@ -12,12 +12,13 @@ import pytest
 import torch
 from openai import OpenAI
 
-from coterie.engines.pool import ServerPool
-from coterie.engines.protocol import Sampling
+from coterie.engines.pool import ServerPool, vllm_pool
+from coterie.engines.protocol import EngineError, Sampling
+from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
 from tests.serving import started
-from tests.vllm.conftest import MODEL
+from tests.vllm.conftest import MODEL, SETTINGS
 from tests.vllm.references import (
     TOLERANCE,
     adapter,
@@ -117,6 +118,28 @@ def test_logprobs_are_those_of_the_engine_in_process(
             assert apart(one, other) < TOLERANCE
 
 
+def test_out_of_context_fails_for_good(runner: asyncio.Runner, pool: ServerPool) -> None:
+    retries = pool.stats.retries
+    with pytest.raises(EngineError, match="context"):
+        runner.run(pool.sample([5] * 1000, [0], Sampling(max_tokens=100)))
+    assert pool.stats.retries == retries
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused_in_its_own_words(
+    runner: asyncio.Runner, model: LoadedModel, tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"arguments": {"max_num_sequences": 8}})
+
+    async def run() -> None:
+        async with vllm_pool(
+            MODEL, model.renderer, settings, tmp_path, policy="talker", version="0"
+        ):
+            pass
+
+    with pytest.raises(UserError, match=r"(?s)did not start.*--max-num-sequences"):
+        runner.run(run())
+
+
 def test_a_packaged_model_is_served_by_vllm_until_ctrl_c() -> None:
     words = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16")
     with started("model", MODEL, "--port", "0", "--", *words, logs=True) as (child, url):
@@ -128,6 +151,22 @@ def test_a_packaged_model_is_served_by_vllm_until_ctrl_c() -> None:
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 0
     assert len(processes) >= 3 and not any(process.is_running() for process in processes)
+
+
+def test_a_server_that_runs_already_is_used_and_left_alone(
+    runner: asyncio.Runner, pool: ServerPool, model: LoadedModel, tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"urls": (pool.members[0].client.url,)})
+    prompt = prompts(model)[0]
+
+    async def use() -> list[tuple[int, ...]]:
+        async with vllm_pool(
+            "unused", model.renderer, settings, tmp_path, policy="talker", version="0"
+        ) as other:
+            return [one.ids for one in await other.sample(prompt, SEEDS, HOT)]
+
+    said = runner.run(use())
+    assert said == [one.ids for one in runner.run(pool.sample(prompt, SEEDS, HOT))]
 
 
 def test_adapters_are_loaded_under_names_that_were_not_used_before(
@@ -169,6 +208,19 @@ def test_a_checkpoint_is_read_in_place_and_no_old_key_or_value_is_used(
         assert apart(found, scores(now, prompt, [said.ids])[0]) < TOLERANCE
     served = [card.id for card in runner.run(pool.members[0].client.models())]
     assert served == ["talker"]
+
+
+def test_weights_are_not_changed_under_a_request(
+    runner: asyncio.Runner, pool: ServerPool, model: LoadedModel
+) -> None:
+    async def both() -> None:
+        talking = asyncio.create_task(pool.sample(prompts(model)[0], SEEDS, HOT))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="in flight"):
+            await pool.load(Path(model.source), "now")
+        await talking
+
+    runner.run(both())
 
 
 def test_a_server_that_is_killed_comes_back_with_the_weights_it_had(

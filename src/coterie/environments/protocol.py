@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-from coterie.config.plugins import error_message, error_place
+from coterie.config.plugins import error_message, error_place, is_installed
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
@@ -338,9 +338,22 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
         own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
-        raise EnvironmentFault(
-            f"{type(self.environment).__name__} failed with {error_message(error)} ({error_place(error, own)})"
-        ) from error
+        place = _refused_call(self.environment, error) or error_place(error, own)
+        name = type(self.environment).__name__
+        raise EnvironmentFault(f"{name} failed with {error_message(error)} ({place})") from error
+
+
+def _refused_call(environment: Any, error: Exception) -> str:
+    """Return the place of the method that coterie called with arguments it does not take, if that is the error."""
+    name, trace = str(error).partition("(")[0], error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    method = getattr(type(innermost(environment)), name.rpartition(".")[2], None)
+    if trace is None or not isinstance(error, TypeError) or not inspect.isfunction(method):
+        return ""
+    if name != method.__qualname__ or not is_installed(trace.tb_frame.f_code.co_filename):
+        return ""
+    return f"{method.__code__.co_filename}, line {method.__code__.co_firstlineno}"
 
 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:

@@ -33,10 +33,9 @@ def export(
     iterations: Collection[int] | None = None,
     secrets: bool = False,
 ) -> None:
-    """Write the record, or some iterations of it, to a new file, which appears when it is complete.
+    """Write the record, or iterations with their tasks, credit and selections, to a new file, complete or not at all.
 
-    An iteration includes the tasks and credit of its trees, and the selections among them. Without ``secrets``,
-    secrets of tasks and prompts with secrets are omitted (:func:`redact`).
+    Without ``secrets``, secrets of tasks and prompts with secrets are omitted (:func:`redact`).
     """
     path = Path(path)
     try:
@@ -127,11 +126,9 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
     if turn.prompt in hidden:
         turn = replace(turn, sample=None, author=turn.writer, request=None)
-    if any(_is_secret(part) for part in turn.parts):
-        parts = tuple(
-            Part(f"<{part.source}>", part.audience) if _is_secret(part) else part
-            for part in turn.parts
-        )
+    if any(map(_is_secret, turn.parts)):
+        marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
+        parts = tuple(mark if _is_secret(part) else part for part, mark in marked)
         turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
     return turn
 
@@ -194,10 +191,7 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any]]:
 
 
 def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
-    """Return a preference pair; ``None`` if its sides have equal text or the format can't express it.
-
-    LLaMA-Factory compares single messages only.
-    """
+    """Return a preference pair; ``None`` for sides of equal text, and of several messages in LLaMA-Factory's form."""
     leaf, rejected = one.selection.leaf, one.selection.rejected
     assert rejected is not None, "a pair has a rejected turn"
     last = [prompts(one.tree, node, one.selection.agent)[-1][1] for node in (leaf, rejected)]
@@ -213,12 +207,8 @@ def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     if form == "llamafactory":
         if any(len(side) > 1 for side in sides):
             return None
-        return {
-            "conversations": begin_with_user(fields["prompt"]),
-            "chosen": sides[0][0],
-            "rejected": sides[1][0],
-            **tools,
-        }
+        single = {"chosen": sides[0][0], "rejected": sides[1][0]}
+        return {"conversations": begin_with_user(fields["prompt"]), **single, **tools}
     if form == "trl":
         return {**fields, "prompt": begin_with_user(fields["prompt"]), **tools}
     return {**one.metadata(), **fields, **tools, "nodes": [leaf, rejected]}

@@ -182,10 +182,7 @@ def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
 
 @dataclass(eq=False)
 class Store:
-    """A run's record on disk. Use it only in the thread that opened it.
-
-    Results are in an order that does not depend on the order in which items finished.
-    """
+    """A run's record on disk, for the thread that opened it. Results do not depend on the order of finishing."""
 
     path: Path
     _db: sqlite3.Connection
@@ -195,10 +192,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
-        """Open a store, or create it (not with ``read_only``).
-
-        Raises ``UserError`` for a second writer, an unsafe file system, and a file that is not a store of this version.
-        """
+        """Open a store, or create it (not with ``read_only``). Raises ``UserError`` if another process writes it."""
         path = Path(path).absolute()
         if not path.parent.is_dir():
             raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
@@ -422,10 +416,8 @@ class Store:
                         yield call, by_call[call.id]
 
     def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
-        find = (
-            f"SELECT leaf, score, {whole('outcome')} FROM tree JOIN outcome ON tree = key "
-            "WHERE (iteration, stage) = (?, ?)"
-        )
+        of_stage = "tree JOIN outcome ON tree = key WHERE (iteration, stage) = (?, ?)"
+        find = f"SELECT leaf, score, {whole('outcome')} FROM {of_stage}"
         return dict(self._checked(find, (iteration, stage), f"item {iteration}/{stage}"))
 
     def credit(
@@ -493,9 +485,7 @@ class Store:
             "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id"
         )
         with explained(self.path):
-            tree = self._fill(
-                Tree(key[3], key[2], key[1]), (one for _, one in self.turns(key)), key
-            )
+            tree = self._fill(key, (one for _, one in self.turns(key)))
             for row in self._checked(find, key[:1], _name(key)):
                 id_, agent, parent, previous, keep, ids, kept, messages, tools = row
                 shown, offered = value_of(tables.MESSAGES, messages), _tools(tools) if tools else ()
@@ -520,9 +510,10 @@ class Store:
                 Turn(id_, parent, Speaker(kind, speaker), value_of(tables.PARTS, parts))
                 for id_, parent, kind, speaker, parts in self._checked(find, key[:1], _name(key))
             )
-            return self._fill(Tree(key[3], key[2], key[1]), turns, key)
+            return self._fill(key, turns)
 
-    def _fill(self, tree: Tree, turns: Iterable[Turn], key: TreeKey) -> Tree:
+    def _fill(self, key: TreeKey, turns: Iterable[Turn]) -> Tree:
+        tree = Tree(key[3], key[2], key[1])
         try:
             for turn in turns:
                 tree.add(turn)
@@ -533,15 +524,11 @@ class Store:
         return tree
 
     def _outcomes(self, key: TreeKey) -> list[Outcome]:
-        find = (
-            f"SELECT leaf, sample, reason, truncated, answer, score, {whole('outcome')} "
-            "FROM outcome WHERE tree = ? ORDER BY sample, leaf"
-        )
+        columns = "leaf, sample, reason, truncated, answer, score"
+        find = f"SELECT {columns}, {whole('outcome')} FROM outcome WHERE tree = ? ORDER BY sample, leaf"
         return [
-            Outcome(leaf, sample, Ending(reason, bool(truncated)), answer, score)
-            for leaf, sample, reason, truncated, answer, score in self._checked(
-                find, key[:1], _name(key)
-            )
+            Outcome(leaf, sample, Ending(reason, bool(cut)), answer, score)
+            for leaf, sample, reason, cut, answer, score in self._checked(find, key[:1], _name(key))
         ]
 
     def _fetch(self, find: str, values: Sequence[object] = ()) -> list[Any]:
@@ -586,16 +573,14 @@ def _tools(text: str) -> tuple[Tool, ...]:
 
 
 def _turn(values: Sequence[Any]) -> Turn:
-    id_, parent, kind, speaker, parts, blob, called, returned, author, draw, request, truncated = (
-        values[:12]
-    )
-    logprobs, *sampled = values[12:]
+    id_, parent, kind, speaker, parts, blob, called, returned, author, *rest = values
+    draw, request, truncated, logprobs, *sampled = rest
     ids, sample = ids_of(blob), None
     if request is not None and logprobs is not None:
         finish, policy, version, seed, *distribution = sampled
         behavior = (logprobs_of(logprobs), finish, policy, version, int(seed))
         sample = Sample(request, ids, *behavior, *distribution)
     calls, results = value_of(tables.CALLS, called), value_of(tables.RESULTS, returned)
-    rest: Any = (calls, results, author, draw, None if sample else request, bool(truncated))
-    said = value_of(tables.PARTS, parts)
-    return Turn(id_, parent, Speaker(kind, speaker), said, ids, sample, *rest)
+    tail: Any = (calls, results, author, draw, None if sample else request, bool(truncated))
+    content = value_of(tables.PARTS, parts)
+    return Turn(id_, parent, Speaker(kind, speaker), content, ids, sample, *tail)

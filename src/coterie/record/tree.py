@@ -27,9 +27,9 @@ class Secret:
     def reveal(self, role: str) -> str:
         """Return the text for one of its readers; raise :class:`PrivilegeError` for other roles."""
         if role not in self.readers:
+            readers = ", ".join(sorted(self.readers))
             raise PrivilegeError(
-                f"role {role!r} may not read secret {self.name!r} "
-                f"(readers: {', '.join(sorted(self.readers))})"
+                f"role {role!r} may not read secret {self.name!r} (readers: {readers})"
             )
         return self._text
 
@@ -43,14 +43,14 @@ class Secret:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and (self._text, self.name, self.readers) == (
-            other._text,
-            other.name,
-            other.readers,
-        )
+        return isinstance(other, Secret) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash((self._text, self.name, self.readers))
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[str, str, frozenset[str]]:
+        return self._text, self.name, self.readers
 
 
 @dataclass(frozen=True, slots=True)

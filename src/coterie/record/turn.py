@@ -172,10 +172,7 @@ class Request:
         running_messages: tuple[Message, ...] = (),
         tools: tuple[Tool, ...] = (),
     ) -> "Request":
-        """Build a request with ``prompt`` and ``messages`` as deltas on the agent's running prompt.
-
-        The id is a hash of the arguments, without ``tools`` if it is empty.
-        """
+        """Build a request as a delta on the running prompt. The id hashes the arguments, ``tools`` only if any."""
         keep = _common(prompt, running)
         keep_messages = _common(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
@@ -282,11 +279,10 @@ def make_turn(
     request: str | None = None,
     truncated: bool = False,
 ) -> Turn:
-    """Build a turn; its id is a hash of (parent, speaker, ids, draw).
+    """Build a turn; its id is a hash of (parent, speaker, ids or else content, draw). Results are sorted by call.
 
-    ``request`` and ``truncated`` are for unsampled turns. Without ids, the hash uses the content instead (text, calls,
-    results, truncation). Results are sorted by call. Raises ``ValueError`` for calls whose ids are not their indices,
-    and for two results of one call.
+    ``request`` and ``truncated`` are for unsampled turns. Raises ``ValueError`` for calls whose ids are not their
+    indices, and for two results of one call.
     """
     if calls:
         check_calls(calls)

@@ -1,10 +1,8 @@
 """Advantages of sampled paths, in plain float64 numbers.
 
-*Group* advantages compare the paths of one actor on one task. A path has one advantage for all its tokens. Advantages
-precede filters: a path that is later excluded from training (weight 0) is still compared.
-
-*GAE* uses only the actor's trained tokens, in the order of the path, over all of its rows, so observations change
-nothing and never carry a reward.
+*Group* advantages compare the paths of one actor on one task, also paths that are later excluded from training. A path
+has one advantage for all its tokens. *GAE* uses only the actor's trained tokens, in the order of the path, over all of
+its rows, so observations change nothing and never carry a reward.
 """
 
 import math
@@ -48,10 +46,7 @@ class SampledPath:
         return math.fsum(finite) if len(finite) == len(rewards) else None
 
     def token_rewards(self, tokens: int) -> list[float]:
-        """Return a reward for each trained token; the last one includes the reward of the whole path.
-
-        Raises ``ValueError`` for a failed path, a path without tokens, and a step outside of them.
-        """
+        """Return a reward for each trained token; the last one includes the reward of the whole path."""
         if self.total is None or self.reward is None:
             raise ValueError(f"path {self.path} has failed: it has no reward")
         rewards = [0.0] * tokens
@@ -78,10 +73,7 @@ class GroupAdvantages:
 
 
 def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupAdvantages:
-    """Compare the paths of each group and actor. Equal rewards give exactly 0.
-
-    Raises :class:`UserError` for a path without a group, and for a duplicate.
-    """
+    """Compare the paths of each group and actor. Equal rewards give exactly 0."""
     _check(paths)
     members: dict[tuple[str, str], list[int]] = {}
     values: list[float | None] = [None] * len(paths)
@@ -97,13 +89,8 @@ def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupA
         flat += max(rewards) == min(rewards)
         for index, value in zip(group, _relative_to_group(rewards, baseline), strict=True):
             values[index] = value
-    return GroupAdvantages(
-        values=tuple(values),
-        failed=totals.count(None),
-        groups=len(compared),
-        small=len(members) - len(compared),
-        flat=flat,
-    )
+    groups, small = len(compared), len(members) - len(compared)
+    return GroupAdvantages(tuple(values), totals.count(None), groups, small, flat)
 
 
 def gae(
@@ -147,8 +134,6 @@ def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
     Equal advantages become 0; the standard deviation is at least :data:`WHITEN_FLOOR`.
     """
     tokens = [value for path in paths for value in path]
-    if not tokens:
-        return [[] for _ in paths]
     white = iter(_standardize(tokens, WHITEN_FLOOR))
     return [[next(white) for _ in path] for path in paths]
 
@@ -157,10 +142,7 @@ def _check(paths: Iterable[SampledPath]) -> None:
     keys: set[tuple[str, str, str]] = set()
     for path in paths:
         if not path.group:
-            raise UserError(
-                f"path {path.path or '?'} has no group to be compared in",
-                "use the task's id as the group",
-            )
+            raise UserError(f"path {path.path or '?'} has no group", "use the task's id")
         key = (path.group, path.path, path.actor)
         if key in keys:
             raise UserError(
@@ -171,7 +153,7 @@ def _check(paths: Iterable[SampledPath]) -> None:
 
 
 def _relative_to_group(rewards: Sequence[float], baseline: Baseline) -> list[float]:
-    if max(rewards) == min(rewards):
+    if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     if baseline == "mean_std":
         return _standardize(rewards, STD_FLOOR)
@@ -182,7 +164,7 @@ def _relative_to_group(rewards: Sequence[float], baseline: Baseline) -> list[flo
 
 def _standardize(values: Sequence[float], floor: float) -> list[float]:
     """(value - mean) / unbiased standard deviation; equal values give exactly 0."""
-    if max(values) == min(values):
+    if len(set(values)) < 2:
         return [0.0] * len(values)
     mean = math.fsum(values) / len(values)
     deltas = [value - mean for value in values]
@@ -198,10 +180,7 @@ def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:
 def with_advantages(
     rows: Sequence[Row], advantages: Sequence[float], returns: Sequence[float]
 ) -> list[Row]:
-    """Return the rows with the result of :func:`gae` for the trained tokens.
-
-    Raises ``ValueError`` if the lengths differ.
-    """
+    """Return the rows with the result of :func:`gae` for the trained tokens."""
     by_row = zip(rows, _split(rows, advantages), _split(rows, returns), strict=True)
     return [replace(row, advantages=own, returns=later) for row, own, later in by_row]
 
@@ -212,10 +191,7 @@ def trained_values(rows: Sequence[Row]) -> list[float]:
 
 
 def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
-    """Return the index of each turn's last token among the path's trained tokens, by turn id.
-
-    A reward of the turn's step belongs to this token. Untrained turns have no index.
-    """
+    """Return the index of each trained turn's last token, which gets its reward, among the path's trained tokens."""
     ends: dict[str, int] = {}
     before = 0
     for row in rows:

@@ -1,16 +1,13 @@
 """Critics: a judge that compares replies, step critics that score them, corrections of actions, and likelihoods.
 
-A :class:`StepCritic` may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``),
-followed by the agent's sampled ids. In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over
-its tokens of log pi_critic - log pi_ref under the critic's prompt (:class:`LikelihoodCritic`). Its ablations use a
-regression head or a value function (:class:`HeadCritic`), or a judge.
+SWEET-RL (arXiv 2503.15478, equation 3): the advantage of a turn is the mean over its tokens of log pi_critic -
+log pi_ref under the critic's own prompt, which may show more than the agent's (:class:`LikelihoodCritic`).
 
 Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the maximum over turns of the turn's mean token loss under the
-initial base model (:func:`turn_losses`). In MOAT (arXiv 2509.09629) a plan is good if the right actions are likely:
+initial base model (:func:`turn_losses`).
 
-    PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)),
-
-over exactly the tokens of the right actions ``a`` with their end token (:func:`mean_loglikelihoods`).
+MOAT (arXiv 2509.09629): PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)), over exactly the tokens of the
+right actions ``a`` with their end token (:func:`mean_loglikelihoods`).
 """
 
 import asyncio
@@ -78,10 +75,8 @@ class Judge:
         Equal replies tie without a question to the model. A single reply has 0.5. Raises ``EngineError``.
         """
         pairs = self._pairs(situation.key, len(replies))
-        tasks = [
-            asyncio.ensure_future(self._first_wins(situation, replies[a], replies[b]))
-            for a, b in pairs
-        ]
+        sides = ((replies[a], replies[b]) for a, b in pairs)
+        tasks = [asyncio.ensure_future(self._first_wins(situation, *both)) for both in sides]
         try:
             results = await asyncio.gather(*tasks)
         finally:
@@ -129,10 +124,7 @@ def judge_question(situation: Situation, a: str, b: str) -> list[Utterance]:
 
 
 def read_verdict(answer: str) -> str | None:
-    """Return ``A`` or ``B``: a letter alone on the first or last line, else the only reply named in the last line.
-
-    A reason may precede or follow the letter. An answer with both or neither is no verdict.
-    """
+    """Return ``A`` or ``B``: a letter alone on the first or last line, else the only reply named in the last line."""
     lines = [line for line in answer.splitlines() if line.strip()]
     ends = lines[:1] + lines[-1:]
     letters = {alone[1].upper() for line in ends if (alone := _LETTER.fullmatch(line))}
@@ -170,9 +162,8 @@ class LikelihoodCritic:
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
     ) -> list[float]:
         """Return log-ratios in nats, with one pass over the prompt for each model."""
-        ours, before = await asyncio.gather(
-            self.critic.logprobs(prompt, candidates), self.reference.logprobs(prompt, candidates)
-        )
+        both = (one.logprobs(prompt, candidates) for one in (self.critic, self.reference))
+        ours, before = await asyncio.gather(*both)
         ratios = [sum(one) - sum(other) for one, other in zip(ours, before, strict=True)]
         if self.normalise == "tokens":
             lengths = map(len, candidates)
@@ -202,11 +193,9 @@ class HeadCritic:
         if not prompt or not all(map(len, candidates)):
             raise EngineError("values need a prompt and candidates, none of them empty")
         sequences = [(*prompt, *candidate) for candidate in candidates]
-        if (longest := max(map(len, sequences), default=0)) > self.loaded.context_length:
-            raise EngineError(
-                f"context overflow: {longest} tokens, but the critic takes "
-                f"{self.loaded.context_length}"
-            )
+        longest, most = max(map(len, sequences), default=0), self.loaded.context_length
+        if longest > most:
+            raise EngineError(f"context overflow: {longest} tokens, but the critic takes {most}")
         start = len(prompt)
         splitter = Splitter([[ids] for ids in sequences], self.rule, SCORED_TOKENS)
         scores = [0.0] * len(sequences)
@@ -267,15 +256,10 @@ def correction_question(task: str, subgoals: str, actions: str, tools: str) -> l
 
 
 def read_correction(reply: str) -> Correction:
-    """Read a reply without its thoughts: both lines of a correction, or acceptance.
-
-    A reply with both, with neither, or with half a correction is unreadable.
-    """
+    """Read a reply without its thoughts: both lines of a correction, or acceptance, and not both."""
     text = reply.rpartition(_END)[2].partition(_BEGIN)[0]
     subgoals, actions = _SUBGOALS.findall(text), _ACTIONS.findall(text)
-    accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", text) is not None
-    if _REFUSED.search(text):
-        accepted = False
+    accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", text) and not _REFUSED.search(text)
     if accepted and not subgoals and not actions:
         return Correction("accepted")
     if accepted or not (subgoals and actions):
@@ -284,10 +268,7 @@ def read_correction(reply: str) -> Correction:
 
 
 async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:
-    """Return the mean loss (nats a token) of each own turn of some views, by turn id.
-
-    Pass all views of a tree in one call: shared prefixes are computed once. Raises ``EngineError``.
-    """
+    """Return the mean loss (nats a token) of each own turn of views; pass all of a tree, for its shared prefixes."""
     beginnings: dict[int, list[Segment]] = {}
     for view in views:
         for segment in view.segments:
@@ -314,11 +295,7 @@ def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
 async def mean_loglikelihoods(
     engine: Engine, prompts: Sequence[tuple[int, ...]], target: Sequence[int]
 ) -> list[float]:
-    """Return the mean log-probability (nats a token) of ``target`` after each prompt.
-
-    The prompts' common prefix (at least one token) is computed once. Raises ``EngineError``, and ``ValueError`` for an
-    empty target.
-    """
+    """Return the mean log-probability (nats a token) of ``target`` after each prompt; their prefix is shared."""
     if not target:
         raise ValueError("an empty target has no likelihood")
     if not prompts:

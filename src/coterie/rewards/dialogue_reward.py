@@ -5,9 +5,7 @@ Dialogue (arXiv 2410.08115, equation 1):
     R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
 
 The maximum is over the samples of the same task, or a parameter. Penalties follow the released code, see
-:class:`RewardSettings`. A dialogue with a repeat gets no likelihood term. In Optima's code, an utterance leaks if it
-has both speakers' names as prefixes, or one of them twice. There, every utterance begins with its speaker's name; here
-the name is optional, and the rule is the same.
+:class:`RewardSettings`. There, every utterance begins with its speaker's name; here the name is optional.
 
 Path of one agent:
 
@@ -38,10 +36,7 @@ REWARDS = Kind("reward", {})
 
 
 def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Plugin]:
-    """Load functions, by the names of their terms.
-
-    Raises ``UserError`` for a function that can't be loaded, and for two terms with one name.
-    """
+    """Load functions, by the names of their terms. Raises ``UserError``, also for two terms with one name."""
     terms: dict[str, Plugin] = {}
     for name in names:
         short = label(name)
@@ -110,9 +105,8 @@ def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
 
 def count_repeats(path: Sequence[Turn]) -> int:
     """Count the utterances that repeat an earlier one, ignoring case, outer spaces and the speaker's name."""
-    texts = [
-        turn.text.strip().removeprefix(f"{turn.speaker.name}:").strip().casefold() for turn in path
-    ]
+    bare = (turn.text.strip().removeprefix(f"{turn.speaker.name}:") for turn in path)
+    texts = [text.strip().casefold() for text in bare]
     return len(texts) - len(set(texts))
 
 
@@ -226,8 +220,7 @@ class Reward:
 
     @property
     def total(self) -> float:
-        """R. Added one by one, for the same result in every version of Python."""
-        return reduce(add, self.terms.values())
+        return add_terms(self.terms)
 
     @property
     def score(self) -> float:
@@ -237,10 +230,7 @@ class Reward:
 def rewards(
     samples: Sequence[DialogueSample], settings: RewardSettings, *, max_tokens: int | None = None
 ) -> list[Reward]:
-    """Return the rewards of samples of one task.
-
-    Tokens are divided by ``max_tokens``, by default the maximum of the samples that were not truncated.
-    """
+    """Return the rewards of a task's samples; ``max_tokens`` defaults to the maximum of those not truncated."""
     if max_tokens is None:
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
         max_tokens = max(counts, default=1)
@@ -341,7 +331,7 @@ class PathRewardSettings(TermSettings):
         ge=0,
     )
     overlong_limit: int | None = key(
-        None, "DialogueSample tokens of a path from which all of it is taken off.", ge=1
+        None, "Sampled tokens of a path from which all of it is taken off.", ge=1
     )
     overlong_buffer: int | None = key(
         None,
@@ -385,9 +375,9 @@ class GradedPath:
         return tuple(turn for turn in self.path if turn.speaker.name == self.agent and turn.ids)
 
 
-def total(terms: Mapping[str, float] | None) -> float | None:
+def add_terms(terms: Mapping[str, float]) -> float:
     """Return the sum of terms, added one by one, so that it is the same in every version of Python."""
-    return None if terms is None else reduce(add, terms.values())
+    return reduce(add, terms.values())
 
 
 class PathReward:
@@ -397,25 +387,15 @@ class PathReward:
         self.settings = settings
         settings.custom_terms()
 
-    def compute(self, graded: GradedPath) -> float | None:
-        """Return R without token costs; ``None`` for a path that was not graded. Raises as :meth:`terms`."""
-        return total(self.terms(graded))
-
     def terms(self, graded: GradedPath) -> dict[str, float] | None:
-        """Return the terms of R by name; ``None`` for a path that was not graded.
-
-        Raises ``UserError`` for a measure that is not a number, a missing metric of the format with ``malformed``, and
-        a custom term that fails.
-        """
+        """Return the terms of R by name; ``None`` for a path that was not graded. Raises ``UserError``."""
         if graded.environment_reward is None or graded.outcome.score is None:
             return None
         if self.settings.malformed is not None and _breaks_form(graded):
             own = {"malformed": self.settings.malformed}
         else:
-            own = {
-                "environment": graded.environment_reward,
-                "measures": self._measures(graded),
-            }
+            measures = self._measures(graded)
+            own = {"environment": graded.environment_reward, "measures": measures}
         return {
             **own,
             "repeats": -self.settings.repeats * count_repeats(graded.own_turns),
@@ -441,17 +421,12 @@ class PathReward:
         s = self.settings
         if not s.overlong:
             return 0.0
-        assert s.overlong_limit is not None and s.overlong_buffer is not None, (
-            "checked in the settings"
-        )
-        last = graded.own_turns[-1].sample if graded.own_turns else None
+        limit, buffer, own = s.overlong_limit, s.overlong_buffer, graded.own_turns
+        assert limit is not None and buffer is not None, "checked in the settings"
+        last, tokens = own[-1].sample if own else None, sum(len(turn.ids) for turn in own)
+        finish, ending = last.finish if last else "end", graded.outcome.ending
         return overlong_penalty(
-            sum(len(turn.ids) for turn in graded.own_turns),
-            last.finish if last else "end",
-            graded.outcome.ending,
-            limit=s.overlong_limit,
-            buffer=s.overlong_buffer,
-            weight=s.overlong,
+            tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong
         )
 
     def _custom(self, graded: GradedPath) -> dict[str, float]:

@@ -1,8 +1,7 @@
-"""Branches of one task's tree: the position of each, the turns of its actors, and its continuation.
+"""Branches of one task's tree. If the session of a branch was closed, the branch is **replayed**.
 
-If the session of a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is
-sampled again, and the environment must repeat its recorded observations. Invalid values, timeouts and a replay that
-differs fail only the branch that met them.
+A new session then receives the recorded turns, nothing is sampled again, and the environment must repeat its recorded
+observations. Invalid values, timeouts and a replay that differs fail only the branch that met them.
 """
 
 import asyncio
@@ -339,9 +338,7 @@ class Branches:
         if tools:
             if tools != self._tools.get(actor):
                 check_tools(tools)
-                self._tools[actor] = (
-                    tools  # equal tools are one object, which the store writes once
-                )
+                self._tools[actor] = tools  # equal tools are one object, which is written once
             stop = syntax.stop if syntax is not None else ()
             offered = template_tools(syntax, self._tools[actor])
         return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
@@ -372,10 +369,9 @@ class Branches:
     async def advance(
         self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
     ) -> Position:
-        """Add the responses of the acting actors, in their order, and step the environment.
+        """Add the responses of the acting actors, in their order, and step the environment once.
 
-        A step that was done before is not done again. With ``others_follow`` more branches continue from ``at``, so
-        its session is forked if possible.
+        With ``others_follow`` more branches continue from ``at``, so its session is forked if possible.
         """
         actions = chain(self.environment, at, responses)
         for turn, one in zip(actions, responses, strict=True):
@@ -419,10 +415,7 @@ class Branches:
         self._positions.clear()
 
     async def prune(self, tree: Tree) -> None:
-        """Continue with a part of the tree, and close the sessions of dropped branches.
-
-        The beginning and the observations after each remaining turn stay.
-        """
+        """Continue with a part of the tree, with its observations, and close the sessions of dropped branches."""
         known = self._steps.items()
         self._steps = {n: step for n, step in known if n == tree.root or n in tree.turns}
         for step in self._steps.values():
@@ -487,9 +480,8 @@ class Branches:
             root, syntax = self.tree.root, environment.syntax
             step = make_step_result(root, state, (), transition, {}, syntax)
         if step.position.state.end is not None:
-            raise EnvironmentFault(
-                f"{environment.name}: task {self.task.id} ended before any actor acted"
-            )
+            fault = f"{environment.name}: task {self.task.id} ended before any actor acted"
+            raise EnvironmentFault(fault)
         return step
 
     async def _timed(
@@ -577,10 +569,7 @@ class Branches:
     async def _run(
         self, at: Position | None, work: Callable[[Any], Awaitable[T]], others_follow: bool = False
     ) -> T:
-        """Run ``work`` on the environment's live object at a position (``None``: before the beginning).
-
-        A session moves to the position of a step's result, and is closed after an error.
-        """
+        """Run ``work`` on the live object at a position (``None``: at the beginning); an error closes its session."""
         if self.environment.pure:
             return await work(self.shared)
         session = await self._session(at, others_follow)

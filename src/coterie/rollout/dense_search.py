@@ -2,17 +2,9 @@
 
 Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
 The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
-the node of the highest priority (:meth:`DenseSearch.best_first`) and plays a window of new random indices. A node's
-child with a label is sampled once. The released code never accepts a rollout after the first search; this module
-implements the rule that the paper describes.
-
-Siblings differ by instructions (:class:`InstructedSampler`) or by temperature. Only the prompt of the instructed step
-has the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
-
-A rollout updates only the values of nodes on its path (:class:`TreeValues`). The value of a node is the mean reward of
-the rollouts through it, each counted once, or the unweighted mean of its children's values. Visits count the distinct
-leaves below a node, so labels that led to equal turns count once. (The released code counts passes, and all but the
-first one twice.)
+the node of the highest priority and plays a window of new random indices. A node's child with a label is sampled once.
+(The released code never accepts a rollout after the first search, and counts passes of a node instead of leaves.)
+Only the prompt of an instructed step has the instruction: later prompts and training do not (:func:`drop_requests`).
 """
 
 import math
@@ -157,10 +149,7 @@ def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
-    """Return samplers by label: the first is greedy without a request, the rest alternate better and worse steps.
-
-    With ``fixed_instruct`` the rest request only worse steps.
-    """
+    """Return samplers by label: greedy, then better and worse steps in turn (``fixed_instruct``: only worse ones)."""
     others = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))
         for label in range(1, count)
@@ -359,10 +348,7 @@ class DenseSearch(Search):
 def distinct_rollouts(
     tree: Tree, rollouts: Sequence[Rollout], indices: set[tuple[int, ...]]
 ) -> Iterator[tuple[list[str], Rollout]]:
-    """Yield finished rollouts with new paths, each with its agent turns, and add them to ``indices``.
-
-    Two indices of one search are one path if it ends before they differ.
-    """
+    """Yield finished rollouts with new indices up to their ends, each with its agent turns; add to ``indices``."""
     for one in rollouts:
         if one.leaf is None:
             continue

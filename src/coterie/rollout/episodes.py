@@ -1,7 +1,7 @@
-"""Episodes of an environment, played concurrently through an engine.
+"""Episodes of an environment, played concurrently through an engine. A failure ends only its own episode.
 
 Seeds are hashes of an episode's key (seed, iteration, stage, task, sample, turn index), so its turns do not depend on
-concurrent episodes. A failure ends only its own episode, which then has a reason and no score.
+concurrent episodes.
 """
 
 import asyncio
@@ -65,15 +65,25 @@ async def bounded_gather(
         await asyncio.gather(*running, return_exceptions=True)
 
 
+_thresholds: list[tuple[int, int, int]] = []
+"""The collector's own thresholds, once for each open block of :func:`rare_collections`."""
+
+
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage less often: trees keep most objects, and the collector takes half of the time of a step."""
-    young, *older = gc.get_threshold()
-    gc.set_threshold(young and max(young, 500_000), *older)
+    """Collect garbage less often: trees keep most objects, and the collector takes half of the time of a step.
+
+    Blocks may overlap in any order; the end of the last one restores the thresholds.
+    """
+    before = _thresholds[0] if _thresholds else gc.get_threshold()
+    _thresholds.append(before)
+    gc.set_threshold(before[0] and max(before[0], 500_000), *before[1:])
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
+        _thresholds.pop()
+        if not _thresholds:
+            gc.set_threshold(*before)
 
 
 def first_prompts(
@@ -89,9 +99,8 @@ async def first_prompts_async(
     tree = Tree(task.id, "opening", 0)
     try:
         async with sessions_of(1, SECONDS) as sessions:
-            branches = Branches(
-                environment, {}, task, tree, sessions, 0, Shared(), SECONDS, variant
-            )
+            resources = (sessions, 0, Shared(), SECONDS, variant)
+            branches = Branches(environment, {}, task, tree, *resources)
             at = await branches.start()
             agents = agents_of(environment)
             prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
@@ -148,10 +157,7 @@ class EpisodeResult:
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:
-    """Return the number of tokens of all turns, including end-of-turn tokens.
-
-    Turns from text endpoints have no tokens; the item's metrics have the endpoint's counts.
-    """
+    """Return the number of tokens of all turns; those from text endpoints have none (see the item's metrics)."""
     return sum(len(turn.ids) for turn in path)
 
 
@@ -187,26 +193,14 @@ class Driver:
     def branches(
         self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
     ) -> Branches:
-        return Branches(
-            self.environment,
-            self.samplers,
-            task,
-            tree,
-            sessions,
-            self.seed,
-            self.shared,
-            self.seconds,
-            variant,
-        )
+        resources = (sessions, self.seed, self.shared, self.seconds, variant)
+        return Branches(self.environment, self.samplers, task, tree, *resources)
 
     @asynccontextmanager
     async def play_all(
         self, episodes: Sequence[Episode]
     ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
-        """Play all episodes, at most one per session, and yield each result as it finishes.
-
-        The end of the block cancels unfinished episodes. Raises ``EngineGone``.
-        """
+        """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``."""
         limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with self.sessions() as sessions:
             work = (self._guarded(one, sessions) for one in episodes)
@@ -235,11 +229,9 @@ class Driver:
                 except OutOfContext as error:
                     at = branches.cut(at, error)
                     continue
-                agent_responses += [
-                    response
-                    for actor, response in zip(acting, responses, strict=True)
-                    if self.environment.actors[actor] == "agent"
-                ]
+                kinds = [self.environment.actors[actor] for actor in acting]
+                answers = zip(kinds, responses, strict=True)
+                agent_responses += [one for kind, one in answers if kind == "agent"]
                 at = await branches.advance(at, responses)
                 if self.environment.pure:
                     branches.forget()
@@ -249,7 +241,7 @@ class Driver:
         tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
         tokens = sum(response.tokens for response in agent_responses)
         thought = sum(response.thought_tokens for response in agent_responses)
-        truncated = sum(response.truncated for response in agent_responses)
+        truncated = sum(response.turn.truncated for response in agent_responses)
         metrics = {**grade.metrics, MESSAGES: len(agent_responses), CUT_OFF: truncated}
         metrics |= {THOUGHT_TOKENS: thought} if thought else {}
         credit = _credit(branches, at.node, grade)

@@ -1,11 +1,8 @@
 """Turns of other authors and candidate turns under the prompts of this run, and rows of written conversations.
 
 A written turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's
-own model would have received, so it can be trained on, and rows equal the rows of sampled dialogues. A template that
-changes earlier turns (Qwen 3 drops their thoughts) splits a conversation into several segments.
-
-SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates for every agent turn of a dialogue from the policy that
-played it, and ranks them with a critic. A dialogue and its candidates are one tree (:class:`CandidateSampling`).
+own model would have received, so it can be trained on, and rows equal the rows of sampled dialogues. SWEET-RL (arXiv
+2503.15478, section 4.2) samples candidates for every agent turn of a dialogue (:class:`CandidateSampling`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -76,14 +73,10 @@ def recorded_response(
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     ids = renderer.encode_turn(text, end=end)
+    parts = renderer.parts(renderer.format_turn(text), prompt.agent, author, ids)
+    speaker, draw = Speaker("agent", prompt.agent), prompt.draw
     turn = make_turn(
-        prompt.parent,
-        Speaker("agent", prompt.agent),
-        renderer.parts(renderer.format_turn(text), prompt.agent, author, ids),
-        ids=ids,
-        author=author,
-        draw=prompt.draw,
-        request=request.id,
+        prompt.parent, speaker, parts, ids=ids, author=author, draw=draw, request=request.id
     )
     return Response(turn, request, len(turn.ids))
 
@@ -120,9 +113,8 @@ class ScriptedSampler:
                 f"message {place + 1} of the script of task {prompt.task.id} continues after its stop string: "
                 f"{text[:stopped][-40:]!r}"
             )
-        return recorded_response(
-            prompt, context, text, self.author, self.renderer, end=stopped is None
-        )
+        own = (text, self.author, self.renderer)
+        return recorded_response(prompt, context, *own, end=stopped is None)
 
 
 def stopped_at(text: str, stops: Sequence[str]) -> int | None:
@@ -161,14 +153,10 @@ def write_path(
         prompt = renderer.render(messages, tree, one.actor, tools=tools)
         request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
         text = one.text if one.ids else renderer.format_turn(one.text)
+        speaker, parts = Speaker("agent", one.actor), renderer.parts(text, one.actor, "literal")
+        ids, author = one.ids or renderer.encode_turn(one.text), one.author
         turn = make_turn(
-            parent,
-            Speaker("agent", one.actor),
-            renderer.parts(text, one.actor, "literal"),
-            ids=one.ids or renderer.encode_turn(one.text),
-            author=one.author,
-            draw=draw,
-            request=request.id,
+            parent, speaker, parts, ids=ids, author=author, draw=draw, request=request.id
         )
         tree.add(turn, request)
         path.append(turn)
@@ -286,10 +274,7 @@ Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
 
 @dataclass(eq=False)
 class BestOfSampler:
-    """Sampler that returns the best of ``count`` candidates, as in SWEET-RL's figure 3a.
-
-    The tree keeps the other candidates as its siblings.
-    """
+    """Sampler of the best of ``count`` candidates (SWEET-RL's figure 3a). The tree keeps the others as siblings."""
 
     sampler: TokenSampler
     count: int
@@ -319,7 +304,7 @@ def rows_from_messages(
     targets: Targets = "all",
     origin: str = "",
 ) -> list[Row]:
-    """Return the training rows of a conversation in OpenAI's format.
+    """Return the training rows of a conversation in OpenAI's format: several if the template rewrites messages.
 
     Args:
         tokenizer: Tokenizer with a chat template, or its renderer.
@@ -327,9 +312,6 @@ def rows_from_messages(
         tools: Functions in OpenAI's format that the template shows.
         targets: Train on all messages of the assistant, or on the last one.
         origin: Name of the conversation for errors.
-
-    Returns:
-        One row, or several if the template rewrites earlier messages.
 
     Raises:
         ValueError: If the messages cannot be trained on.
@@ -469,25 +451,20 @@ def _reply_ids(
     chat = (*history, Message(ASSISTANT, turn=plain.id))
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
     if whole[: len(prompt)] != prompt:
-        raise UserError(
-            "the chat template does not write this call after its prompt",
-            "use a model whose template shows tools",
-        )
+        raise _not_written("this call after its prompt")
     ids = whole[len(prompt) :]
     text, names = renderer.decode(ids), [call.name for call in message.calls]
     if any(text.count(name) < names.count(name) for name in names):
-        raise UserError(
-            "the chat template does not write all calls of a message",
-            "use a model whose template does",
-        )
+        raise _not_written("all calls of a message")
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
     if renderer.template.thoughts and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] != before:
-            raise UserError(
-                "the chat template does not write the thought of a message that calls",
-                "use a model whose template does",
-            )
+            raise _not_written("the thought of a message that calls")
         ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
     return ids
+
+
+def _not_written(what: str) -> UserError:
+    return UserError(f"the chat template does not write {what}", "use a model whose template does")

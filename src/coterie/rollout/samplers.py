@@ -1,8 +1,4 @@
-"""Samplers of an agent's next turn: exact tokens from an engine, or text from an endpoint.
-
-A sampler maps a prompt to a turn and has no state. The agent's running prompt is in the :class:`AgentContext` of its
-episode.
-"""
+"""Samplers of an agent's next turn, without state: exact tokens from an engine, or text from an endpoint."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -70,11 +66,6 @@ class Response:
     @property
     def thought_tokens(self) -> int:
         return self.turn.thought_tokens or self.reasoning_tokens
-
-    @property
-    def truncated(self) -> bool:
-        """True if a token limit or the context cut the turn off."""
-        return self.turn.truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +179,10 @@ class TokenSampler:
             calls = self.calls(completion.text, completion.finish, prompt.tools)
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
-        sample = Sample(
-            request.id,
-            completion.ids,
-            completion.logprobs,
-            completion.finish,
-            self.engine.policy,
-            self.engine.version,
-            completion.seed,
-            self.sampling.temperature,
-            self.sampling.top_p,
-        )
+        engine, settings = self.engine, self.sampling
+        behavior = (completion.logprobs, completion.finish, engine.policy, engine.version)
+        distribution = (completion.seed, settings.temperature, settings.top_p)
+        sample = Sample(request.id, completion.ids, *behavior, *distribution)
         own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
         turn = make_turn(prompt.parent, who, own, sample=sample, calls=calls, draw=draw)
         return Response(turn, request, len(completion.ids))
@@ -324,17 +308,12 @@ class UserSampler:
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         assert prompt.task is not None, "a user simulator needs a task"
-        dialogue = [utterance(message, prompt) for message in prompt.messages]
-        transcript = [
-            (PERSON if one.role == "assistant" else "agent", one.text) for one in dialogue
-        ]
+        dialogue = (utterance(message, prompt) for message in prompt.messages)
+        names = {"assistant": PERSON}
+        transcript = [(names.get(one.role, "agent"), one.text) for one in dialogue]
         reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)
-        turn = make_turn(
-            prompt.parent,
-            Speaker("person", prompt.agent),
-            [Part(reply or "…", source=PERSON)],
-            author=self.simulator.name,
-        )
+        person, parts = Speaker("person", prompt.agent), [Part(reply or "…", source=PERSON)]
+        turn = make_turn(prompt.parent, person, parts, author=self.simulator.name)
         return Response(turn, None, 0)
 
     async def candidates(

@@ -1,7 +1,7 @@
 """Pool of an environment's live sessions, each opened and closed by an asyncio task of its own.
 
-An idle session stays at the node of its branch. When the pool is full, the least recently used idle session is closed;
-its branch is replayed if it continues. Calls have a time limit, so every waiter gets a session.
+When the pool is full, the least recently used idle session is closed, and its branch is replayed if it continues. Calls
+have a time limit, so every waiter gets a session.
 """
 
 import asyncio

@@ -2,10 +2,8 @@
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
 nodes on their paths. Samples depend only on the task's key and the tree, so an interrupted search is repeated exactly.
-
-Continuations of a node are sampled as candidates of one prompt. A new turn may be *merged* with a sibling: the rollout
-then continues from that sibling. (Optima's released code continues from the new text under the old node, so its sampled
-turns do not follow from their ancestors in the tree.)
+A new turn may be *merged* with a sibling: the rollout then continues from that sibling. (Optima's released code
+continues from the new text, so its turns do not follow from their ancestors in the tree.)
 """
 
 import asyncio
@@ -285,28 +283,23 @@ def choose(
     settings: SearchSettings,
     rng: random.Random,
 ) -> str:
-    """Choose the start node of the next search.
+    """Choose the start node of the next search; the root for the first one, and without candidates.
 
-    Candidates are nodes with a grandchild whose text is not similar to an earlier start node's. The first search, and
-    a search without candidates, starts at the root.
+    Candidates are nodes with a grandchild whose text is not similar to an earlier start node's.
     """
 
     def text(node: str) -> str:
         return "" if node == tree.root else tree.turns[node].text
 
     texts = [text(node) for node in dict.fromkeys(starts)]
-    eligible = [
-        node
-        for node in values
-        if _has_grandchild(tree, node) and not _near(text(node), texts, settings)
-    ]
+    parents = [node for node in values if _has_grandchild(tree, node)]
+    eligible = [node for node in parents if not _near(text(node), texts, settings)]
     if not eligible or not starts:
         return tree.root
     best = sorted(eligible, key=lambda node: (-values[node].mean, node))[: settings.best]
     highest = values[best[0]].mean
-    weights = [
-        math.exp((values[node].mean - highest) / settings.softmax_temperature) for node in best
-    ]
+    differences = (values[node].mean - highest for node in best)
+    weights = [math.exp(one / settings.softmax_temperature) for one in differences]
     return rng.choices(best, weights)[0]
 
 
@@ -380,10 +373,7 @@ class Search(ABC):
         return self.branches.tree
 
     async def grow(self, record: OnSearch) -> None:
-        """Run the remaining searches; ``record`` is called after each.
-
-        Rollouts that fail are recorded with the reason.
-        """
+        """Run the remaining searches; ``record`` is called after each, also with failed rollouts."""
         for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
             assert reward is not None, "a rollout with a leaf has a reward"
             self.judgments[leaf] = Judgment(reward)
@@ -419,10 +409,7 @@ class Search(ABC):
         return rollouts, credit
 
     async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
-        """Return the rollouts with rewards, and the credit of new leaves.
-
-        A path that can't be graded fails alone. Rewards are computed in one call, and fail together.
-        """
+        """Return the rollouts with rewards (computed in one call), and the credit of new leaves."""
         new, failures = dict[str, Outcome](), dict[str, str]()
         for rollout in rollouts:
             leaf = rollout.leaf
@@ -450,14 +437,14 @@ class Search(ABC):
         for outcome in new.values():
             self.tree.end(outcome)
         credit = [one for judgment in judgments for one in judgment.credit]
-        return [
-            rollout
-            if rollout.leaf is None
-            else replace(rollout, leaf=None, failure=failures[rollout.leaf])
-            if rollout.leaf in failures
-            else replace(rollout, reward=self.judgments[rollout.leaf].reward)
-            for rollout in rollouts
-        ], credit
+        results = []
+        for rollout in rollouts:
+            if (leaf := rollout.leaf) in failures:
+                rollout = replace(rollout, leaf=None, failure=failures[str(leaf)])
+            elif leaf is not None:
+                rollout = replace(rollout, reward=self.judgments[leaf].reward)
+            results.append(rollout)
+        return results, credit
 
     def key(self, *parts: object) -> str:
         tree = self.tree

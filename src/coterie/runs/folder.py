@@ -54,10 +54,8 @@ class RunTracker:
     def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
         """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
         if self._name != "none":
-            named = {
-                f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
-            }
-            self.log(named, self._steps() + updates)
+            numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
+            self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self._tracker is None:
@@ -89,8 +87,8 @@ COMMANDS = "commands.txt"
 CREATED = "made"
 STARTED = ("store.sqlite", ".config.yaml.partial", "report.html", ".report.html.partial")
 """Beginnings of the names of files in the folder of a run that stopped at its start."""
-MIN_FREE = 256 * 2**20
-"""Free disk space in bytes that a run needs to start."""
+MIN_FREE = 256
+"""Free disk space in MiB that a run needs to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +167,18 @@ class Run:
 
 @contextmanager
 def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
-    """Open or create a run folder.
+    """Open or create a run folder. Raises :class:`UserError` if it can't be used.
 
     Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
     made from).
-
-    Raises :class:`UserError` if the folder belongs to another recipe, has other files or trainings without a store, is
-    not writable, is in use by another process, or is on a full disk.
     """
     _check_folder(folder, recipe)
     if write:
         make_folder(folder)
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(folder).free // 2**20
         if free < MIN_FREE:
             raise UserError(
-                f"only {free / 2**20:.0f} MiB are free on the disk of {folder}, and a run needs at least "
-                f"{MIN_FREE / 2**20:.0f} MiB",
+                f"only {free} MiB are free on the disk of {folder}, and a run needs at least {MIN_FREE} MiB",
                 "free some space, or use --folder on another disk",
             )
     path = folder / "store.sqlite"
@@ -203,10 +197,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
 
 @contextmanager
 def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterator[Run]:
-    """Create a run folder that appears only if the block succeeds.
-
-    Raises :class:`UserError` (with ``todo``) if the folder exists, and like :func:`open_run`.
-    """
+    """Create a run folder that appears only if the block succeeds. Raises :class:`UserError` if it exists."""
     check_new_folder(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
@@ -222,7 +213,7 @@ def write_config(run: Run) -> None:
 
 
 def read_config(folder: Path) -> tuple[str, dict[str, object]]:
-    """Return the recipe and the stored settings of a run folder. Raises :class:`UserError` for other folders."""
+    """Return the recipe and the stored settings of a run folder."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise UserError(

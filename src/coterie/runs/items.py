@@ -70,10 +70,9 @@ async def open_actors(
     user_simulator: UserSimulatorSettings | None = None,
     openers: Openers | None = None,
 ) -> AsyncIterator[Actors]:
-    """Open the simulated users and resources that an environment needs.
+    """Open the simulated users (by default the environment's script) and resources that an environment needs.
 
-    ``user_simulator`` defaults to the environment's script. ``openers`` are added to the environment's own. Servers
-    write to ``logs``. Raises ``UserError`` for a missing script or model.
+    ``openers`` are added to the environment's own. Servers write to ``logs``.
     """
     async with AsyncExitStack() as stack:
         persons: dict[str, Sampler] = {}
@@ -83,16 +82,12 @@ async def open_actors(
             if user is None or (user.url is None and user.model == SCRIPT):
                 simulator = check_script(getattr(environment, "script", None))
             else:
-                simulator = ModelUserSimulator(
-                    await stack.enter_async_context(open_chat(user)), user
-                )
+                chat = await stack.enter_async_context(open_chat(user))
+                simulator = ModelUserSimulator(chat, user)
             persons[name] = UserSampler(simulator)
         known = {**openers_of(environment, logs), **(openers or {})}
-        opened = [
-            await stack.enter_async_context(known[need]())
-            for need in environment.needs
-            if need in known
-        ]
+        needs = [known[need] for need in environment.needs if need in known]
+        opened = [await stack.enter_async_context(need()) for need in needs]
         yield Actors(environment, persons, Shared(*opened))
 
 
@@ -144,13 +139,9 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
                     draws[key] = failed
                     continue
                 answer = None if outcome.ending == LENGTH else outcome.answer
-                share = metrics[key].get("fraction")
-                draws[key] = Draw(
-                    answer,
-                    outcome.score,
-                    int(metrics[key].get("tokens", 0)),
-                    None if share is None else float(share),
-                )
+                tokens, share = int(metrics[key].get("tokens", 0)), metrics[key].get("fraction")
+                fraction = None if share is None else float(share)
+                draws[key] = Draw(answer, outcome.score, tokens, fraction)
     by_task: dict[str, list[Draw]] = {}
     for key in sorted(draws):
         by_task.setdefault(key.task, []).append(draws[key])
@@ -176,10 +167,9 @@ def evaluation(store: Store, version: int) -> Evaluation:
 def grade_means(
     store: Store, iteration: int, stage: str, samples: int | None = 1
 ) -> dict[str, float]:
-    """Return the means of the metrics of grades over the dialogues of a stage that did not fail.
+    """Return the means of the metrics of grades over the first ``samples`` dialogues of each task that did not fail.
 
-    Uses the first ``samples`` dialogues of each task, or all if it is ``None``. ``cut_off`` is the share of messages
-    that were cut off.
+    ``cut_off`` is the share of messages that were cut off.
     """
     values: dict[str, list[float]] = {}
     for key, metrics in store.metrics(iteration, stage).items():
@@ -213,24 +203,20 @@ async def do_items(
     in_flight: int,
     sampled_tokens: Callable[[], int] | None = None,
 ) -> None:
-    """Do the unfinished items of one iteration and stage.
+    """Do the unfinished items of one iteration and stage; ``what`` is a plural noun for them in messages.
 
-    ``what`` is a plural noun for the items in messages, ``title`` the title of the progress. An item reports its own
-    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is lost.
+    An item reports its own failure (``Done.failure``). Raises :class:`UserError` if all fail or the engine is lost.
     """
-    finished = {
-        (stage, *done)
-        for stage in {(key.iteration, key.stage) for key in items}
-        for done in store.finished_keys(*stage)
-    }
-    left = {
-        key: do
+    stages = {(key.iteration, key.stage) for key in items}
+    finished = {stage: store.finished_keys(*stage) for stage in stages}
+    left = [
+        do
         for key, do in items.items()
-        if ((key.iteration, key.stage), key.task, key.sample) not in finished
-    }
+        if (key.task, key.sample) not in finished[key.iteration, key.stage]
+    ]
     progress.start(len(left), title)
     with going_on(title, progress):
-        async with bounded_gather((do() for do in left.values()), in_flight) as done:
+        async with bounded_gather((do() for do in left), in_flight) as done:
             await record(store, done, progress, what, sampled_tokens)
 
 
@@ -288,10 +274,7 @@ async def record(
     async for done in items:
         if succeeded is None:
             succeeded = _has_succeeded(store, done.key.iteration, done.key.stage)
-        if sampled_tokens is None:
-            progress.advance(1)
-        else:
-            progress.advance(1, sampled_tokens=sampled_tokens())
+        progress.advance(1, **({"sampled_tokens": sampled_tokens()} if sampled_tokens else {}))
         pending.append(done)
         succeeded = succeeded or done.failure is None
         if not succeeded:
@@ -341,15 +324,11 @@ async def play(
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
-    """Return the number of dialogues and failures, and the mean score, tokens and metrics of grades.
-
-    A failed or ungraded dialogue scores 0.
-    """
+    """Return counts and means of a stage's dialogues; a failed or ungraded one scores 0."""
     all_scores = [o.score for tree in store.trees(iteration, stage) for o in tree.outcomes.values()]
     scores = [score for score in all_scores if score is not None]
-    dialogues = [
-        m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task
-    ]
+    items = store.metrics(iteration, stage).items()
+    dialogues = [metrics for key, metrics in items if "tokens" in metrics and key.task]
     failed = sum(key.stage == stage for key, _ in store.failures(iteration))
     failed += len(all_scores) - len(scores)
     n = len(scores) + failed
@@ -402,17 +381,11 @@ class TreeWriter:
         last = max((r.number for r in new if r.leaf is not None), default=-1)
         with self.store.together():
             for one in new:
-                key = ItemKey(
-                    self.iteration, "rollout", tree.task, f"{one.search:03d}/{one.number:02d}"
-                )
+                name = f"{one.search:03d}/{one.number:02d}"
+                key = ItemKey(self.iteration, "rollout", tree.task, name)
                 path = None if one.leaf is None else path_tree(tree, [one.leaf])
-                self.store.finish(
-                    key,
-                    tree=path,
-                    credit=credit if one.number == last else (),
-                    metrics=_metrics(one, path),
-                    failure=one.failure,
-                )
+                own, metrics = credit if one.number == last else (), _metrics(one, path)
+                self.store.finish(key, tree=path, credit=own, metrics=metrics, failure=one.failure)
         done = len(new) if self.by_rollout else 1
         self.progress.advance(done, sampled_tokens=self.sampled_tokens())
 
@@ -442,10 +415,7 @@ async def grow_trees(
 
 
 def growth_summary(store: Store, iteration: int) -> Metrics:
-    """Return the number of rollouts, failures, trees and turns, and the mean score and tokens of rollouts.
-
-    Raises ``UserError`` if all rollouts failed.
-    """
+    """Return counts and means of an iteration's rollouts. Raises ``UserError`` if all of them failed."""
     items = store.items(iteration, "rollout")
     all_rollouts = [one for task_rollouts in _rollouts(items).values() for one in task_rollouts]
     failed = sum(one.leaf is None for one in all_rollouts)

@@ -1,8 +1,4 @@
-"""Loop over the stages of a recipe.
-
-Finished stages are not repeated and interrupted stages resume. A finished stage whose settings have changed is refused,
-or left out of a fork.
-"""
+"""Loop over the stages of a recipe: finished ones are not repeated, and refused if their settings have changed."""
 
 import shlex
 import shutil
@@ -70,16 +66,11 @@ def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
     left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
     later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
     here = stage.step.iteration
-    return StagePlace(
-        here,
-        iterations.index(here) + 1 if here in iterations else None,
-        len(iterations),
-        seconds_by_kind.get(stage.kind),
-        None
-        if None in later or stage.step.stage == REINFORCE
-        else sum(seconds or 0.0 for seconds in later),
-        sum(s.kind == stage.kind for s in left),
-    )
+    number = iterations.index(here) + 1 if here in iterations else None
+    unknown = None in later or stage.step.stage == REINFORCE
+    after = None if unknown else sum(one or 0.0 for one in later)
+    same = sum(s.kind == stage.kind for s in left)
+    return StagePlace(here, number, len(iterations), seconds_by_kind.get(stage.kind), after, same)
 
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
@@ -100,10 +91,7 @@ def run_steps(
     *,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each.
-
-    Raises :class:`UserError` if the settings of a finished step have changed, or the input of a step is missing.
-    """
+    """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each."""
     stages = {stage.step: stage for stage in recipe.stages()}
     check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
@@ -163,10 +151,9 @@ def _changed_files(run: Run) -> list[str]:
 
 
 def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[Step]:
-    """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``.
+    """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``; return them.
 
-    The source may be a run of another recipe with equal steps. The folder appears when it is complete. Returns the
-    copied steps. Raises :class:`UserError` if ``target`` exists.
+    The source may be a run of another recipe with equal steps. The folder appears when it is complete.
     """
     with (
         open_run(source, read_config(source)[0], settings, write=False) as old,
@@ -187,10 +174,7 @@ def _valid_steps(recipe: Any, run: Run) -> list[Step]:
     steps: list[Step] = []
     for stage in recipe.stages():
         step, has_inputs = stage.step, all(required in steps for required in stage.after)
-        if (
-            has_inputs
-            and run.is_finished(step)
-            and run.start_fingerprint(step) == recipe.fingerprint(step)
-        ):
+        is_same = run.start_fingerprint(step) == recipe.fingerprint(step)
+        if has_inputs and is_same and run.is_finished(step):
             steps.append(step)
     return steps

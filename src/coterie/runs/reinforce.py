@@ -1,8 +1,7 @@
 """Reinforcement learning within a stage. Each step: sample, reward, advantage, update.
 
-Samples of a step are stored before its update, and its metrics after it. Checkpoints of all roles are saved between
-steps. A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the
-stored samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
+A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the stored
+samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
 """
 
 import math
@@ -73,8 +72,7 @@ class ReinforcementLoop:
     async def learn(self, progress: Progress) -> Metrics:
         """Take the remaining steps and return the metrics of the stage.
 
-        Raises :class:`UserError` if ``patience`` steps in a row have no learning signal: no non-zero advantage, equal
-        rewards in all steps, or no paths to train on.
+        Raises :class:`UserError` if ``patience`` steps in a row have no learning signal.
         """
         records = step_records(self.run.store, self.iteration, REINFORCE)
         first, steps = self._first(records), self.settings.steps
@@ -168,10 +166,8 @@ class ReinforcementLoop:
 
     def _unmeasured(self, step: int) -> list[str]:
         """Return the names in ``reward.measures`` that no dialogue of a step has."""
-        weighted = self.settings.reward.measures
-        metrics = (
-            self.run.store.metrics(self.iteration, step_stage(REINFORCE, step)) if weighted else {}
-        )
+        weighted, stage = self.settings.reward.measures, step_stage(REINFORCE, step)
+        metrics = self.run.store.metrics(self.iteration, stage) if weighted else {}
         known = {name for key, measures in metrics.items() if key.task for name in measures}
         return [name for name in weighted if name not in known]
 
@@ -199,15 +195,12 @@ class ReinforcementLoop:
     def _open_learners(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
         before = records[first - 1] if first else {}
         with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    learner(
-                        *(self.run, self.models, self.iteration, one),
-                        at=int(before.get(updates_of(one.role), 0)),
-                    )
-                )
-                for one in self._configs
-            ]
+            learners = list[Learner]()
+            for one in self._configs:
+                at = int(before.get(updates_of(one.role), 0))
+                opened = learner(self.run, self.models, self.iteration, one, at=at)
+                learners.append(stack.enter_context(opened))
+            yield learners
 
     def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:
         """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
@@ -251,11 +244,7 @@ class ReinforcementLoop:
 def minibatches(
     tasks: Sequence[str], settings: StepSettings, seed: str
 ) -> Iterator[frozenset[str]]:
-    """Yield the tasks of each minibatch.
-
-    Every epoch has each task once. Sizes differ by at most one. With fewer tasks than ``minibatches``, each task is its
-    own minibatch.
-    """
+    """Yield the tasks of each minibatch. Every epoch has each task once; sizes differ by at most one."""
     for epoch in range(settings.epochs):
         order = sorted(set(tasks))
         random.Random(f"{seed}/{epoch}").shuffle(order)
@@ -300,10 +289,7 @@ def update(
 
 
 def _has_gradient(one: Learner, rows: Sequence[Row], s: ReinforceSettings) -> bool:
-    """Return True if the loss of a role has a gradient.
-
-    A critic always has one. A policy needs an advantage, an entropy bonus, or a divergence from the reference.
-    """
+    """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
     if one.config.like is not None or s.loss.entropy or (s.loss.kl and one.has_moved):
         return True
     return any(any(row.advantages or ()) for row in rows)
@@ -317,10 +303,7 @@ def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[st
 def step_metrics(
     samples: StepSamples, batch: StepBatch, updates: Mapping[str, float]
 ) -> dict[str, float | int | str]:
-    """Return the metrics of a step.
-
-    ``reward`` and ``score`` are means over all graded paths, including paths that are not trained on.
-    """
+    """Return the metrics of a step; means are over all graded paths, also those that are not trained on."""
     paths = samples.paths
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
@@ -346,17 +329,9 @@ def step_metrics(
 
 def describe_step(step: int, steps: int, metrics: Metrics) -> str:
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
-    parts = [
-        f"step {step} of {steps}: reward {reward:.3f}",
-        f"score {score:.3f}",
-        f"{tokens:.0f} tokens",
-        f"{metrics['groups_telling']} groups with an advantage",
-    ]
-    known: Mapping[str, str] = {
-        "entropy": "entropy",
-        "reference_kl": "KL to the reference",
-        "grad_norm": "gradient",
-    }
+    parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
+    parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
+    known = {"entropy": "entropy", "reference_kl": "KL to the reference", "grad_norm": "gradient"}
     for name, value in metrics.items():
         short = known.get(name.rpartition("/")[2])
         if short and not isinstance(value, str) and not name.startswith("critic/"):

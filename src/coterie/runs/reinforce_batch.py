@@ -19,7 +19,7 @@ from coterie.rewards.advantages import (
     with_advantage,
     with_advantages,
 )
-from coterie.rewards.dialogue_reward import GradedPath, PathReward, total
+from coterie.rewards.dialogue_reward import GradedPath, PathReward, add_terms
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
 from coterie.runs.roles import Learner
@@ -60,10 +60,7 @@ def paths_of(
     agents: Sequence[str],
     reward: PathReward,
 ) -> list[AgentPath]:
-    """Return the path of each agent with sampled turns, in the order of tasks and samples.
-
-    Failed episodes have no paths.
-    """
+    """Return the path of each agent with sampled turns, in the order of tasks and samples, without failed ones."""
     items = {key: metrics for key, metrics in store.metrics(iteration, stage).items() if key.task}
     by_sample = {(key.task, int(key.sample)): metrics for key, metrics in items.items()}
     known = set(store.tree_tasks(iteration, stage))
@@ -96,7 +93,8 @@ def _of_sample(
         path_reward = _whole(outcome, agent, bool(steps), rewards)
         graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
-        sampled = SampledPath(tree.task, outcome.leaf, total(terms), steps, agent)
+        whole = None if terms is None else add_terms(terms)
+        sampled = SampledPath(tree.task, outcome.leaf, whole, steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
@@ -115,10 +113,7 @@ def _whole(
 def _steps(
     path: Sequence[Turn], agent: str, own: Sequence[Row], rewards: Mapping[tuple[str, str], float]
 ) -> tuple[tuple[int, float], ...]:
-    """Return (token index, reward) of step rewards, each at the last token of the agent's latest turn so far.
-
-    A reward before the agent's first turn is placed at the end of that turn.
-    """
+    """Return (token index, reward) of step rewards, each at the end of the agent's latest turn so far, or its first."""
     ends = turn_ends(own)
     if not ends:
         return ()
@@ -210,10 +205,8 @@ def critic_batch(
         for path, own, (_, returns) in zip(trainable, advantages, estimates, strict=True)
     )
     informative = {path.task for path, own in zip(trainable, advantages, strict=True) if any(own)}
-    left_out = {
-        "paths_failed": len(paths) - len(graded),
-        "paths_too_long": len(graded) - len(trainable),
-    }
+    failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
+    left_out = {"paths_failed": failed, "paths_too_long": too_long}
     return StepBatch(batch, frozenset(informative), left_out)
 
 
@@ -254,9 +247,8 @@ def prepare(
         tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
         fresh = [path for path in fresh if path.task in tasks]
     if s.loss.kl or s.reward.kl:
-        fresh = _by_role(
-            fresh, policies, lambda one, rows: one.with_reference(rows, s.rollout.temperature)
-        )
+        at = s.rollout.temperature
+        fresh = _by_role(fresh, policies, lambda one, rows: one.with_reference(rows, at))
     moved = {agent for one in policies if one.has_moved for agent in one.config.agents}
     before_kl = fresh
     if s.reward.kl:
@@ -285,12 +277,9 @@ def prepare(
 
 def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
     """Return the tasks whose paths have different rewards, in the order of drawing."""
-    advantages = group_advantages([path.sampled for path in paths], "mean")
-    return list(
-        dict.fromkeys(
-            path.task for path, value in zip(paths, advantages.values, strict=True) if value
-        )
-    )
+    values = group_advantages([path.sampled for path in paths], "mean").values
+    tasks = (path.task for path, value in zip(paths, values, strict=True) if value)
+    return list(dict.fromkeys(tasks))
 
 
 def _fresh(paths: Sequence[AgentPath], policies: Sequence[Learner]) -> list[AgentPath]:

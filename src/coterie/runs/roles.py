@@ -1,9 +1,8 @@
 """Models of a run by role: paths, loading and engines of each version.
 
 Version 0 of a role is its initial model. Version ``i`` is the result of the training in iteration ``i - 1``: full
-weights or a LoRA adapter of the initial model, which the next training continues. For sampling and scoring in this
-process, an adapter is merged into float32 weights. With bfloat16 weights it stays separate, because merging would round
-small updates away. Servers serve it as an adapter.
+weights or a LoRA adapter of the initial model. In this process an adapter is merged into float32 weights, and stays
+separate beside bfloat16 weights, because merging would round small updates away. Servers serve it as an adapter.
 """
 
 import shutil
@@ -116,10 +115,7 @@ class Roles:
     def load(
         self, name: str, version: int, *, merge: bool = True, trainable: bool = False
     ) -> LoadedModel:
-        """Load a version of a role.
-
-        Merges an adapter; with ``merge=False`` only into float32 weights. A ``trainable`` adapter stays separate.
-        """
+        """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)

@@ -1,0 +1,253 @@
+"""From a step's paths to the advantages of their tokens, to minibatches, and what is left out of them and counted."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.errors import UserError
+from coterie.models.adapters import add_head
+from coterie.models.loading import load
+from coterie.record.rows import Row, Target
+from coterie.record.tree import LENGTH, Ending, Outcome
+from coterie.rewards.advantages import SampledPath
+from coterie.rewards.dialogue_reward import PathRewardSettings
+from coterie.runs.reinforce import minibatches, update
+from coterie.runs.reinforce_batch import (
+    AgentPath,
+    StepBatch,
+    StepSamples,
+    critic_batch,
+    informative_tasks,
+    prepare,
+)
+from coterie.runs.reinforce_settings import (
+    AdvantageSettings,
+    GroupSettings,
+    ReinforceSettings,
+    StepSettings,
+)
+from coterie.training.settings import PolicyLossSettings, TrainingSettings
+
+TRAINING = TrainingSettings(max_length=64, tokens_per_microbatch=4096)
+PLAIN = AdvantageSettings(baseline="values", whiten=False)
+COSTS = ReinforceSettings(reward=PathRewardSettings(kl=0.1))
+ENDED = Ending("answered")
+
+
+def path(
+    leaf: str,
+    reward: float | None,
+    *writers: str,
+    task: str = "task",
+    agent: str = "Ann",
+    ending: Ending = ENDED,
+    steps: Any = (),
+    seen: int = 3,
+) -> AgentPath:
+    """A row of each writer after ``seen`` observed tokens: two tokens in the first row, one in each other."""
+    rows = []
+    for number, writer in enumerate(writers or ("policy@0", "policy@0")):
+        own, logprobs = ((7,), (-3.0,)) if number else ((5, 6), (-1.0, -2.0))
+        target = Target(seen, seen + len(own), writer, f"{leaf}/{number}")
+        rows.append(Row((*range(10, 10 + seen), *own), (target,), logprobs))
+    tokens = sum(row.target_count for row in rows)
+    sampled = SampledPath(task, leaf, reward, steps, agent)
+    outcome, count = Outcome(leaf, 0, ending, None, reward), len(rows)
+    own_rows = tuple(replace(row, path_tokens=tokens) for row in rows)
+    return AgentPath(task, agent, outcome, count, own_rows, sampled)
+
+
+class Policy:
+    """A learner without a model, whose reference gives each token -1.5; notes what it is trained on."""
+
+    longest, left_out, has_moved = 9, 0, True
+
+    def __init__(self, version: str = "0", role: str = "policy", like: str | None = None) -> None:
+        self.version, self.role = version, role
+        self.config = SimpleNamespace(agents=("Ann",), like=like)
+        self.trainer = self
+        self.steps: list[list[Row]] = []
+
+    def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
+        return [replace(row, reference=(-1.5,) * row.target_count) for row in rows]
+
+    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+        self.steps.append([*rows])
+        return {"loss": 1.0}
+
+    def leave_out(self, too_long: int, empty: int) -> None:
+        self.left_out += too_long + empty
+
+
+def prepared(
+    paths: Sequence[AgentPath],
+    rules: ReinforceSettings | None = None,
+    version: str = "0",
+    has_moved: bool = True,
+) -> StepBatch:
+    policy: Any = Policy(version)
+    policy.has_moved = has_moved
+    return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules or ReinforceSettings())
+
+
+def advantages(batch: StepBatch) -> dict[str, list[Any]]:
+    return {one.outcome.leaf: [row.advantages for row in one.rows] for one in batch.paths}
+
+
+# -- a critic ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def critic() -> Any:
+    """A model whose head says 0.5 of every state."""
+    model = load("tiny-exchange").model
+    with torch.no_grad():
+        add_head(model).bias.fill_(0.5)
+    return model
+
+
+def numbers(values: Sequence[float] | None) -> list[float]:
+    return [round(value, 6) for value in values or ()]
+
+
+def test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off(critic: Any) -> None:
+    """One reward at the end; nothing is discounted. What comes after a cut is worth what the critic says there."""
+    paths = [path("ended", 1.0), path("cut", 1.0, ending=LENGTH)]
+    paths += [path("act", 0.0, steps=((1, 2.0),)), path("lost", None), path("long", 1.0, seen=64)]
+    batch = critic_batch(paths, critic, TRAINING, PLAIN)
+    rows = {one.outcome.leaf: one.rows for one in batch.paths}
+    assert {leaf: [numbers(row.advantages) for row in own] for leaf, own in rows.items()} == {
+        "ended": [[0.5, 0.5], [0.5]],
+        "cut": [[1.0, 1.0], [1.0]],
+        "act": [[1.5, 1.5], [-0.5]],
+    }, "a reward of an act stands at its turn, and not after it"
+    returns = [[numbers(row.returns) for row in own] for own in rows.values()]
+    assert returns == [[[1.0, 1.0], [1.0]], [[1.5, 1.5], [1.5]], [[2.0, 2.0], [0.0]]]
+    assert batch.counts == {"paths_failed": 1, "paths_too_long": 1}
+
+
+def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> None:
+    settings = PLAIN.model_copy(update={"whiten": True})
+    batch = critic_batch([path("a", 1.0), path("b", 0.0)], critic, TRAINING, settings)
+    tokens = [value for one in batch.paths for row in one.rows for value in row.advantages or ()]
+    assert sum(tokens) == pytest.approx(0, abs=1e-6)
+    assert tokens[0] == pytest.approx((5 / 6) ** 0.5), "of six equally far from their mean"
+
+
+# -- a divergence in the reward ---------------------------------------------------------------
+
+
+def test_a_divergence_costs_each_token_what_it_is_likelier_than_its_reference() -> None:
+    paths = [path("a", 1.0), path("b", 1.0)]
+    costs = tuple(pytest.approx(-0.1 * (own + 1.5)) for own in (-1.0, -2.0, -3.0))
+    for one in prepared(paths, COSTS).paths:
+        assert one.sampled.steps == tuple(enumerate(costs))
+        assert one.sampled.total == pytest.approx(1.0 + 0.1 * (6 - 4.5))
+    assert not prepared(paths).informative
+
+
+def test_costs_make_no_group_informative_whose_rewards_are_equal() -> None:
+    equal = [path("a", 1.0), path("b", 1.0, "policy@0")]
+    batch = prepared(equal, COSTS)
+    assert advantages(batch)["a"][0] != advantages(batch)["b"][0], "what they cost is learned from"
+    assert not batch.informative and batch.counts["groups_flat"] == 1
+    still = advantages(prepared(equal, COSTS, has_moved=False))
+    assert not any(still["a"][0] + still["b"][0]), "rounding alone"
+    other = prepared([path("a", 1.0), path("b", 0.0)], COSTS)
+    assert other.informative == {"task"} and other.counts["groups_flat"] == 0
+
+
+# -- which paths are trained on ---------------------------------------------------------------
+
+
+def test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted() -> None:
+    new, old = "policy@0.1", "policy@0"
+    paths = [
+        path("1", 1.0, new, new), path("2", 0.0, new), path("3", 5.0, old, new), path("6", 5.0, new, old),
+        path("4", 1.0, new, task="b"), path("5", 0.0, "critic@0.1", task="b"),
+    ]  # fmt: skip
+    batch = prepared(paths, version="0.1")
+    assert advantages(batch) == {"1": [(0.5, 0.5), (0.5,)], "2": [(-0.5, -0.5)]}, "on all segments"
+    assert (batch.counts["paths_stale"], batch.counts["groups_small"]) == (3, 1)
+    assert prepared(paths, version="0.2").counts["paths_stale"] == 6
+
+
+def test_a_path_that_was_cut_off_is_compared_and_not_trained_on() -> None:
+    paths = [path("a", 1.0), path("b", 0.0), path("cut", 5.0, ending=LENGTH)]
+    for truncated, last in (("train", {"cut": 3.0}), ("mask", {})):
+        rules = ReinforceSettings(advantage=AdvantageSettings(truncated=truncated))
+        batch = prepared(paths, rules)
+        first = {leaf: own[0][0] for leaf, own in advantages(batch).items()}
+        assert first == {"a": -1.0, "b": -2.0, **last}
+        assert batch.counts["paths_masked"] == (truncated == "mask")
+
+
+def test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones() -> None:
+    own = "policy@0.1"
+    rewards: list[tuple[str, list[float | None]]] = [
+        ("flat", [1.0, 1.0]), ("stale", [0.0]), ("first", [1.0, 0.0, None]), ("second", [1.0, 0.0]),
+    ]  # fmt: skip
+    paths = [
+        path(f"{task}{n}", one, own, task=task)
+        for task, some in rewards
+        for n, one in enumerate(some)
+    ]
+    paths.append(path("old", 1.0, "policy@0", task="stale"))
+    rules = ReinforceSettings(rollout=GroupSettings(tasks=1, rounds=3))
+    batch = prepared(paths, rules, "0.1")
+    assert {one.task for one in batch.paths} == {"first"} == batch.informative
+    names = ("groups", "groups_flat", "groups_small", "paths_failed", "paths_stale")
+    assert [batch.counts[name] for name in names] == [3, 1, 1, 1, 1]
+
+
+def test_a_task_is_informative_if_one_of_its_agents_groups_is() -> None:
+    groups = [
+        ("a", "Ann", 1.0, 1.0),
+        ("a", "Ben", 0.0, 1.0),
+        ("b", "Ann", 1.0, 1.0),
+        ("c", "Ann", 1.0, None),
+    ]
+    paths = [
+        path(f"{task}{n}", reward, task=task, agent=agent)
+        for task, agent, *rewards in groups
+        for n, reward in enumerate(rewards)
+    ]
+    assert informative_tasks(paths) == ["a"]
+
+
+# -- updates ----------------------------------------------------------------------------------
+
+
+def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
+    tasks, settings = [f"task {n}" for n in range(7) for _ in range(4)], StepSettings(minibatches=3)
+    twice = settings.model_copy(update={"epochs": 2})
+    batches = list(minibatches(tasks, twice, "seed"))
+    assert [len(one) for one in batches] == [3, 2, 2] * 2
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(task for one in epoch for task in one) == sorted(set(tasks))
+    assert batches[:3] != batches[3:], "each epoch has an order of its own"
+    assert batches != list(minibatches(tasks, twice, "another seed"))
+    assert len(list(minibatches(tasks[:4], settings, "seed"))) == 1
+
+
+def updated(paths: Sequence[AgentPath], *policies: Policy, **steps: int) -> dict[str, float]:
+    bonus = PolicyLossSettings(entropy=0.01)  # all rows have a gradient
+    learners: Any = policies
+    return update(paths, learners, ReinforceSettings(steps=StepSettings(**steps), loss=bonus), "s")
+
+
+def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on() -> None:
+    paths = [path("1", 1.0, "p@0", task="a"), path("2", 1.0, "p@0", task="b", seen=8)]
+    for parts in (1, 2):
+        policy = Policy()
+        metrics = updated(paths, policy, minibatches=parts)
+        assert (metrics["rows_too_long"], policy.left_out) == (1, 1)
+        assert policy.steps == [[*paths[0].rows]]
+    metrics = updated(paths, Policy(), Policy(role="critic", like="policy"), epochs=2)
+    assert metrics["trained_tokens"] == 2 * 2, "own tokens of policies in all epochs"
+    with pytest.raises(UserError, match=r"all 1 rows of a step are longer than .* 9 tokens"):
+        updated(paths[1:], Policy(), minibatches=2)
