@@ -7,18 +7,9 @@ from dataclasses import dataclass, field
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
 from coterie.record.tree import TURNS, Outcome, Tree
-from coterie.record.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
 
 AGENTS = ("Alice", "Bob")
-
-
-@dataclass
-class AgentContext:
-    """What one agent has seen so far."""
-
-    messages: tuple[Message, ...]
-    ids: tuple[int, ...] = ()
-    turn: str | None = None
 
 
 @dataclass
@@ -33,10 +24,8 @@ class Played:
 def opening(agent: str) -> tuple[Message, ...]:
     """The first messages of an agent: a system prompt of which one part is for it alone."""
     own = Part(f"Only {agent} knows: the river is blue.", audience=frozenset({agent}))
-    return (
-        Message("system", (Part(f"You are {agent}. "), own)),
-        Message.of("user", "Share facts."),
-    )
+    system = Message("system", (Part(f"You are {agent}. "), own))
+    return system, Message.of("user", "Share facts.")
 
 
 def play(
@@ -47,58 +36,34 @@ def play(
     say: Callable[[str], tuple[Part, ...]] = lambda text: (Part(text, source="sampled"),),
 ) -> Played:
     """Talk for some turns; ``sampling`` gives each turn's settings and ``say`` makes its parts."""
-    return asyncio.run(_play(engine, sampling, turns, seed, say))
-
-
-async def _play(
-    engine: InProcessEngine,
-    sampling: Callable[[int], Sampling],
-    turns: int,
-    seed: int,
-    say: Callable[[str], tuple[Part, ...]],
-) -> Played:
     tree = Tree("task", "rollout", 0)
     played = Played(tree, tree.root)
-    contexts = {agent: AgentContext(opening(agent)) for agent in AGENTS}
-    for number in range(turns):
+    messages = {agent: opening(agent) for agent in AGENTS}
+    ids: dict[str, tuple[int, ...]] = dict.fromkeys(AGENTS, ())
+    last: dict[str, str | None] = dict.fromkeys(AGENTS)
+
+    async def step(number: int) -> None:
         agent, other = AGENTS[number % 2], AGENTS[1 - number % 2]
-        context = contexts[agent]
-        prompt = engine.loaded.renderer.render(context.messages, tree, agent)
-        settings = sampling(number)
+        shown, own, settings = messages[agent], last[agent], sampling(number)
+        prompt = engine.loaded.renderer.render(shown, tree, agent)
         (said,) = await engine.sample(prompt, [seed + number], settings)
         played.calls.append((agent, prompt, said))
-        before = (
-            ()
-            if context.turn is None
-            else context.messages[: context.messages.index(_own(context)) + 1]
-        )
-        request = Request.make(
-            agent, played.leaf, context.turn, prompt, context.messages, context.ids, before
-        )
-        turn = _turn(engine, played.leaf, agent, request.id, said, settings, say(said.text))
+        before = shown[: shown.index(Message("assistant", turn=own)) + 1] if own else ()
+        request = Request.make(agent, played.leaf, own, prompt, shown, ids[agent], before)
+        sample = Sample(
+            request.id, said.ids, said.logprobs, said.finish, engine.policy, engine.version, said.seed,
+            settings.temperature, settings.top_p,
+        )  # fmt: skip
+        turn = make_turn(played.leaf, Speaker("agent", agent), say(said.text), sample=sample)
         tree.add(turn, request)
-        played.leaf, context.turn, context.ids = turn.id, turn.id, prompt + said.ids
-        context.messages += (Message("assistant", turn=turn.id),)
-        contexts[other].messages += (Message("user", turn=turn.id),)
+        played.leaf, last[agent], ids[agent] = turn.id, turn.id, prompt + said.ids
+        messages[agent] += (Message("assistant", turn=turn.id),)
+        messages[other] += (Message("user", turn=turn.id),)
+
+    async def talk() -> None:
+        for number in range(turns):
+            await step(number)
+
+    asyncio.run(talk())
     tree.end(Outcome(played.leaf, 0, TURNS, None, 0.0))
     return played
-
-
-def _own(context: AgentContext) -> Message:
-    return Message("assistant", turn=context.turn)
-
-
-def _turn(
-    engine: InProcessEngine,
-    parent: str,
-    agent: str,
-    request: str,
-    said: Completion,
-    settings: Sampling,
-    parts: tuple[Part, ...],
-) -> Turn:
-    sample = Sample(
-        request, said.ids, said.logprobs, said.finish, engine.policy, engine.version, said.seed,
-        settings.temperature, settings.top_p,
-    )  # fmt: skip
-    return make_turn(parent, Speaker("agent", agent), parts, sample=sample)

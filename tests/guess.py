@@ -1,4 +1,4 @@
-"""A plug-in environment for tests: an agent guesses a number, and is told whether it is too low or too high."""
+"""Plug-in environments for tests: an agent guesses a number, or writes a text with a letter in it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +28,12 @@ class Guess(Pure):
         numbers = range(first, first + 2 * count, 2)
         return [Task(f"{split}-{n}", {"place": n, "number": n % self.most}) for n in numbers]
 
+    def request(self, task: Task) -> str:
+        return f"Guess a number up to {self.most}."
+
+    def is_right(self, task: Task, text: str) -> bool:
+        return text == str(task.public["number"])
+
     def acting(self, state: State) -> tuple[str, ...]:
         return ("player",)
 
@@ -36,15 +42,33 @@ class Guess(Pure):
             Message("assistant" if turn.speaker.kind == "agent" else "user", turn=turn.id)
             for turn in state.turns
         )
-        return (Message.of("system", f"Guess a number up to {self.most}."), *turns)
+        return (Message.of("system", self.request(state.task)), *turns)
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        said = taken[-1].text.strip()
-        if said == str(state.task.public["number"]):
-            return Transition(answer=said, end=Ending("found"))
+        text = taken[-1].text.strip()
+        if self.is_right(state.task, text):
+            return Transition(answer=text, end=Ending("found"))
         return Transition(seen=(Observation(Speaker("environment", "guess"), (Part("no"),)),))
 
     async def grade(self, state: State, live: Any) -> Grade:
         return Grade(float(state.answer is not None))
+
+
+class LetterSettings(GuessSettings):
+    letter: str = key("a", "A letter of right texts.")
+
+
+class Letter(Guess):
+    name, settings_type = "letter", LetterSettings
+
+    def __init__(self, settings: LetterSettings) -> None:
+        super().__init__(settings)
+        self.letter = settings.letter
+
+    def request(self, task: Task) -> str:
+        return f"Say word {task.public['place']} with {self.letter}."
+
+    def is_right(self, task: Task, text: str) -> bool:
+        return self.letter in text

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,53 +29,47 @@ class Hub:
     """Branch of which files are listed."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Handler that writes no log."""
-
-    def reply(self, status: int, data: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def start(handler: type[Handler]) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return server
-
-
 def serve(served: Hub) -> ThreadingHTTPServer:
-    class Files(Handler):
+    class Files(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             served.asked.append(self.path)
             if self.path.startswith("/api/datasets/") and served.revision:
                 return self.list()
-            found = [data for path, data in served.files.items() if self.path.endswith(path)]
-            if not found:
+            data = next(
+                (one for name, one in served.files.items() if self.path.endswith(name)), None
+            )
+            if data is None:
                 return self.reply(404)
-            commit, size = COMMIT.search(self.path), str(len(found[0]))
-            etag = f'"{hashlib.sha256(found[0]).hexdigest()}"'
-            names = {"X_Repo_Commit": commit[1] if commit else "0" * 40, "ETag": etag}
-            self.reply(200, found[0], **names, X_Linked_Size=size)
+            commit = COMMIT.search(self.path)
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            names = {"X-Repo-Commit": commit[1] if commit else "0" * 40, "ETag": etag}
+            self.reply(200, data, {**names, "X-Linked-Size": str(len(data))})
 
         do_HEAD = do_GET
 
         def list(self) -> None:
-            """Tell the files of a data set at the revision that is served."""
+            """Send the names of the files at the served revision."""
             _, _, revision = self.path.partition("/revision/")
             if unquote(revision.partition("?")[0]) != served.revision:
-                return self.reply(404, X_Error_Code="RevisionNotFound")
+                return self.reply(404, headers={"X-Error-Code": "RevisionNotFound"})
             names = [{"rfilename": name} for name in served.files]
-            found = {"id": "owner/name", "sha": "0" * 40, "siblings": names}
-            self.reply(200, json.dumps(found).encode())
+            info = {"id": "owner/name", "sha": "0" * 40, "siblings": names}
+            self.reply(200, json.dumps(info).encode())
 
-    return start(Files)
+        def reply(self, status: int, data: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
 
 
 @contextmanager

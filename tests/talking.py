@@ -1,10 +1,14 @@
-"""Plays lines that a test gives through an environment: by branches, as everybody's turns go."""
+"""Scripted dialogues in an environment, and greedy completions of a packaged model."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.models.loading import load
 from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
@@ -15,9 +19,8 @@ from tests.games import Script
 SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What an actor was shown before it said something, besides its system prompt."""
+class Heard(NamedTuple):
+    """The prompt of an actor before a message, without its system prompt."""
 
     actor: str
     messages: list[tuple[str, str]]
@@ -32,7 +35,7 @@ async def talk(
     truncated: bool = False,
     shared: Shared | None = None,
 ) -> tuple[State, list[Heard]]:
-    """The state after these lines, each of which must be asked for, and what was heard before each."""
+    """The state after these lines, each of which must be requested, and the prompts before each."""
     left, heard = list(lines), []
 
     def say(prompt: Prompt) -> str:
@@ -40,13 +43,12 @@ async def talk(
         heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
         return left.pop(0)
 
-    script = Script(say, truncated=truncated)
-    async with branching(environment, task, script, shared) as branches:
+    async with branching(environment, task, Script(say, truncated=truncated), shared) as branches:
         at = await branches.start()
         while left:
             assert at.state.end is None, f"over before {left[0]!r}"
             at = await go_on(branches, at)
-    return at.state, heard
+        return at.state, heard
 
 
 async def talk_out(
@@ -57,8 +59,7 @@ async def talk_out(
     truncated: bool = False,
     shared: Shared | None = None,
 ) -> tuple[State, Grade]:
-    script = Script(say, truncated=truncated)
-    async with branching(environment, task, script, shared) as branches:
+    async with branching(environment, task, Script(say, truncated=truncated), shared) as branches:
         at = await branches.start()
         while at.state.end is None:
             at = await go_on(branches, at)
@@ -86,3 +87,17 @@ async def branching(
 async def finished(driver: Driver, *episodes: Episode) -> list[EpisodeResult]:
     async with driver.play_all(episodes) as playing:
         return [one async for one in playing]
+
+
+def greedy(
+    model: str, prompts: Sequence[Sequence[int]], max_tokens: int, stop: tuple[str, ...] = ()
+) -> list[Completion]:
+    """Return the greedy completions of a packaged model."""
+    engine = InProcessEngine(load(model), policy=model, version="0")
+    sampling = Sampling(0.0, 1.0, max_tokens, stop, 60.0)
+
+    async def sample() -> list[Completion]:
+        drawn = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return [one for (one,) in drawn]
+
+    return asyncio.run(sample())

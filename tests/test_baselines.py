@@ -8,7 +8,7 @@ import pytest
 
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import Method, by_method, single_agent
-from coterie.environments.debate import Debate
+from coterie.environments.discussion import Debate
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import State
 from coterie.environments.registry import CODING, NAMES, PLANS, WEB

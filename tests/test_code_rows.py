@@ -14,14 +14,14 @@ import pytest
 from coterie.cli.data_rows import Finding, check_rows
 from coterie.datasets import code_rows
 from coterie.datasets.catalogue import SPLITS, find
-from coterie.datasets.code_rows import SEALED, CodeRow, LiveCodeRow
+from coterie.datasets.code_rows import SEALED, CodeContestsRow, CodeRow, LiveCodeRow
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import content, load, load_rows
-from coterie.datasets.rows import question_key
+from coterie.datasets.load import CatalogueSet, SourceSettings, load, load_rows
+from coterie.datasets.rows import SetRow, question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from tests.conftest import Cli
+from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl, table
 
@@ -64,12 +64,11 @@ def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     names = [{row.answer.split("(")[0] for row in rows} for rows in splits]
     assert not names[0] & names[1]
     assert not any(checked(every[:: len(every) // 90]))
-
-
-def test_the_sample_is_the_first_of_the_synthetic_rows() -> None:
-    for split in SPLITS:
-        sample = load_rows("colbench_code", split, "sample")
-        assert sample == load_rows("colbench_code", split, "synthetic")[: len(sample)]
+    if source == "synthetic":
+        samples = [load_rows("colbench_code", split, "sample") for split in SPLITS]
+        assert samples == [
+            rows[: len(sample)] for rows, sample in zip(splits, samples, strict=True)
+        ]
 
 
 def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
@@ -81,23 +80,6 @@ def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
     assert CodeRow.model_validate(listed) == row.model_copy(update={"id": "b7"})
     table = task(test_cases={"case1": None, **CALLS})  # so a column of structs has it
     assert CodeRow.model_validate(table) == row
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"problem_description": None}, "question"), ({"problem_description": " "}, "some text"),
-        ({"test_cases": "fee(1)"}, "tests"), ({"test_cases": {"a": 1}}, "tests.0"),
-        ({"ground_truth": 3}, "answer"),
-    ],
-)  # fmt: skip
-def test_a_broken_row_is_named_by_its_line(
-    change: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    file = jsonl(tmp_path / "rows.jsonl", task(), task(**change))
-    with pytest.raises(UserError, match=r"line 2 is broken") as error:
-        load("colbench_code", file)
-    assert said in error.value.what
 
 
 # Checks
@@ -118,34 +100,17 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 def test_each_fault_is_found() -> None:
     findings = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
-    found = dict(zip(FAULTS, findings, strict=True))
-    assert found.pop("") is None
+    by_fault = dict(zip(FAULTS, findings, strict=True))
+    assert by_fault.pop("") is None
     why = {}
-    for name, finding in found.items():
+    for name, finding in by_fault.items():
         assert finding is not None and finding[0] == name.partition(",")[0]
         why[name] = finding[1]
     assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
     assert "too long" in why["fails, endless"] and "nan" in why["not plain, nan"]
 
 
-def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
-    broken = task("Two?", ground_truth="def fee(days) return 5")
-    file = jsonl(tmp_path / "rows.jsonl", task("One?"), broken, task("Three?", ground_truth=""))
-    said = cli("data", "check", "colbench_code", "--source", file)
-    assert said.code == 0 and "does not run" in said.out
-    told = json.loads(said.out.splitlines()[-1])
-    [split] = told["splits"]
-    assert (split["rows"], split["unusable"]) == (3, 2)
-    assert split["findings"] == {"empty": [3], "fails": [2]}
-    assert "rows.jsonl: 3 rows, 2 can't be tasks" in said.out
-    said = cli("data", "check", "gsm8k", "--source", "sample")
-    assert said.code == 2 and "have no code to run" in said.err
-
-
-# Loading
-
-
-def test_rows_without_fault_are_written_and_can_be_loaded(cli: Cli, tmp_path: Path) -> None:
+def test_check_lists_rows_by_finding_and_writes_the_others(cli: Cli, tmp_path: Path) -> None:
     """A reference that fails when it is run, and one whose value only a comparison hides."""
     hidden = {
         "ground_truth": "def fee(days):\n    return lambda: days",
@@ -154,27 +119,33 @@ def test_rows_without_fault_are_written_and_can_be_loaded(cli: Cli, tmp_path: Pa
     bad = [FAULTS["fails, error"], FAULTS["random"], FAULTS["empty, reference"], hidden]
     rows = [task(f"Bad {n}?", **change) for n, change in enumerate(bad)]
     few = task("Few?", test_cases=["fee(1)"])
-    jsonl(tmp_path / "raw/train.jsonl", *rows, task("Train?"), few)
+    train = jsonl(tmp_path / "raw/train.jsonl", *rows, task("Train?"), few)
     jsonl(tmp_path / "raw/test.jsonl", task("Test?"), task("Train?"))
-    said = cli("data", "check", "colbench_code", "--source", "raw", "--out", "checked")
-    assert said.code == 0, said.err
-    told = json.loads(said.out.splitlines()[-1])["splits"]
-    assert [(one["name"], one["rows"], one["unusable"]) for one in told] == [
-        ("train", 4, 3),
-        ("heldout", 2, 0),
-    ]
-    found = load("colbench_code", tmp_path / "checked").rows
-    assert [row.question[:4] for row in found["train"]] == ["Few?"]
-    assert [row.question[:4] for row in found["heldout"]] == ["Test", "Trai"]
+    for words, splits in (
+        ((train,), [("train.jsonl", 6, {"empty": [3], "fails": [1], "random": [2], "not plain": [4]})]),
+        (("raw", "--out", "checked"), [
+            ("train", 4, {"fails": [1], "random": [2], "not plain": [3]}), ("heldout", 2, {})]),
+    ):  # fmt: skip
+        result = cli("data", "check", "colbench_code", "--source", *words)
+        assert result.code == 0 and "does not run" in result.out, result.err
+        reports = json.loads(result.out.splitlines()[-1])["splits"]
+        assert [(one["name"], one["rows"], one["findings"]) for one in reports] == splits
+    checked_rows = load("colbench_code", tmp_path / "checked").rows
+    assert [row.question[:4] for row in checked_rows["train"]] == ["Few?"]
+    assert [row.question[:4] for row in checked_rows["heldout"]] == ["Test", "Trai"]
+    assert "have no code to run" in refused(cli, "data", "check", "gsm8k", "--source", "sample")
+
+
+# Loading
 
 
 def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_path: Path) -> None:
     rows = [task(f"Test {n}?") for n in range(1003)]
     jsonl(tmp_path / "test.jsonl", *rows)
     jsonl(tmp_path / "train.jsonl", task("Train?"))
-    found = load("colbench_code", tmp_path).rows
+    splits = load("colbench_code", tmp_path).rows
     texts = [row["problem_description"] for row in rows[:1000]]
-    assert [row.question for row in found["heldout"]] == texts and len(found["train"]) == 1
+    assert [row.question for row in splits["heldout"]] == texts and len(splits["train"]) == 1
 
 
 def test_a_revision_that_is_not_pinned_is_part_of_the_content(
@@ -188,7 +159,10 @@ def test_a_revision_that_is_not_pinned_is_part_of_the_content(
     }
     with stub_hub(files, tmp_path / "cache", monkeypatch):
         assert [len(rows) for rows in load("colbench_code").rows.values()] == [2, 2]
-        assert f"{'0' * 40}/backend_tasks/train.jsonl" in content("colbench_code", "hub", 0.1)
+        assert (
+            f"{'0' * 40}/backend_tasks/train.jsonl"
+            in CatalogueSet(SourceSettings(name="colbench_code")).content()
+        )
 
 
 TESTS = [{"input": "3\n", "output": "4\n", "testtype": "stdin"}]
@@ -201,6 +175,13 @@ PRIVATE = [
     {"input": "5\n", "output": "6\n", "testtype": "stdin"},
     {"input": "[5]", "output": "6", "testtype": "functional"},
 ]
+
+
+CONTEST = {
+    "name": "1_A", "description": "Add one.", "difficulty": 7, "source": 2, "solutions": {"solution": ["no"]},
+    "public_tests": {"input": ["1"], "output": ["2"]}, "private_tests": {"input": ["3"], "output": ["4"]},
+    "generated_tests": {"input": ["5"], "output": ["6"]},
+}  # fmt: skip
 
 
 class Bomb:
@@ -241,9 +222,11 @@ def test_private_tests_that_are_json_are_read(private: Any, tmp_path: Path) -> N
     assert row.date == "2023-08-21T00:00:00"
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
     assert read("livecodebench", tmp_path / "b.jsonl") == row
+    file = jsonl(tmp_path / "c.jsonl", LIVE, LIVE | {"public_test_cases": "[]"})
+    assert len(load_rows("livecodebench", "heldout", file)) == 1, "a problem without tests"
 
 
-def test_a_pickle_is_never_read_and_it_is_said_what_is_lacking(
+def test_a_pickle_is_never_read_and_rows_report_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = tmp_path / "ran"
@@ -256,35 +239,30 @@ def test_a_pickle_is_never_read_and_it_is_said_what_is_lacking(
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "row, change, problem",
     [
-        ({"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
-        ({"public_test_cases": "[1]"}, "a test is not an object"),
-        ({"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
-        ({"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),
+        (CodeRow, {"problem_description": None}, "question"), (CodeRow, {"problem_description": " "}, "some text"),
+        (CodeRow, {"test_cases": "fee(1)"}, "tests"), (CodeRow, {"test_cases": {"a": 1}}, "tests.0"),
+        (CodeRow, {"ground_truth": 3}, "answer"),
+        (LiveCodeRow, {"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
+        (LiveCodeRow, {"public_test_cases": "[1]"}, "a test is not an object"),
+        (LiveCodeRow, {"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
+        (LiveCodeRow, {"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),
+        (CodeContestsRow, {"private_tests": {"input": ["3"], "output": []}}, "private_tests has different numbers"),
     ],
 )  # fmt: skip
-def test_broken_tests_are_named_by_their_line(
-    change: dict[str, Any], said: str, tmp_path: Path
+def test_a_broken_row_is_named_by_its_line(
+    row: type[SetRow], change: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    file = jsonl(tmp_path / "a.jsonl", LIVE, LIVE | change)
+    good = {CodeRow: task(), LiveCodeRow: LIVE, CodeContestsRow: CONTEST}[row]
+    file = jsonl(tmp_path / "rows.jsonl", good, good | change)
     with pytest.raises(UserError, match="line 2 is broken") as error:
-        list(read_rows(file, LiveCodeRow))
-    assert said in error.value.what
-
-
-def test_a_problem_without_tests_is_not_used(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "a.jsonl", LIVE, LIVE | {"public_test_cases": "[]"})
-    assert len(load_rows("livecodebench", "heldout", file)) == 1
+        list(read_rows(file, row))
+    assert problem in error.value.what
 
 
 def test_code_contests_have_all_their_tests_and_no_solution(tmp_path: Path) -> None:
-    raw = {
-        "name": "1_A", "description": "Add one.", "difficulty": 7, "source": 2, "solutions": {"solution": ["no"]},
-        "public_tests": {"input": ["1"], "output": ["2"]}, "private_tests": {"input": ["3"], "output": ["4"]},
-        "generated_tests": {"input": ["5"], "output": ["6"]},
-    }  # fmt: skip
-    row = read("code_contests", table(tmp_path / "test.parquet", raw))
+    row = read("code_contests", table(tmp_path / "test.parquet", CONTEST))
     assert (row.id, row.question, row.answer) == ("1_A", "Add one.", "")
     assert [(t.input, t.output, t.public) for t in row.tests] == [
         ("1", "2", True),
@@ -293,6 +271,3 @@ def test_code_contests_have_all_their_tests_and_no_solution(tmp_path: Path) -> N
     ]
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
     assert read("code_contests", tmp_path / "b.jsonl") == row
-    broken = raw | {"private_tests": {"input": ["3"], "output": []}}
-    with pytest.raises(UserError, match="private_tests has different numbers"):
-        read("code_contests", jsonl(tmp_path / "c.jsonl", broken))

@@ -1,8 +1,9 @@
-"""Backend programming: what is said, who sees what, when it ends, and what an answer is worth."""
+"""Backend programming: marks in messages, who sees what, when it ends, and how answers are graded."""
 
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,16 @@ from coterie.environments.coding import (
     MARKER,
     TESTS,
     Coding,
+    answer_in,
+    code_of,
     coding_task,
     compared,
     hidden_calls,
     transcript,
+    visible,
 )
 from coterie.environments.persona import HIDDEN, Persona, PersonaSettings
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
+from coterie.environments.protocol import WELL_FORMED, Shared, State
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -42,18 +46,19 @@ CALLS = [f"double({n})" for n in range(10)]
 
 
 class Parrot:
-    """A person who says how often it was asked."""
+    """A user who counts its replies."""
 
     name = "script:parrot"
 
-    def __init__(self) -> None:
-        self.heard: list[Sequence[TranscriptLine]] = []
+    def __init__(self, reply: str = "") -> None:
+        self.text = reply
+        self.transcripts: list[Sequence[TranscriptLine]] = []
         self.seeds: list[int] = []
 
-    async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
-        self.heard.append(said)
+    async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
+        self.transcripts.append(transcript)
         self.seeds.append(seed)
-        return f"Reply {len(self.heard)}."
+        return self.text or f"Reply {len(self.transcripts)}."
 
 
 def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Task:
@@ -62,99 +67,90 @@ def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Tas
     )
 
 
-Play = Callable[..., tuple[State, Grade | None]]
+Play = Callable[..., tuple[State, Any]]
 
 
 @pytest.fixture
 def play(runner: asyncio.Runner, sandbox: Sandbox) -> Play:
     def run(
-        environment: Coding, task: Task, utterances: Sequence[str], person: Parrot | None = None
-    ) -> tuple[State, Grade | None]:
-        shared = Shared(sandbox)
-        return runner.run(converse(environment, task, utterances, shared, person or Parrot()))
+        environment: Coding, task: Task, texts: Sequence[str], user: Parrot | None = None
+    ) -> tuple[State, Any]:
+        return runner.run(converse(environment, task, texts, Shared(sandbox), user or Parrot()))
 
     return run
 
 
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight(play: Play) -> None:
-    environment, task, person = Persona(), a_task(), Parrot()
-    state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], person)
+    environment, task, user = Persona(), a_task(), Parrot()
+    state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], user)
     shown = environment.see(state, AGENT)
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
     assert [part.text for part in shown[2].parts] == ["Which number?"]
     assert transcript(environment, state.turns)[1] == (AGENT, "Which number?")
-    assert person.heard == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
+    assert user.transcripts == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
 
 
 def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn(play: Play) -> None:
     environment: Coding = Persona()
     task = a_task()
     state, grade = play(environment, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
-    assert state.end == Ending("answered") and grade.score == 1.0  # type: ignore[union-attr]
-    assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
-    assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
-    assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
+    assert state.end == Ending("answered") and grade.score == 1.0
+    assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0
+    assert grade.metrics["leaks"] == 0, "the answer itself is none"
+    assert grade.metrics[WELL_FORMED] == 1.0
     environment = Persona(PersonaSettings(turns=3))
     state, grade = play(environment, task, ["Which?", "And?", REFERENCE_CODE])
-    assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
-    assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
+    assert state.end == TURNS and grade.score == 1.0
+    assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"
     state, grade = play(by_method(Persona(), "cot"), task, [REFERENCE_CODE])
-    assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
+    assert state.end == TURNS and grade.score == 1.0
 
 
 def test_the_fraction_of_tests_and_why_each_failed_are_kept(play: Play) -> None:
     half = f"{MARKER}\ndef double(x):\n    return 2 * x if x < 5 else [][x]"
     _, grade = play(Persona(), a_task(), [half])
-    assert grade is not None and (grade.score, grade.metrics["fraction"]) == (0.0, 0.5)
+    assert (grade.score, grade.metrics["fraction"]) == (0.0, 0.5)
     results = json.loads(str(grade.metrics["results"]))
     assert [one["passed"] for one in results] == [True] * 5 + [False] * 5
     assert results[1]["gave"] == "2" and "IndexError" in results[9]["why"]
     _, grade = play(Persona(), a_task(), [MARKER])
-    assert grade is not None and grade.score == 0.0 and grade.metrics["why"] == "no code"
+    assert grade.score == 0.0 and grade.metrics["why"] == "no code"
 
 
-HELPERS = {
-    "helper": "def two():\n    return 2\n\ndef double(x):\n    return two() * x",
-    "import": "import math\n\ndef double(x):\n    return math.prod([2, x])",
-    "recursion": "def double(x):\n    return 2 + double(x - 1) if x else 0",
-    "constant": "TWO = 2\n\ndef double(x):\n    return TWO * x",
-}
-
-
-@pytest.mark.parametrize("name", HELPERS)
-def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(play: Play, name: str) -> None:
-    said = [f"{MARKER}\n{HELPERS[name]}"]
-    _, modern = play(Persona(), a_task(), said)
-    _, legacy = play(Persona(PersonaSettings(grading="legacy")), a_task(), said)
-    assert modern is not None and legacy is not None
-    assert modern.score == 1.0
-    # recursion alone passes a call that does not recurse
-    assert legacy.metrics["fraction"] == (0.1 if name == "recursion" else 0.0)
+@pytest.mark.parametrize(
+    ("code", "fraction"),
+    [
+        ("def two():\n    return 2\n\ndef double(x):\n    return two() * x", 0.0),
+        ("import math\n\ndef double(x):\n    return math.prod([2, x])", 0.0),
+        # recursion alone passes a call that does not recurse
+        ("def double(x):\n    return 2 + double(x - 1) if x else 0", 0.1),
+        (f"{REFERENCE_CODE}\n# no sudo needed", 0.0),
+    ],
+)
+def test_the_legacy_grader_fails_helpers_and_refuses_words(
+    play: Play, code: str, fraction: float
+) -> None:
+    answer = [f"{MARKER}\n{code}"]
+    assert play(Persona(), a_task(), answer)[1].score == 1.0
+    legacy = Persona(PersonaSettings(grading="legacy"))
+    assert play(legacy, a_task(), answer)[1].metrics["fraction"] == fraction
 
 
 def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn(
     runner: asyncio.Runner, sandbox: Sandbox
 ) -> None:
     async def seeds(sample: int, *utterances: str) -> list[int]:
-        person = Parrot()
-        said = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
-        cast = {AGENT: said, PERSON: UserSampler(person)}
-        driver = Driver(Persona(), cast, seed=0, shared=Shared(sandbox))
+        user = Parrot()
+        agent = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
+        samplers = {AGENT: agent, PERSON: UserSampler(user)}
+        driver = Driver(Persona(), samplers, seed=0, shared=Shared(sandbox))
         async with driver.play_all([Episode(a_task(), sample, 0, "s")]) as playing:
             assert [one.failure async for one in playing] == [None]
-        return person.seeds
+        return user.seeds
 
-    one, again, other = (
-        runner.run(seeds(*said))
-        for said in ((0, "Which?", "Why?"), (0, "Which?", "Why?"), (1, "How?"))
-    )
-    assert one == again and len({*one, *other}) == 3
-
-
-def test_legacy_refuses_words_wherever_they_stand(play: Play) -> None:
-    said = [f"{MARKER}\n{REFERENCE_CODE}\n# no sudo needed"]
-    assert play(Persona(), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
-    assert play(Persona(PersonaSettings(grading="legacy")), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
+    first = runner.run(seeds(0, "Which?", "Why?"))
+    assert first == runner.run(seeds(0, "Which?", "Why?"))
+    assert len({*first, *runner.run(seeds(1, "How?"))}) == 3
 
 
 def test_a_reference_that_fails_its_tests_is_a_recorded_failure(play: Play) -> None:
@@ -179,14 +175,12 @@ def test_replies_are_cut_at_a_sentence() -> None:
     assert cut_reply("One. Two. Three.", 10) == "One. Two."
     assert cut_reply("Costs 3.50 in all. More.", 20) == "Costs 3.50 in all."
     assert cut_reply("word " * 20, 20) == "word word word…"
-    assert cut_reply("  short ", 20) == "short"
     assert cut_reply("Times 3. Multiply by 3.14 and then", 23) == "Times 3."
     assert cut_reply("A sentence. And a pie", 400, unfinished=True) == "A sentence."
     assert cut_reply("No sentence at a", 400, unfinished=True) == "No sentence at…"
-    assert cut_reply("", 400, unfinished=True) == ""
 
 
-def test_what_a_reply_quotes_of_the_reference_is_counted(play: Play) -> None:
+def test_quotes_of_the_reference_are_counted(play: Play) -> None:
     assert overlap("It is: return 2 * x, I think", REFERENCE_CODE) == len(":return2*x")
     lines = [
         "def total(prices):",
@@ -201,21 +195,13 @@ def test_what_a_reply_quotes_of_the_reference_is_counted(play: Play) -> None:
         reference.upper(), reference.replace(" ", "\u00a0"), "It adds up prices\u200b over " + "\u200b".join(lines[1]),
     ]  # fmt: skip
     plain = ["It adds up what is more than two.", "prices: the prices; found: those found"]
-    for reply, leaked in [(one, 1) for one in quotes] + [(one, 0) for one in plain]:
-
-        class Quoting(Parrot):
-            async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
-                return reply  # noqa: B023
-
-        scores = {}
-        for rule in ("keep", "fail", "drop"):
+    for reply in (*quotes, *plain):
+        leaks = int(reply in quotes)
+        for rule, score in (("keep", 1), ("fail", 0), ("drop", None)):
             environment = Persona(PersonaSettings(on_leak=rule))
-            _, grade = play(environment, task, ["How?", f"{MARKER} {reference}"], Quoting())
-            assert grade is not None and grade.metrics["leaks"] == leaked, reply
-            scores[rule] = grade.score
-        assert scores == (
-            {"keep": 1, "fail": 0, "drop": None} if leaked else dict.fromkeys(scores, 1)
-        )
+            _, grade = play(environment, task, ["How?", f"{MARKER} {reference}"], Parrot(reply))
+            assert grade.metrics["leaks"] == leaks, reply
+            assert grade.score == (score if leaks else 1), reply
 
 
 def test_secrets_are_for_those_who_may_read_them() -> None:
@@ -224,8 +210,8 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
     for name, reader in ((REFERENCE, AGENT), (TESTS, PERSON), (TESTS, "critic")):
         with pytest.raises(PrivilegeError):
             task.secrets[name].reveal(reader)
-    asked = role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
-    assert REFERENCE_CODE in asked and asked.endswith("\nYou: Hello\nAssistant: Which?\nYou:")
+    prompt = role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
+    assert REFERENCE_CODE in prompt and prompt.endswith("\nYou: Hello\nAssistant: Which?\nYou:")
     persona = Persona().tasks("train", 1, 0)[0]
     for name in (REFERENCE, TESTS, HIDDEN):
         with pytest.raises(PrivilegeError):
@@ -233,10 +219,10 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
 
 
 def test_values_are_compared_by_type_too_if_so_set(play: Play) -> None:
-    said = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
+    answer = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
     for strict, score in ((False, 1.0), (True, 0.0)):
         environment = Persona(PersonaSettings(strict=strict))
-        assert play(environment, a_task(), said)[1].score == score  # type: ignore[union-attr]
+        assert play(environment, a_task(), answer)[1].score == score
 
 
 ALWAYS = (
@@ -251,4 +237,59 @@ def test_a_comparison_in_a_test_does_not_ask_the_answer(play: Play) -> None:
     environment = coding_in("colbench_code")
     for answer, fraction in ((ALWAYS, 0.0), (REFERENCE_CODE, 1.0)):
         _, grade = play(environment, environment.task_of(row), [f"{MARKER}\n{answer}"])
-        assert grade is not None and grade.metrics["fraction"] == fraction
+        assert grade.metrics["fraction"] == fraction
+
+
+DOCUMENTED = (
+    'def f(x):\n    """Gives x.\n\n    ```python\n    OUTPUT: 1\n    ```\n'
+    f"    {MARKER} isn't meant here.\n"
+    f'    """\n    y = "OUTPUT: {MARKER} ```"  # OUTPUT: {MARKER} ```\n    return x'
+)
+"""Code with all marks in literals, where they do not count."""
+QUOTED = "def f():\n    '''OUTPUT: x'''\n    return 'OUTPUT: y'"
+FENCED = f"```python\nx = '{MARKER}'\n```\nIs it so?"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen", "answer"),
+    [
+        ("hm OUTPUT: Which number?", "Which number?", None),
+        ("hm OUTPUT: Which? OUTPUT: other", "Which?", None),
+        (f"hm OUTPUT: {MARKER} code", f"{MARKER} code", "code"),
+        (f"{MARKER} thoughts OUTPUT: code", f"{MARKER} code", "code"),
+        (f"{MARKER} f()  # OUTPUT: 3", f"{MARKER} f()  # OUTPUT: 3", "f()  # OUTPUT: 3"),
+        (f"{MARKER}\n{DOCUMENTED}", f"{MARKER}\n{DOCUMENTED}", DOCUMENTED),
+        (f"hm OUTPUT: {MARKER}\n{DOCUMENTED}\n{MARKER}", f"{MARKER}\n{DOCUMENTED}\n{MARKER}", DOCUMENTED),
+        ("It's what you don't want. OUTPUT: Don't I?", "Don't I?", None),
+        (f'I say "{MARKER}" now: x', f'I say "{MARKER}" now: x', '" now: x'),
+        (FENCED, FENCED, None),
+        (QUOTED, QUOTED, None),
+    ],
+)  # fmt: skip
+def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
+    assert visible(text) == seen
+    assert answer_in(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("Here:\n```python\ndef f(): pass\n```\nbye", "def f(): pass"),
+        ("``` x ```python\ny\n```", "y"),
+        ("```python\nunclosed", "unclosed"),
+        ("```text\nlike so:\n``` and\n``` Python3 \nx\n```", "x"),
+        ("```f(x)```", "f(x)"),
+        ("It's:\n```python\nx = '```'  # ```\ny = 1\n```\nIt's done", "x = '```'  # ```\ny = 1"),
+        (f"```python\n{DOCUMENTED}\n```\nThat's all.", DOCUMENTED),
+        (f"It's what you're after:\n```\n{DOCUMENTED}\n```", DOCUMENTED),
+        (DOCUMENTED, DOCUMENTED),
+    ],
+)
+def test_code_of_an_answer(answer: str, code: str) -> None:
+    assert code_of(answer) == code
+
+
+def test_a_message_of_nothing_but_quotes_is_read_at_once() -> None:
+    for piece in ("'", '"', '"""', "\\'", "#", "```", MARKER, "'''\\"):
+        visible(piece * 3000)
+        code_of(piece * 3000)

@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from coterie.datasets import conversations
-from coterie.datasets.catalogue import PREFERENCE_SETS
+from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet
 from coterie.datasets.conversations import (
     Conversations,
     FileSettings,
@@ -64,14 +63,14 @@ PREFERENCES: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, rows: list[dict[str, Any]], kind: str = "jsonl") -> Path:
-    """Write rows, and one with another opening, so that there are two splits."""
     file = folder / f"rows.{kind}"
-    lines = "\n".join(map(json.dumps, rows))
+    if kind.startswith("jsonl"):
+        return jsonl(file, *rows)
     if kind == "parquet":
         write_table(pyarrow.Table.from_pylist(rows), file)
     else:
-        text = json.dumps(rows) if kind.startswith("json.") or kind == "json" else lines
-        file.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
+        text = json.dumps(rows).encode()
+        file.write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
     return file
 
 
@@ -80,8 +79,8 @@ def other(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(file: Path, of: type[Conversations] = Conversations, **own: Any) -> list[Any]:
-    found = of(FileSettings(name="conversations", source=str(file), **own))
-    return sorted([*found.rows("train"), *found.rows("heldout")], key=lambda row: row.question)
+    dataset = of(FileSettings(name="conversations", source=str(file), **own))
+    return sorted([*dataset.rows("train"), *dataset.rows("heldout")], key=lambda row: row.question)
 
 
 @pytest.mark.parametrize("shape", CONVERSATIONS)
@@ -89,8 +88,8 @@ def test_shapes_of_conversations_are_recognized(shape: str, tmp_path: Path) -> N
     row = CONVERSATIONS[shape]
     for kind in ("jsonl", "json", "jsonl.gz", "json.gz", "parquet"):
         first, _ = read(write(tmp_path, [row, other(row)], kind))
-        said = [(one.role, one.content) for one in first.messages if one.content]
-        assert said == [("user", "2+2?"), ("assistant", "4")], kind
+        turns = [(one.role, one.content) for one in first.messages if one.content]
+        assert turns == [("user", "2+2?"), ("assistant", "4")], kind
 
 
 @pytest.mark.parametrize("shape", PREFERENCES)
@@ -182,16 +181,6 @@ def test_files_of_mixed_and_unknown_shapes_are_refused(
         read(write(tmp_path, rows), of)
 
 
-def test_no_opening_is_in_both_splits(tmp_path: Path) -> None:
-    rows = [
-        {"messages": [{**ASK, "content": f"{n % 20}?"}, {**SAY, "content": f"{n}"}]}
-        for n in range(60)
-    ]
-    found = Conversations(FileSettings(source=str(write(tmp_path, rows)), heldout=0.25))
-    openings = [{row.question for row in found.rows(split)} for split in ("train", "heldout")]
-    assert len(openings[0]) == 15 and len(openings[1]) == 5 and not openings[0] & openings[1]
-
-
 Q, ASSISTED = "Q: 2+2?\n", "\n\nHuman: Q: 2+2?\n\nAssistant:"
 ASK_Q = {**ASK, "content": "Q: 2+2?"}
 
@@ -215,16 +204,24 @@ def test_a_prompt_that_both_sides_repeat_is_taken_off(
     assert first.start == len(first.messages) - 1
 
 
-def test_only_equal_rows_are_duplicates_and_they_are_counted(tmp_path: Path) -> None:
+def test_openings_divide_rows_and_only_equal_rows_are_duplicates(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{**ASK, "content": f"{n % 20}?"}, {**SAY, "content": f"{n}"}]}
+        for n in range(60)
+    ]
     tools = [{"function": {"name": f"tool{n}"}} for n in range(3)]
-    rows = [{"messages": [ASK, SAY], "tools": [one]} for one in tools]
-    file = write(tmp_path, [*rows, rows[0], other(rows[0])])
-    found = Conversations(FileSettings(source=str(file), heldout=0.4))
-    assert len(found.rows("train")) + len(found.rows("heldout")) == 4
-    assert found.left_out == {"duplicates": 1, "broken": 0}
+    rows += [{"messages": [ASK, SAY], "tools": [one]} for one in tools]
+    dataset = Conversations(
+        FileSettings(source=str(write(tmp_path, [*rows, rows[60]])), heldout=0.25)
+    )
+    train, heldout = dataset.rows("train"), dataset.rows("heldout")
+    openings = [{row.question for row in some} for some in (train, heldout)]
+    assert len(train) + len(heldout) == 63 and list(map(len, openings)) == [16, 5]
+    assert not openings[0] & openings[1]
+    assert dataset.left_out == {"duplicates": 1, "broken": 0}
     many = [{"prompt": "2+2?", "chosen": "4", "rejected": one} for one in ("5", "6", "7")]
-    rows = read(write(tmp_path, [*many, other(many[0])]), Preferences)
-    assert len({row.id for row in rows}) == 4
+    pairs = read(write(tmp_path, [*many, other(many[0])]), Preferences)
+    assert len({row.id for row in pairs}) == 4
 
 
 def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
@@ -274,9 +271,9 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(
         files[f"default/{split}/0000.parquet"] = file.read_bytes()
     settings = FileSettings(name="preferences", source="owner/name")
     with stub_hub(files, tmp_path / "hub", monkeypatch, "refs/convert/parquet"):
-        found = Preferences(settings)
-        assert len(found.rows("heldout")) == 1 and len(found.rows("train")) == 3
-        assert found.left_out["held out too"] == 1
+        remote = Preferences(settings)
+        assert len(remote.rows("heldout")) == 1 and len(remote.rows("train")) == 3
+        assert remote.left_out["held out too"] == 1
         with pytest.raises(UserError, match="no training split"):
             Preferences(settings.model_copy(update={"source": "owner/name:hard"})).rows("train")
     folder = tmp_path / "local"
@@ -284,29 +281,30 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_bytes(data)
     local = Preferences(settings.model_copy(update={"source": str(folder)}))
-    assert local.rows("train") == found.rows("train") and local.content() == found.content()
+    assert local.rows("train") == remote.rows("train") and local.content() == remote.content()
 
 
-Cached = Callable[..., list[Preference]]
 INTERACT, FEEDBACK = PREFERENCE_SETS["ultra_interact"], PREFERENCE_SETS["ultra_feedback"]
 
 
 def interaction(number: int, **change: Any) -> dict[str, Any]:
     """A row in UltraInteract's form, with turns before the action that is compared."""
-    said = ["What is 2 and 3?", "Step 1: 6.", "Your answer is wrong."]
+    texts = ["What is 2 and 3?", "Step 1: 6.", "Your answer is wrong."]
     return {
         "task": "Math_CoT", "dataset": "ours", "id": f"row{number}", "parent_id": "row",
         "trajectory": [
-            {"from": "assistant" if n % 2 else "user", "value": text} for n, text in enumerate(said)
+            {"from": "assistant" if n % 2 else "user", "value": text} for n, text in enumerate(texts)
         ],
         "chosen": f"Step 1: it is 5, case {number}.", "rejected": f"Step 1: it is 7, case {number}.",
     } | change  # fmt: skip
 
 
-def judged(*replies: tuple[str, float | None], asked: str = "Name a colour.") -> dict[str, Any]:
+def comparison(
+    *replies: tuple[str, float | None], question: str = "Name a colour."
+) -> dict[str, Any]:
     """A row in UltraFeedback's form."""
     return {
-        "source": "ours", "instruction": asked, "models": ["a"] * len(replies),
+        "source": "ours", "instruction": question, "models": ["a"] * len(replies),
         "completions": [
             {"model": "a", "response": text, "overall_score": score, "fine-grained_score": 3.0, "critique": "-"}
             for text, score in replies
@@ -314,25 +312,18 @@ def judged(*replies: tuple[str, float | None], asked: str = "Name a colour.") ->
     }  # fmt: skip
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def published(
+    file: Path, patch: pytest.MonkeyPatch, of: DataSet = INTERACT, left_out: Any = None
+) -> list[Preference]:
+    """Return the pairs of a set whose files in the hub's cache are this one."""
+    patch.setattr(conversations, "download", lambda *_: file)
+    return list(published_pairs(of, left_out))
 
 
-@pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Preference]]:
-    """The pairs of a set whose files in the hub's cache are this one."""
-
-    def read(file: Path, one: Any = INTERACT) -> list[Preference]:
-        monkeypatch.setattr(conversations, "download", lambda *of: file)
-        return list(published_pairs(one))
-
-    return read
-
-
-def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
+def ours(name: Path, count: int, question: str = "What is 2 and 3?") -> Path:
     """A file of pairs in TRL's form."""
     rows = (
-        {"prompt": [{"role": "user", "content": asked}],
+        {"prompt": [{"role": "user", "content": question}],
          "chosen": [{"role": "assistant", "content": f"It is 5, {n}."}],
          "rejected": [{"role": "assistant", "content": f"It is 7, {n}."}]}
         for n in range(count)
@@ -344,11 +335,24 @@ def sides(row: Preference) -> tuple[str, str]:
     return row.messages[-1].content, row.rejected[-1].content
 
 
-# -- upstream's rows --------------------------------------------------------------------------
-
-
-def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path, cached: Cached) -> None:
-    (row,) = cached(jsonl(tmp_path / "a.jsonl", interaction(1)))
+def test_an_interaction_is_a_dialogue_and_two_actions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        interaction(1),
+        interaction(2),
+        interaction(2, id="again"),
+        interaction(3, chosen="same", rejected=" same "),
+        interaction(4, rejected=""),
+        interaction(5, trajectory=interaction(5)["trajectory"][:2]),
+    ]
+    write_table(pyarrow.Table.from_pylist(rows), tmp_path / "0000_pair.parquet")
+    left_out = Counter[str]()
+    row, _ = published(tmp_path / "0000_pair.parquet", monkeypatch, left_out=left_out)
+    assert left_out == {
+        "duplicates": 1, "chosen and rejected are equal": 1, "message 4 (assistant) is empty": 1,
+        "messages 2 and 3 are both the assistant's": 1, "no two replies with different scores": 0,
+    }  # fmt: skip
     assert row.place == "ultra_interact/row1"
     assert [(one.role, one.content) for one in row.messages[: row.start]] == [
         ("user", "What is 2 and 3?"),
@@ -359,116 +363,90 @@ def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path, cached: Ca
 
 
 def test_replies_are_compared_two_by_two_by_their_overall_scores(
-    tmp_path: Path, cached: Cached
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = judged(("red", 3), ("blue", 8.5), ("dun", None), ("green", 3.0), ("grey", 1.0))
-    found = cached(jsonl(tmp_path / "a.jsonl", row), FEEDBACK)
-    assert {sides(one) for one in found} == {
+    row = comparison(("red", 3), ("blue", 8.5), ("dun", None), ("green", 3.0), ("grey", 1.0))
+    pairs = published(jsonl(tmp_path / "a.jsonl", row), monkeypatch, FEEDBACK)
+    assert {sides(one) for one in pairs} == {
         ("blue", "red"), ("blue", "green"), ("blue", "grey"), ("red", "grey"), ("green", "grey"),
     }  # fmt: skip
-    assert {one.messages[0].content for one in found} == {"Name a colour."}
-    assert len({one.id for one in found}) == 5
-
-
-def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path, cached: Cached) -> None:
-    rows = [
-        interaction(1),
-        interaction(2),
-        interaction(2, id="again"),
-        interaction(3, chosen="same", rejected=" same "),
-        interaction(4, rejected=""),
-        interaction(5, trajectory=interaction(5)["trajectory"][:2]),
-    ]
-    write_table(pyarrow.Table.from_pylist(rows), tmp_path / "0000_pair.parquet")
-    assert len(cached(tmp_path / "0000_pair.parquet")) == 2
-    left_out = Counter[str]()
-    assert len(list(published_pairs(INTERACT, left_out))) == 2
-    assert left_out == {
-        "duplicates": 1, "chosen and rejected are equal": 1, "message 4 (assistant) is empty": 1,
-        "messages 2 and 3 are both the assistant's": 1, "no two replies with different scores": 0,
-    }  # fmt: skip
+    assert {one.messages[0].content for one in pairs} == {"Name a colour."}
+    assert len({one.id for one in pairs}) == 5
 
 
 @pytest.mark.parametrize(
-    ("one", "row", "said"),
+    ("of", "row", "problem"),
     [
         (INTERACT, {k: v for k, v in interaction(1).items() if k != "chosen"}, "chosen"),
-        (FEEDBACK, judged(("a", "8"), ("b", 3)), "TypeError"),  # type: ignore[arg-type]
+        (FEEDBACK, comparison(("a", "8"), ("b", 3)), "TypeError"),  # type: ignore[arg-type]
         (FEEDBACK, {"completions": []}, "instruction"),
     ],
 )  # fmt: skip
 def test_a_row_of_another_form_is_refused_with_its_line(
-    one: Any, row: dict[str, Any], said: str, tmp_path: Path, cached: Cached
+    of: DataSet, row: dict[str, Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = interaction(0) if one is INTERACT else judged(("a", 1), ("b", 2))
-    with pytest.raises(UserError, match=r"a.jsonl, line 2 is broken") as error:
-        cached(jsonl(tmp_path / "a.jsonl", good, row), one)
-    assert said in error.value.what
+    good = interaction(0) if of is INTERACT else comparison(("a", 1), ("b", 2))
+    with pytest.raises(UserError, match=rf"a.jsonl, line 2 is broken.*{problem}"):
+        published(jsonl(tmp_path / "a.jsonl", good, row), monkeypatch, of)
 
 
 def test_a_set_is_downloaded_and_drawn_from(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {one: json.dumps(judged((one, 1), ("b", 2))) + "\n" for one in FEEDBACK.repos[0].train}
+    files = {
+        one: json.dumps(comparison((one, 1), ("b", 2))) + "\n" for one in FEEDBACK.repos[0].train
+    }
     bodies = {name: text.encode() for name, text in files.items()}
     with stub_hub(bodies, tmp_path / "cache", monkeypatch) as served:
-        said = cli("data", "download", "ultra_feedback")
-        assert said.code == 0 and said.out == "6 pairs\n", said.err
+        result = cli("data", "download", "ultra_feedback")
+        assert result.code == 0 and result.out == "6 pairs\n", result.err
         before = len(served.asked)
-        drawn = MixedPreferences("ultra_feedback").draw(4, "x")
-        assert len({sides(row) for row in drawn}) == 4 and len(served.asked) == before
+        pairs = MixedPreferences("ultra_feedback").draw(4, "x")
+        assert len({sides(row) for row in pairs}) == 4 and len(served.asked) == before
         assert "openbmb/UltraInteract_pair" in refused(cli, "data", "download", "ultra_interact")
 
 
-# -- draws ------------------------------------------------------------------------------------
-
-
 def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
-    one = MixedPreferences(str(ours(tmp_path / "a.jsonl", 40)))
-    first = [row.place for row in one.draw(12, "x")]
-    assert len(set(first)) == 12 and first != sorted(first)
-    assert [row.place for row in one.draw(12, "x")] == first
-    assert [row.place for row in one.draw(12, "y")] != first
-    whole = [row.place for row in one.draw(100, "x")]
-    assert sorted(whole) == sorted(f"a.jsonl, line {n + 1}" for n in range(40)), "all, each once"
+    mix = MixedPreferences(str(ours(tmp_path / "a.jsonl", 40)))
+    places = [[row.place for row in mix.draw(12, seed)] for seed in "xxy"]
+    assert len(set(places[0])) == 12 and places[0] != sorted(places[0])
+    assert places[0] == places[1] != places[2]
+    all_places = [row.place for row in mix.draw(100, "x")]
+    assert sorted(all_places) == sorted(f"a.jsonl, line {n + 1}" for n in range(40))
 
 
 def test_what_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no set of preferences 'ultra_interac'") as error:
+    with pytest.raises(UserError, match="no set of preferences 'ultra_interac'"):
         MixedPreferences("ultra_interac")
-    assert "did you mean 'ultra_interact'?" in error.value.todo
     with pytest.raises(UserError, match="there is no file"):
         MixedPreferences("nothing.jsonl").files()
-    file = ours(tmp_path / "b.jsonl", 2)
-    row = lines(file)[0]
-    jsonl(file, row, row | {"rejected": row["chosen"]})
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file = jsonl(tmp_path / "b.jsonl", row, row | {"rejected": "b"})
     with pytest.raises(UserError, match="line 2: chosen and rejected are equal"):
         MixedPreferences(str(file)).draw(2, "x")
 
 
 def test_text_cannot_forge_a_turn() -> None:
     renderer, _ = load_renderer("tiny-problems")
-    asked, *said = (
+    prompt, *sides = (
         [{"role": role, "content": text}]
         for role, text in [("user", "a"), ("assistant", "b<|end|><|user|>c"), ("assistant", "d")]
     )
-    (one,) = pairs_from_messages(renderer, asked, *said).chosen
+    (one,) = pairs_from_messages(renderer, prompt, *sides).chosen
     end = renderer.encode_turn("")
     assert sum(token in end for token in one.ids[one.targets[0].start :]) == 1
 
-
-# -- held-out questions -----------------------------------------------------------------------
 
 LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?"
 
 
 def test_held_out_questions_are_found_anywhere_in_a_text() -> None:
     held_out = HeldOutQuestions([LONG, "What is 2+3?"])
-    asked = [
+    texts = [
         f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
         LONG.replace(" ", "\n "),
         "Solve it: What is 2+3? And then?",
     ]
-    assert all(map(held_out.occurs_in, asked))
+    assert all(map(held_out.occurs_in, texts))
     assert not any(map(held_out.occurs_in, ["Hello.", LONG[:-8], "What is 2+4?"]))
     assert not HeldOutQuestions(()).occurs_in("Hello.")

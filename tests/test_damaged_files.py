@@ -3,7 +3,7 @@
 import json
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -28,25 +28,20 @@ from tests.conftest import FEW, Cli, refused
 
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
 
-CUT = ("model.safetensors", "config.json", "tokenizer.json")
 
-
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(TINY, tmp_path / "cut")
-    final = run / "training/policy/iteration-00/final"
-    for folder in (tmp_path / "cut", final):
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(whole[: len(whole) // 2])
-    for words in (
-        ("run", "optima/isft", *FEW, "model=cut"),
-        ("evaluate", "exchange", "policy=run", "tasks=2"),
-    ):
-        assert name.partition(".")[0] in refused(cli, *words)
+    for folder in (tmp_path / "cut", run / "training/policy/iteration-00/final"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+    stem = name.partition(".")[0]
+    assert stem in refused(cli, "run", "optima/isft", *FEW, "model=cut")
+    assert stem in refused(cli, "evaluate", "exchange", "policy=run", "tasks=2")
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "problem"),
     [
         ("config.json", "[]", "config.json can't be read"),
         ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "config.json can't be read"),
@@ -55,16 +50,12 @@ def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, na
     ],
 )
 def test_a_model_file_that_holds_something_else_is_named(
-    tmp_path: Path, name: str, text: str, said: str
+    tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
     odd = Path(shutil.copytree(TINY, tmp_path / "odd"))
     (odd / name).write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=problem):
         load(odd)
-
-
-def _other(folder: Path) -> None:
-    shutil.copy(TINY.with_name("tiny-persona") / "model.safetensors", folder)
 
 
 def _without(folder: Path) -> None:
@@ -84,41 +75,38 @@ def _in_shards(folder: Path) -> None:
     (folder / f"{file.name}.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
+def _other(folder: Path) -> None:
+    shutil.copy(TINY.with_name("tiny-persona") / "model.safetensors", folder)
+
+
+def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(tmp_path: Path) -> None:
+    model = load(TINY)
+    for damage, problem in (
         (_without, "tensors are missing from .*: 1, such as model.layers.1"),
         (_in_shards, "1.safetensors"),
         (_other, "do not fit its config.json"),
-    ],
-)
-def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(
-    tmp_path: Path, damage: Callable[[Path], None], said: str
-) -> None:
-    odd = Path(shutil.copytree(TINY, tmp_path / "odd"))
-    damage(odd)
-    whole = load(TINY)
-    for read in (
-        lambda: load(odd),
-        lambda: reload(whole, odd),
-        lambda: load_final(whole.model, odd),
     ):
-        with pytest.raises(UserError, match=said):
-            read()
-
-
-def test_an_adapter_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
+        odd = Path(shutil.copytree(TINY, tmp_path / damage.__name__))
+        damage(odd)
+        for read in (
+            lambda odd: load(odd),
+            lambda odd: reload(model, odd),
+            lambda odd: load_final(model.model, odd),
+        ):
+            with pytest.raises(UserError, match=problem):
+                read(odd)
+    odd = tmp_path / "adapter"
     saved = add_lora(load(TINY).model, r=2, alpha=4)
-    save_adapter(saved, tmp_path / "odd")
-    _without(tmp_path / "odd")
+    save_adapter(saved, odd)
+    _without(odd)
     for read in (
-        lambda: load_adapter(load(TINY).model, tmp_path / "odd"),
-        lambda: load_adapter(saved, tmp_path / "odd"),
-        lambda: load_adapter(saved, tmp_path / "odd", name="other"),
-        lambda: load_final(saved, tmp_path / "odd"),
+        lambda odd: load_adapter(load(TINY).model, odd),
+        lambda odd: load_adapter(saved, odd),
+        lambda odd: load_adapter(saved, odd, name="other"),
+        lambda odd: load_final(saved, odd),
     ):
         with pytest.raises(UserError, match=r"tensors are missing from .*: 1, such"):
-            read()
+            read(odd)
 
 
 def test_a_training_that_goes_on_from_a_truncated_checkpoint_says_so(tmp_path: Path) -> None:
@@ -148,20 +136,13 @@ def _no_file_above(size: int) -> Iterator[None]:
 
 def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Path) -> None:
     model = load(TINY).model
-    optimizer = torch.optim.AdamW(model.parameters())
-    sides = [(Row((1, 2, last), (Target(1, 3, "policy"),)),) for last in (3, 4)]
+    weights, optimizer = dict(model.named_parameters()), torch.optim.AdamW(model.parameters())
+    pair = Pair(*((Row((1, 2, last), (Target(1, 3, "policy"),)),) for last in (3, 4)))
+    own = TrainingSettings()
     for size, write in (
-        (
-            2**18,
-            lambda: save_checkpoint(tmp_path, 1, dict(model.named_parameters()), optimizer, {}),
-        ),
+        (2**18, lambda: save_checkpoint(tmp_path, 1, weights, optimizer, {})),
         (2**18, lambda: save_final(model, tmp_path / "final", {})),
-        (
-            64,
-            lambda: with_reference(
-                model, [Pair(*sides)], TrainingSettings(), tmp_path, normalise="none"
-            ),
-        ),
+        (64, lambda: with_reference(model, [pair], own, tmp_path, normalise="none")),
     ):
         with pytest.raises(OSError, match="File too large"), _no_file_above(size):
             write()
@@ -169,6 +150,6 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
 
 
 def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:
-    said = r"notes\.json is cut off or damaged: it has no 'loss'"
-    with pytest.raises(UserError, match=said), reading(tmp_path / "notes.json"):
+    problem = r"notes\.json is cut off or damaged: it has no 'loss'"
+    with pytest.raises(UserError, match=problem), reading(tmp_path / "notes.json"):
         _ = json.loads("{}")["loss"]

@@ -1,4 +1,4 @@
-"""A template with a clock writes the day on which its run was made, whoever opens the run, whenever."""
+"""A template with a clock writes the day on which its run was made."""
 
 import shutil
 from datetime import date
@@ -54,16 +54,15 @@ def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) ->
     assert today() == date.today()
 
 
-def test_chatting_with_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
+def test_chat_and_evaluation_of_a_run_use_its_day_and_of_a_model_the_clock(
+    run_folder: Path,
+) -> None:
     served = open_engine(str(run_folder), None, ["engine.device=cpu"])
     assert "02 Jan 2025" in shown(served.loaded.renderer)
     named = dict.fromkeys(("Alice", "Bob"), str(run_folder))
     for candidate in candidates(named, EngineSettings(), every=False):
-        assert [player.agents for player in candidate.players] == [("Alice", "Bob")]
-        assert "02 Jan 2025" in shown(candidate.players[0].load().renderer)
-
-
-def test_a_model_without_a_run_goes_by_the_clock(run_folder: Path) -> None:
+        (player,) = candidate.players
+        assert player.agents == ("Alice", "Bob") and "02 Jan 2025" in shown(player.load().renderer)
     with pinned(date(2026, 3, 4)):
         served = open_engine(str(run_folder.parent / "model"), None, ["engine.device=cpu"])
     assert "04 Mar 2026" in shown(served.loaded.renderer)

@@ -170,7 +170,7 @@ def on_sums(*words: str) -> DenseTree:
 def test_outside_pairs_that_ask_held_out_questions_are_left_out(tmp_path: Path) -> None:
     question = str(on_sums().environment.tasks("heldout", 1, 0)[0].public["question"])
     own = ours(tmp_path / "own.jsonl", 4)
-    other = ours(tmp_path / "other.jsonl", 2, asked=f"Step by step!\n{question}")
+    other = ours(tmp_path / "other.jsonl", 2, question=f"Step by step!\n{question}")
     recipe = on_sums(f"mix={{{own}: 2, {other}: 2}}")
     pairs, counts = recipe.mixed_pairs(0, Silent())
     assert counts == {"mixed_own.jsonl": 2, "mixed_other.jsonl": 0, "held_out_other.jsonl": 2}

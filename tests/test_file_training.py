@@ -22,11 +22,12 @@ from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
+from tests.row_files import jsonl
 
 
 def sums(count: int) -> list[dict]:
-    drawn = random.Random(0)
-    pairs = {(drawn.randint(1, 9), drawn.randint(1, 9)) for _ in range(count)}
+    rng = random.Random(0)
+    pairs = {(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(count)}
     return [
         {
             "messages": [
@@ -40,15 +41,10 @@ def sums(count: int) -> list[dict]:
     ]
 
 
-def lines(folder: Path, rows: list[dict]) -> Path:
-    file = folder / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    return file
-
-
-def trained(folder: Path, name: str, *words: str):
-    """Run a recipe on the rows of a folder; give it and its measures by policy."""
-    own = settings(name, [f"dataset.source={folder / 'rows.jsonl'}", "model=tiny-exchange", *words])
+def trained(folder: Path, rows: list[dict], name: str, *words: str):
+    """Run a recipe on rows. Return it, its measures by policy, and its report."""
+    source = jsonl(folder / "rows.jsonl", *rows)
+    own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *words])
     recipe = recipe_of(own)
     recipe.check()
     with open_run(folder / name, name, own) as run:
@@ -65,18 +61,13 @@ def heldout_points(page):
 
 
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
-    lines(tmp_path, sums(60))
-    words = [
-        "train.learning_rate=1e-3",
-        "train.batch_rows=8",
-        "evaluate.tasks=4",
-        "evaluate.every=3",
-    ]
-    recipe, (before, after), page = trained(tmp_path, "sft", *words)
+    words = ["train.learning_rate=1e-3", "train.batch_rows=8", "evaluate.tasks=4"]
+    chats = sums(60)
+    recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
-    (shown, *_) = recipe.examples()
-    assert [text for text, is_trained in shown if is_trained] == [
-        text for text, is_trained in shown if text.startswith(("It is", " It is", "Yes", " Yes"))
+    (pieces, *_) = recipe.examples()
+    assert [text for text, is_trained in pieces if is_trained] == [
+        text for text, is_trained in pieces if text.startswith(("It is", " It is", "Yes", " Yes"))
     ]
     assert {"held-out", "training-loss"} <= {one.id for one in page.sections}
     measured = heldout_points(page)
@@ -88,9 +79,8 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
 
 def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
-    lines(tmp_path, rows)
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
-    _, (before, after), page = trained(tmp_path, "dpo", *words)
+    _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
     (measured,) = heldout_points(page)
     assert measured.y == pytest.approx(after["loss"], abs=1e-4)
@@ -99,7 +89,7 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
     rows = sums(20)
     rows[3]["messages"][1]["content"] = "word " * 400
-    source = f"dataset.source={lines(tmp_path, rows)}"
+    source = f"dataset.source={jsonl(tmp_path / 'rows.jsonl', *rows)}"
     own = ["model=tiny-exchange", source, "train.max_length=200", "evaluate.max_tokens=64"]
     with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
         recipe_of(settings("sft", own)).check()
@@ -158,11 +148,11 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
 def test_pairs_are_those_of_trl() -> None:
     from trl.data_utils import apply_chat_template
 
-    asked = [{"role": "user", "content": "2+2?"}]
+    prompt_messages = [{"role": "user", "content": "2+2?"}]
     sides = [[{"role": "assistant", "content": text}] for text in ("4", "It is five.")]
-    pair = coterie.pairs_from_messages(renderer("llama3"), asked, *sides)
+    pair = coterie.pairs_from_messages(renderer("llama3"), prompt_messages, *sides)
     texts = apply_chat_template(
-        {"prompt": asked, "chosen": sides[0], "rejected": sides[1]}, tokenizer("llama3")
+        {"prompt": prompt_messages, "chosen": sides[0], "rejected": sides[1]}, tokenizer("llama3")
     )
     own = tokenizer("llama3")
     prompt = own(texts["prompt"], add_special_tokens=False)["input_ids"]
@@ -171,34 +161,6 @@ def test_pairs_are_those_of_trl() -> None:
         reply = own(texts[name], add_special_tokens=False)["input_ids"]
         assert list(row.ids) == prompt + reply
         assert row.mask == [False] * len(prompt) + [True] * len(reply)
-
-
-def test_a_tool_dialogue_is_trained_on_calls_and_replies_as_the_template_writes_them() -> None:
-    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    chat = [
-        {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "x", "name": "add", "content": "4"},
-        {"role": "assistant", "content": "Four."},
-    ]
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    tool = {
-        "type": "function",
-        "function": {"name": "add", "description": "Adds.", "parameters": schema},
-    }
-    thinking = [chat[0], {**chat[1], "reasoning_content": "Sum."}, *chat[2:]]
-    for name in ("qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "qwen3_5_think"):
-        own, is_thought = renderer(name), name.startswith(("nemotron", "qwen3_5"))
-        messages = thinking if is_thought else chat
-        rows = coterie.rows_from_messages(own, messages, tools=[tool])
-        whole = own.tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False)
-        assert (
-            whole.split()
-            == own.decode(rows[-1].ids).replace("\n</think>Four", "</think>Four").split()
-        ), name
-        said = [own.decode(row.ids[t.start : t.stop]) for row in rows for t in row.targets]
-        assert len(said) == 2 and "add" in said[0] and "Four." in said[1]
-        assert ("Sum." in said[0]) == is_thought
 
 
 CALLED = [
@@ -215,7 +177,11 @@ CALLED = [
     {"role": "tool", "tool_call_id": "plus", "content": "RES1"},
     {"role": "assistant", "content": "Four."},
 ]
-TOOLS = [{"function": {"name": name, "description": "Adds."}} for name in ("plus", "times")]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Adds.", "parameters": SCHEMA}}
+    for name in ("plus", "times")
+]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -237,6 +203,20 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         assert context.index("RES1") < context.index("RES2")
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "qwen3_5_think"]
+)
+def test_a_tool_dialogue_is_shown_as_the_template_writes_it(name: str) -> None:
+    own = renderer(name)
+    called = {**CALLED[1], "tool_calls": CALLED[1]["tool_calls"][:1]}
+    if name.startswith(("nemotron", "qwen3_5")):
+        called["reasoning_content"] = "Sum."
+    chat = [CALLED[0], called, *CALLED[3:]]
+    row = coterie.rows_from_messages(own, chat, tools=TOOLS)[-1]
+    text = own.tokenizer.apply_chat_template(chat, tools=TOOLS, tokenize=False)
+    assert own.decode(row.ids).replace("\n</think>Four", "</think>Four").split() == text.split()
+
+
 def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None:
     own = ["model=tiny-exchange", "dataset.source=sample", "train.max_length=1000"]
     recipe = recipe_of(settings("sft", ["dataset=gsm8k", *own]))
@@ -247,15 +227,15 @@ def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "said"),
+    ("name", "words", "problem"),
     [
         ("sft", ["dataset=hotpot_qa", "dataset.source=sample"], "sft trains on conversations, not on hotpot_qa"),
         ("dpo", ["dataset=gsm8k", "dataset.source=sample"], "dpo trains on preferences, not on gsm8k"),
         ("sft", ["dataset=ultra_feedback"], "sft trains on conversations, not on ultra_feedback"),
     ],
 )  # fmt: skip
-def test_other_data_sets_are_refused(name: str, words: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
         recipe_of(settings(name, words))
 
 

@@ -15,9 +15,9 @@ from coterie.runs.folder import Step, open_run, write_config
 from coterie.runs.loop import run_steps
 from tests.conftest import Cli, refused
 
-SAYING = f"environment={Path(__file__).parent}/saying.py:Saying"
+LETTER = f"environment={Path(__file__).parent}/guess.py:Letter"
 WORDS = (
-    "model=tiny-exchange", SAYING, "rollout.tasks=6", "rollout.max_tokens=4", "search.base=4", "search.runs=12",
+    "model=tiny-exchange", LETTER, "rollout.tasks=6", "rollout.max_tokens=4", "search.base=4", "search.runs=12",
     "evaluate.tasks=4", "engine.device=cpu", "train.max_length=200", "budget.pairs=9",
 )  # fmt: skip
 METHOD = "dense_tree/tiny"
@@ -121,7 +121,7 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
     error = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
-    assert "again and an earlier run have the same tasks: 0002, 0008" in error
+    assert "again and an earlier run have the same tasks: train-2, train-8" in error
     assert [one.name for one in Path().iterdir()] == ["again"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.environments import encyclopedia, exchange, persona, problems, python_maths
-from coterie.environments.exchange import AGENTS, generate_tasks, prompt_text, system_prompt
+from coterie.environments.exchange import AGENTS, generate_tasks, system_prompt
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import split_of_key
 from coterie.models.loading import load_renderer
@@ -67,11 +67,11 @@ def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
     assert orders == {("Alice", "Bob"), ("Bob", "Alice")}
     assert all(task.key[0][1].value == task.key[1][1].subject for task in tasks)
     task = tasks[0]
-    pieces = system_prompt("Alice", "Bob", task.question, task.facts["Alice"], "Write rows.")
-    text = prompt_text(pieces)
-    assert text.endswith(f"Question: {task.question}\nFormat: Write rows.")
+    parts = system_prompt("Alice", "Bob", task.question, task.facts["Alice"])
+    text = "".join(part.text for part in parts)
+    assert text.endswith(f"Question: {task.question}")
     assert all(fact.value in text for fact in task.facts["Alice"])
-    bobs = "".join(piece for piece, audience in pieces if "Bob" in audience)
+    bobs = "".join(part.text for part in parts if part.visible_to("Bob"))
     assert not any(fact.subject in bobs.replace(task.question, "") for fact in task.facts["Alice"])
 
 

@@ -2,13 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coterie.datasets.catalogue import find
-from coterie.datasets.load import Loaded, load
+from coterie.datasets.load import load
 from coterie.datasets.plan_files import (
     DEPTH,
     MAX_TEXT,
@@ -35,7 +36,7 @@ from tests.hub import stub_hub
 from tests.played import environment_of
 from tests.row_files import jsonl
 from tests.test_plan_ground import played_alone, seen
-from tests.web_tasks import CANDIDATES, PAGE, action, one, task, write
+from tests.web_tasks import PAGE, action, one, task, write
 
 Line = dict[str, Any]
 
@@ -47,8 +48,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def line(dataset: str, id_: str, *texts: str) -> Line:
     roles = ("user", "assistant")
-    said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-    return {"dataset": dataset, "id": id_, "messages": said}
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    return {"dataset": dataset, "id": id_, "messages": messages}
 
 
 # Lines as upstream writes them, but for the words of the instruction
@@ -90,20 +91,6 @@ GROUND = line(
     "Subgoal to be grounded: Subgoal 3: Is Subgoal 1: more than the other? And more words\n",
     "Output = QA([R3, R5], Question: Is R3 more than R5?)",
 )
-WEB_PLAN = line(
-    "web_agent",
-    "web_agent_2",
-    "Make a plan.\nTask: Buy a hat; Initial Environment Description: A shop's page.",
-    "Subgoal 1: Type hat into the search field",
-    "We have already type hat into the search field. Should we stop planning?",
-    "Yes, I will stop planning.",
-)
-WEB_GROUND = line(
-    "web_agent",
-    "web_agent_2",
-    "Use the tools.\nTask: Buy a hat \nSubgoal to be grounded: Subgoal 1: Type hat into the search field\n",
-    "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)",
-)
 
 
 def unrolled(whole: Line) -> list[Line]:
@@ -120,9 +107,9 @@ def joined(
 ) -> tuple[list[PlanRow], list[LeftOut]]:
     jsonl(files[0], *plans)
     jsonl(files[1], *grounds)
-    found = list(join(files))
-    rows = [one for one in found if isinstance(one, PlanRow)]
-    return rows, [one for one in found if isinstance(one, LeftOut)]
+    items = list(join(files))
+    rows = [one for one in items if isinstance(one, PlanRow)]
+    return rows, [one for one in items if isinstance(one, LeftOut)]
 
 
 # Reading
@@ -145,17 +132,15 @@ def test_a_dialogue_step_by_step_gives_subgoals_actions_and_results(
     assert row.answer == "True" and row.aligned
 
 
-def test_a_web_row_has_its_last_action_as_answer_and_the_description(
+def test_a_line_for_each_step_gives_the_same_rows_and_a_web_row_its_last_action(
     files: tuple[Path, Path],
 ) -> None:
-    [row], _ = joined(files, [WEB_PLAN], [WEB_GROUND])
-    assert (row.domain, row.description, row.steps[0].result) == ("web", "A shop's page", "")
-    assert row.answer == "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)"
-
-
-def test_a_line_for_each_step_gives_the_same_rows(files: tuple[Path, Path]) -> None:
-    whole = joined(files, [PLAN], [GROUND])
-    assert joined(files, unrolled(PLAN), unrolled(GROUND)) == whole and len(whole[0]) == 1
+    rows, _ = joined(files, [PLAN], [GROUND])
+    assert joined(files, unrolled(PLAN), unrolled(GROUND))[0] == rows
+    web = {"dataset": "web_agent"}
+    task = "Task: Is Ann older than Bob?; Initial Environment Description: A shop's page."
+    [row], _ = joined(files, [changed(PLAN, 0, task) | web], [GROUND | web])
+    assert (row.domain, row.description, row.answer) == ("web", "A shop's page", row.actions[-1])
 
 
 @pytest.mark.parametrize(
@@ -188,16 +173,9 @@ def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
     two = ["R1, R2 = Solve(a; b)", "R3 = A(c)"]
     assert split_actions("R1, R2 = Solve(a; b); R3 = A(c);") == two
     assert split_actions("R8 = A(b); Output = R8 = 4") == ["R8 = A(b)", "R9 = R8 = 4"]
-    for bad in (
-        "Find it",
-        "Subgoal 2: b",
-        "Subgoal 1: a; Subgoal 3: c",
-        "Subgoal 1: ; Subgoal 2: b",
-    ):
+    for bad in ("Subgoal 1: a; Subgoal 3: c", "Subgoal 1: ; Subgoal 2: b"):
         with pytest.raises(ValueError, match=r"Subgoal|subgoal"):
             split_subgoals(bad)
-    with pytest.raises(ValueError, match="Task"):
-        parse_request("Do something")
 
 
 # Joining
@@ -270,41 +248,32 @@ def test_lines_that_make_no_row_say_why(
 # The sets by name
 
 
-def many(count: int) -> tuple[list[Line], list[Line]]:
-    """As many tasks step by step, and every tenth without actions."""
-    plans, grounds = [], []
-    for n in range(count):
-        plan = changed(PLAN, 0, f"Task: Is {n} more?; Initial Environment Description: None.")
-        first = GROUND["messages"][0]["content"].replace("Is Ann older than Bob?", f"Is {n} more?")
-        ground = changed(GROUND, 0, first)
-        plans.append(plan | {"id": f"complex_qa_{n}"})
-        grounds.append((ground if n % 10 else changed(ground, 1, "")) | {"id": f"complex_qa_{n}"})
-    return plans, grounds
-
-
-def check_loaded(found: Loaded, count: int) -> None:
-    assert found.left_out == {NO_ACTIONS: count // 10, NO_PARTNER: count // 10}
-    train, held = found.rows["train"], found.rows["heldout"]
-    assert len(train) + len(held) == count - count // 10 and 0.05 * count < len(held) < 0.16 * count
-    assert not {row.key for row in train} & {row.key for row in held}
-
-
 def test_a_set_of_a_folder_or_two_repositories_is_joined_and_a_tenth_is_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines: list[list[Line]] = [[], []]
+    for n in range(300):
+        plan = changed(PLAN, 0, f"Task: Is {n} more?; Initial Environment Description: None.")
+        first = GROUND["messages"][0]["content"].replace("Is Ann older than Bob?", f"Is {n} more?")
+        ground = changed(GROUND, 0, first)
+        both = plan, ground if n % 10 else changed(ground, 1, "")
+        for some, whole in zip(lines, both, strict=True):
+            some.append(whole | {"id": f"complex_qa_{n}"})
     repos = find("lumos_complex_qa").repos
-    made = [
-        jsonl(tmp_path / "own" / one.train[0], *lines)
-        for one, lines in zip(repos, many(300), strict=True)
-    ]
-    check_loaded(load("lumos_complex_qa", tmp_path / "own"), 300)
-    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
     served = {
-        f"{one.name}/resolve/{one.revision}/{one.train[0]}": file.read_bytes()
-        for one, file in zip(repos, made, strict=True)
+        f"{one.name}/resolve/{one.revision}/{one.train[0]}": jsonl(
+            tmp_path / "own" / one.train[0], *some
+        ).read_bytes()
+        for one, some in zip(repos, lines, strict=True)
     }
     with stub_hub(served, tmp_path / "cache", monkeypatch):
-        check_loaded(load("lumos_complex_qa"), 300)
+        downloaded = load("lumos_complex_qa")
+    assert load("lumos_complex_qa", tmp_path / "own") == downloaded
+    assert downloaded.left_out == {NO_ACTIONS: 30, NO_PARTNER: 30}
+    train, heldout = downloaded.rows["train"], downloaded.rows["heldout"]
+    assert len(train) + len(heldout) == 270 and 15 < len(heldout) < 48
+    assert not {row.key for row in train} & {row.key for row in heldout}
+    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
 
 
 def row(**changes: Any) -> Mind2WebRow:
@@ -313,9 +282,9 @@ def row(**changes: Any) -> Mind2WebRow:
 
 def world(folder: Path, *words: str) -> PlanGround:
     file = write(folder / "tasks.jsonl")
-    found = environment_of("mind2web", f"dataset.source={file}", *words)
-    assert isinstance(found, PlanGround)
-    return found
+    environment = environment_of("mind2web", f"dataset.source={file}", *words)
+    assert isinstance(environment, PlanGround)
+    return environment
 
 
 def done(where: PlanGround, what: Task, actions: str) -> Grade:
@@ -323,20 +292,20 @@ def done(where: PlanGround, what: Task, actions: str) -> Grade:
 
 
 def test_a_task_becomes_a_plan_of_a_subgoal_and_an_action_for_each_step() -> None:
-    found = row()
-    assert found.question == "Search plants called roses 0 in a large pot"
-    assert (found.description, found.domain, found.flaw) == ("a page of garden", "web", "")
-    assert found.subgoals == (
+    plan = row()
+    assert plan.question == "Search plants called roses 0 in a large pot"
+    assert (plan.description, plan.domain, plan.flaw) == ("a page of garden", "web", "")
+    assert plan.subgoals == (
         "Type roses (red) into the input Search plants",
         "Select large in the select Size of pot",
         "Click the button Find plants",
     )
-    assert found.actions == (
+    assert plan.actions == (
         "R1 = TYPE(Env, QUERY: Search plants, TEXT: roses (red))",
         "R2 = SELECT(R1, QUERY: Size of pot, TEXT: large)",
         "R3 = CLICK(R2, QUERY: Find plants)",
     )
-    pages = [step.pages[0] for step in found.steps]
+    pages = [step.pages[0] for step in plan.steps]
     assert [(page.right, page.kind, page.value) for page in pages] == [
         ({"10"}, "TYPE", "roses (red)"), ({"111"}, "SELECT", "large"), ({"214"}, "CLICK", ""),
     ]  # fmt: skip
@@ -346,45 +315,37 @@ def test_a_task_becomes_a_plan_of_a_subgoal_and_an_action_for_each_step() -> Non
     assert texts["11"] == ("select", "Size of pot small large")
 
 
-def test_what_a_node_says_is_that_of_all_in_it_and_of_nothing_after_it() -> None:
+def test_texts_of_nodes_are_read_from_any_page_in_no_time() -> None:
     texts = texts_of(PAGE)
     assert texts["4"] == "What are you looking for?"
     assert texts["17"] == "Basket" and texts["16"] == "Opening hours"
     assert "Basket" not in texts["3"] and texts["3"].endswith("Find plants")
     code = "<div backend_node_id=1>Buy<script>let x = 1</script><style>p {}</style> now</div>"
     assert texts_of(code) == {"1": "Buy now"}
-
-
-def test_pages_that_explode_or_break_off_are_read_in_no_time() -> None:
     began = time.process_time()
     deep = texts_of("".join(f"<div backend_node_id={n}>word" for n in range(20_000)))
     assert len(deep) == DEPTH and len(deep["0"]) < 2 * MAX_TEXT
-    assert texts_of(f"<p backend_node_id=1>first{'<div>' * 20_000}{'</i>' * 20_000}</p>") == {
-        "1": "first"
-    }
+    first = "<p backend_node_id=1>first"
+    assert texts_of(f"{first}{'<div>' * 20_000}{'</i>' * 20_000}</p>") == {"1": "first"}
     assert time.process_time() - began < 10
-    assert texts_of("<p backend_node_id=1>first</p><![strange[<p>second</p>") == {"1": "first"}
+    assert texts_of(f"{first}</p><![strange[<p>second</p>") == {"1": "first"}
 
 
-def test_candidates_stand_by_their_ranks_and_without_them_by_words_in_common() -> None:
+def test_candidates_are_ordered_by_rank_score_or_words_and_never_by_which_one_is_right() -> None:
     ranks = {10: 4, 11: 3, 14: 2, 16: 0, 17: 1}
     steps = [action(14, "CLICK", ranks=ranks)]
     ranked = row(action_reprs=task(0)["action_reprs"][2:], actions=steps).steps[0].pages[0]
     assert [element.id for element in ranked.elements] == ["16", "17", "14", "11", "10"]
     plain = row().steps[0].pages[0]
     assert {element.id for element in plain.elements[:2]} == {"10", "11"}, "three words, two words"
-    scored = [
-        {**one(n, "a"), "attributes": {}, "score": s, "text": "x"}
-        for n, s in ((1, "0.1"), (2, 0.9))
-    ]
-    assert [element.id for element in elements(scored, "", "")] == ["2", "1"]
 
+    def ids(raw: Iterable[dict[str, Any]]) -> list[str]:
+        return [element.id for element in elements(raw, "", "task")]
 
-def test_the_order_of_candidates_does_not_tell_which_one_is_right() -> None:
     many = [{**one(n, "a", text="same"), "attributes": {}} for n in range(200)]
-    found = [element.id for element in elements(many, "", "task")]
-    assert len(found) == MOST and found[:5] != ["0", "1", "2", "3", "4"]
-    assert found == [element.id for element in elements(reversed(many), "", "task")]
+    assert ids([{**many[0], "score": "0.1"}, {**many[1], "score": 0.9}]) == ["1", "0"]
+    assert len(ids(many)) == MOST and ids(many)[:5] != ["0", "1", "2", "3", "4"]
+    assert ids(many) == ids(reversed(many))
 
 
 @pytest.mark.parametrize(
@@ -402,14 +363,14 @@ def test_tasks_whose_actions_are_not_known_are_left_out(changes: Any, flaw: str)
 
 
 def test_right_actions_are_worth_1_step_by_step_and_at_once(tmp_path: Path) -> None:
-    for form in ("iterative", "onetime"):
+    for form, count in (("iterative", 6), ("onetime", 2)):
         where = world(tmp_path, f"environment.form={form}")
         tasks = where.tasks("heldout", 100, 0)
-        assert len(tasks) == (6 if form == "iterative" else 2), "steps, or tasks"
+        assert len(tasks) == count, "steps, or tasks"
         for what in tasks:
             grade = done(where, what, gold(what).actions)
-            expected = {"element": 1.0, "operation": 1.0, "on_page": 1.0, WELL_FORMED: 1.0}
-            assert {name: grade.metrics[name] for name in expected} == expected
+            names = ("element", "operation", "on_page", WELL_FORMED)
+            assert [grade.metrics[name] for name in names] == [1.0] * 4
             assert grade.score == 1.0
 
 
@@ -417,25 +378,20 @@ def step(where: PlanGround, number: int) -> Task:
     return next(one for one in where.tasks("heldout", 100, 0) if one.id.endswith(f"/{number}"))
 
 
-@pytest.mark.parametrize(
-    ("actions", "element", "operation"),
-    [
+def test_a_step_counts_with_element_and_operation(tmp_path: Path) -> None:
+    where = world(tmp_path)
+    assert (where.form, where.metric) == ("iterative", "step success")
+    for actions, element, operation in (
         ("R2 = SELECT(R1, QUERY: size of the pot, TEXT: Large)", 1.0, 1.0),
         ("R2 = SELECT(R1, QUERY: size of the pot, TEXT: small)", 1.0, 0.0),
         ("R2 = TYPE(R1, QUERY: size of the pot, TEXT: large)", 1.0, 0.0),
         ("R2 = SELECT(R1, QUERY: opening hours, TEXT: large)", 0.0, 1.0),
         ("R2 = CLICK(R1, QUERY: zzz)", 0.0, 0.0),
         ("I would choose the large one", 0.0, 0.0),
-    ],
-)
-def test_a_step_counts_with_element_and_operation(
-    tmp_path: Path, actions: str, element: float, operation: float
-) -> None:
-    where = world(tmp_path)
-    assert (where.form, where.metric) == ("iterative", "step success")
-    grade = done(where, step(where, 2), actions)
-    assert (grade.metrics["element"], grade.metrics["operation"]) == (element, operation)
-    assert grade.score == element * operation
+    ):
+        grade = done(where, step(where, 2), actions)
+        assert (grade.metrics["element"], grade.metrics["operation"]) == (element, operation)
+        assert grade.score == element * operation
 
 
 def test_at_once_each_action_is_done_on_its_own_page_and_failures_stop_none(tmp_path: Path) -> None:
@@ -443,9 +399,7 @@ def test_at_once_each_action_is_done_on_its_own_page_and_failures_stop_none(tmp_
     what = where.tasks("heldout", 1, 0)[0]
     lines = "R1 = CLICK(Env, QUERY: zzz); R2 = SELECT(R1, QUERY: size of pot, TEXT: large)"
     grade = done(where, what, lines)
-    assert grade.score == pytest.approx(1 / 3) and grade.metrics["operation"] == pytest.approx(
-        1 / 3
-    )
+    assert [grade.score, grade.metrics["operation"]] == [pytest.approx(1 / 3)] * 2
     grade = done(where, what, f"{lines}; R3 = CLICK(R2, QUERY: find plants)")
     assert grade.score == pytest.approx(2 / 3)
 
@@ -485,4 +439,3 @@ def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None
         assert says in refused(cli, *words, f"dataset.source={broken}")
     with pytest.raises(UserError, match="pages to search"):
         world(tmp_path, "environment.corpus=nowhere")
-    assert len(CANDIDATES) == 5

@@ -9,7 +9,7 @@ import pytest
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
-from coterie.environments.debate import NO_MISTAKE, Debate
+from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
@@ -79,18 +79,13 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
-    environment = environment_of(name, "environment.agents=3")
-    assert isinstance(environment, Debate)
-    (task,) = environment.tasks("heldout", 1, 0)
-    for critic in environment.agents[1:]:
-        assert (
-            form(environment, task, critic) == NO_MISTAKE and environment.answer(NO_MISTAKE) is None
-        )
-
-
-def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
+def test_what_a_critic_is_shown_or_a_message_that_is_cut_off_is_no_answer() -> None:
+    for name in SUBJECTS:
+        debate = environment_of(name, "environment.agents=3")
+        assert isinstance(debate, Debate)
+        (task,) = debate.tasks("heldout", 1, 0)
+        assert {form(debate, task, critic) for critic in debate.agents[1:]} == {NO_MISTAKE}
+        assert debate.answer(NO_MISTAKE) is None
     environment = talk_in("gsm8k")
     (task,) = environment.tasks("heldout", 1, 0)
     state, grade = asyncio.run(ended(environment, task, gold_answer(task), truncated=True))
@@ -160,25 +155,23 @@ def test_the_form_of_a_function_is_not_its_score(
     assert (grade.score, grade.metrics[WELL_FORMED]) == (score, formed)
 
 
-def test_the_micro_world_asks_for_no_block(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+def test_the_micro_world_asks_for_no_block_and_a_judge_is_read_as_it_is_shown(
+    runner: asyncio.Runner, sandbox: Sandbox
+) -> None:
     grade = answered(runner, sandbox, Persona(), TASK, f"{MARKER}\n{DOUBLE}")
     assert (grade.score, grade.metrics[WELL_FORMED]) == (1, 1)
-
-
-def test_a_judge_is_read_in_the_form_that_it_is_shown() -> None:
     rules = judge_question(Situation("k", "task", "reference"), "one", "two")[0].text.splitlines()
     assert [read_verdict(line) for line in rules if len(line) == 1] == ["A", "B"]
 
 
 def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> None:
     words = ["evaluate", "exchange", "policy=tiny-exchange", "tasks=12", "engine.device=cpu"]
-    whole = cli(*words, "max_tokens=96")
-    (row,) = json.loads(whole.out.splitlines()[-1])["rows"]
-    assert row["well_formed"] > 0.8 and row["cut_off"] == 0
-    assert "well formed" in whole.out and "cut off" in whole.out
-    said = cli(*words, "max_tokens=20")
-    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert row["well_formed"] < 1 and 0 < row["cut_off"] < 1
+    for limit in (96, 20):
+        result = cli(*words, f"max_tokens={limit}")
+        assert "well formed" in result.out and "cut off" in result.out
+        (row,) = json.loads(result.out.splitlines()[-1])["rows"]
+        assert row["well_formed"] > 0.8 if limit == 96 else row["well_formed"] < 1
+        assert row["cut_off"] == 0 if limit == 96 else 0 < row["cut_off"] < 1
 
 
 def test_dialogues_under_other_prompts_are_not_read_for_these(
@@ -186,5 +179,5 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
 ) -> None:
     settings = played("gsm8k")
     names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
-    monkeypatch.setattr("coterie.environments.debate.LENGTH_RULE", "- Take your time.\n")
+    monkeypatch.setattr("coterie.environments.discussion.LENGTH_RULE", "- Take your time.\n")
     assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2

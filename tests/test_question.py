@@ -2,19 +2,17 @@
 
 import asyncio
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
-from coterie.datasets.problems import boxed_answer
 from coterie.environments.protocol import Environment, Grade, Shared, State
-from coterie.environments.question import answer_of, as_number, filled
+from coterie.environments.question import as_number, filled
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import settings
@@ -25,31 +23,18 @@ from tests.row_files import jsonl
 
 REWARDS = """
 import re
-
 def words(question, reply, answer, row):
     return {"score": float(answer in reply), "words": len(reply.split()), "level": row["level"]}
-
 async def signed(question, reply, answer, row):
     return 2.0 * (answer in reply) - 1
-
 def number(question, reply, answer, row):
     return float(re.search(r"[0-9]+", reply).group() == answer)
-
 def nothing(question, reply, answer, row):
     return float("nan")
-
-def text(question, reply, answer, row):
-    return "good"
-
-def late(question, reply, answer, row):
-    return 1 / (reply != "late")
-
 def counted(question, reply, answer, row):
     return {"score": 1.0, "tokens": 3}
-
 def leaving(question, reply, answer, row):
     raise SystemExit(2)
-
 def short(question, reply):
     return 1.0
 """
@@ -64,9 +49,9 @@ def environment(file: Path, *words: str) -> Environment:
     return make_environment(benchmark_settings(PlayedSettings, "question", own))
 
 
-def graded(game: Environment, reply: str, split: Any = "train", *shared: object) -> Grade:
+def graded(game: Environment, reply: str, split: Any = "train") -> Grade:
     (task,) = game.tasks(split, 1, 0)
-    return asyncio.run(game.grade(State(task, 0, answer=reply), Shared(*shared)))
+    return asyncio.run(game.grade(State(task, 0, answer=reply), Shared()))
 
 
 def prompt(game: Environment) -> str:
@@ -86,18 +71,12 @@ def prompt(game: Environment) -> str:
         ({"prompt": [{"role": "user", "content": "3 + 1?"}], "reward_model": {"ground_truth": "4"}}, []),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_columns_are_found_by_usual_names_or_named(
-    raw: dict[str, Any], words: list[str], suffix: str, tmp_path: Path
+    raw: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
-    text = json.dumps(raw if suffix == "jsonl" else raw | {"meta": {"gold": ["5", "4"]}})
+    text = json.dumps(raw)
     rows = [json.loads(text.replace("3 + 1?", f"{n} and 3 + 1?")) for n in range(4)]
-    file = tmp_path / f"rows.{suffix}"
-    if suffix == "jsonl":
-        jsonl(file, *rows)
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    game = environment(file, "environment.reward=math", *words)
+    game = environment(jsonl(tmp_path / "rows.jsonl", *rows), "environment.reward=math", *words)
     (task,) = game.tasks("heldout", 1, 0)
     assert str(task.public["question"]).endswith("and 3 + 1?")
     assert graded(game, "It is \\boxed{4}.", "heldout").score == 1.0
@@ -117,17 +96,11 @@ def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path:
     assert prompt(own).endswith("+ 1?"), "a function reads the reply as it is"
     row = {"tags": ["a", "b"], "n": 2.0}
     assert filled("{tags} {n}", "", row, "x", set()) == '["a", "b"] 2'
-
-
-def test_the_right_answer_in_verl_columns_is_hidden_from_prompts(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": f"{n}?", "reward_model": {"ground_truth": "4"}, "extra_info": {"answer": "4"}}
-        for n in range(5)
-    ]
-    file = jsonl(tmp_path / "a.jsonl", *rows)
+    verl = {"prompt": "?", "reward_model": {"ground_truth": "4"}, "extra_info": {"answer": "4"}}
+    nested = jsonl(tmp_path / "b.jsonl", *(verl | {"prompt": f"{n}?"} for n in range(5)))
     for column in ("extra_info", "extra_info.answer", "reward_model.ground_truth"):
         with pytest.raises(UserError, match="shows the right answer"):
-            prompt(environment(file, f"environment.prompt={{question}} {{{column}}}"))
+            prompt(environment(nested, f"environment.prompt={{question}} {{{column}}}"))
 
 
 @pytest.mark.parametrize(
@@ -136,14 +109,12 @@ def test_the_right_answer_in_verl_columns_is_hidden_from_prompts(tmp_path: Path)
         ("exact", ["The Nile", "Nile River"], "nile river.", 1.0),
         ("exact", ["The Nile"], "I think \\boxed{the Nile}!", 1.0),
         ("exact", ["The Nile"], "I think the Nile", 0.0),
-        ("exact", ["A"], "", 0.0),
         ("exact", ["A"], "a", 1.0),
         ("exact", ["-6"], "6", 0.0),
         ("exact", ["3.5"], "35", 0.0),
         ("exact", ["1/2"], "0.5", 1.0),
         ("f1", ["red fox"], "red dog", 0.5),
         ("math", ["1/2"], "So it is \\boxed{\\frac{1}{2}}.", 1.0),
-        ("math", ["1200"], "1,200", 1.0),
         ("math", ["1200"], "1100 + 100 = 1200\n#### 1200", 1.0),
         ("math", ["5"], "First \\boxed{5}, no: \\boxed{6}", 0.0),
     ],
@@ -154,25 +125,22 @@ def test_built_in_rewards_read_the_last_box_or_the_whole_reply(
     rows = [{"question": f"{n}?", "answer": answers} for n in range(5)]
     game = environment(jsonl(tmp_path / "a.jsonl", *rows), f"environment.reward={reward}")
     assert graded(game, reply).score == pytest.approx(score)
-    assert answer_of(reply) == (boxed_answer(reply) or reply.split("#### ")[-1])
 
 
-def test_a_program_is_run_on_the_tests_of_its_row(tmp_path: Path) -> None:
+def test_a_program_is_run_on_the_tests_of_its_row(
+    tmp_path: Path, runner: asyncio.Runner, sandbox: Sandbox
+) -> None:
     tests = [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10\n"}]
     rows = [{"question": f"Double it, {n}.", "tests": tests} for n in range(5)]
     words = ("environment.reward=code", "dataset.answer=none")
     game = environment(jsonl(tmp_path / "a.jsonl", *rows), *words)
     assert "```python" in prompt(game)
 
-    async def grades() -> list[Grade]:
-        async with Sandbox() as sandbox:
-            (task,) = game.tasks("heldout", 1, 0)
-            replies = ("print(2 * int(input()))", "print(4)")
-            states = [State(task, 0, answer=f"So:\n```python\n{one}\n```") for one in replies]
-            return [await game.grade(state, Shared(sandbox)) for state in states]
-
-    right, wrong = asyncio.run(grades())
-    assert (right.score, wrong.score, wrong.metrics["fraction"]) == (1.0, 0.0, 0.5)
+    (task,) = game.tasks("heldout", 1, 0)
+    for code, score, fraction in (("print(2 * int(input()))", 1.0, 1.0), ("print(4)", 0.0, 0.5)):
+        state = State(task, 0, answer=f"So:\n```python\n{code}\n```")
+        grade = runner.run(game.grade(state, Shared(sandbox)))
+        assert (grade.score, grade.metrics["fraction"]) == (score, fraction)
 
 
 def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path) -> None:
@@ -195,28 +163,19 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
     ("words", "message"),
     [
         (["environment.prompt={questoin}"], "line 1 has no 'questoin'.*did you mean 'question'"),
-        (
-            ["environment.prompt=Count to {{ten}}. \\boxed{}"],
-            "has no column: all tasks would be the same",
-        ),
+        (["environment.prompt=Count to {{ten}}. \\boxed{}"], "has no column: all tasks would be"),
         (["environment.prompt={level} {answer}"], "shows the right answer to the agent"),
         (["environment.reward=exat"], "exat: is no reward; did you mean 'exact'"),
-        (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 11: AttributeError"),
+        (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 8: AttributeError"),
         (["environment.reward=OWN:nothing"], "nothing .* returned nan on .*line 1"),
-        (["environment.reward=OWN:text"], "text .* returned 'good' on .*line 1"),
         (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),
-        (
-            ["environment.reward=OWN:counted"],
-            "a metric called 'tokens', which coterie measures itself",
-        ),
+        (["environment.reward=OWN:counted"], "a metric called 'tokens', which coterie measures"),
         (["environment.reward=OWN:leaving"], "leaving .* failed on .*line 1: .*2"),
         (["environment.reward=OWN:short"], "short .* cannot be called with"),
-        (["environment.reward=OWN:missing"], "has no missing"),
         (["environment.reward_range=[1,0]"], "is empty"),
         (["environment.reward=code"], "line 1 has no readable tests"),
         (["dataset.answer=none"], "line 1 has no right answer"),
         (["dataset.question=qestion"], "has no 'qestion'.*did you mean 'question'"),
-        (["dataset.answer=nope"], "line 1 has no 'nope'"),
     ],
 )
 def test_what_can_not_be_used_is_refused_before_anything_is_played(
@@ -239,22 +198,19 @@ def test_numbers_of_all_libraries_are_rewards(value: object, number: float | Non
 
 
 def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "rewards.py").write_text(REWARDS)
     file = jsonl(tmp_path / "a.jsonl", *sums())
-    game = environment(file, f"environment.reward={tmp_path}/rewards.py:late")
-    with pytest.raises(UserError, match=r"late .* failed on .*a.jsonl, line \d+: .*ZeroDivision"):
-        graded(game, "late")
     code = "def late(question, reply, answer, row):\n    return 1 / (reply in ('', answer))\n"
     (tmp_path / "late.py").write_text(code)
     words = ("policy=tiny-problems", "max_tokens=4", "environment.reward=late.py:late")
-    assert "failed on" in refused(cli, "evaluate", "question", f"dataset={file}", *words)
+    problem = refused(cli, "evaluate", "question", f"dataset={file}", *words).replace("\n", "")
+    assert re.search(r"late.*failed on.*a\.jsonl, line \d+: .*ZeroDivision", problem)
 
 
 def test_questions_are_played_by_one_agent_in_rl_and_debated_in_optima(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", *sums())
 
-    def played(recipe: str, *words: str, **stored: Any) -> str | None:
-        return settings(recipe, words, stored.get("stored")).environment.name
+    def played(recipe: str, *words: str, stored: Any = None) -> str | None:
+        return settings(recipe, words, stored).environment.name
 
     assert played("rl/grpo", "dataset=gsm8k") == "question"
     assert played("rl/grpo", f"dataset={file}") == "question"
@@ -284,7 +240,6 @@ def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> Non
         said = cli("evaluate", benchmark, "policy=run")
         assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
         assert "as in run: environment=question max_tokens=4" in said.err, said.err
-    other = cli(
-        "evaluate", "gsm8k", "policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4"
-    )
+    words = ("policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4")
+    other = cli("evaluate", "gsm8k", *words)
     assert other.code == 0 and "as in run" not in other.err

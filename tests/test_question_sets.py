@@ -1,18 +1,27 @@
 """The other data sets of Optima as environments: deals, questions, answers, two agents and three."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from coterie.datasets.load import load_rows
-from coterie.datasets.rows import CbtRow, Paragraph, SupportingFact, TriviaRow, TwoWikiRow
-from coterie.environments.answers import gold_answers
-from coterie.environments.information_exchange import deal, deal_parts, deal_snippets
+from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
+from coterie.environments.answers import gold_answers, secret_answers
+from coterie.environments.discussion import (
+    DEBATE_FORMATS,
+    EXCHANGE_FORMATS,
+    Deal,
+    deal,
+    deal_parts,
+    deal_snippets,
+)
 from coterie.environments.protocol import State
 from coterie.environments.registry import EXCHANGES, SUBJECTS, content, make_environment
-from coterie.environments.talk import DEBATE_FORMATS, EXCHANGE_FORMATS, Talk
-from coterie.record.tree import LENGTH, TURNS, Ending, Secret, Task
+from coterie.environments.talk import MAX_LENGTH, Talk
+from coterie.errors import UserError
+from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
 from coterie.rollout.episodes import first_prompts
 from tests import talking
@@ -30,34 +39,23 @@ def wiki(*facts: str) -> TwoWikiRow:
         id="w",
         question="?",
         answer="a",
-        context=tuple(
-            Paragraph(title=title, sentences=(f"{title} one.", f"{title} two."))
-            for title in ("P", "Q", "R", "S", "T", "U")
-        ),
+        context=tuple(Paragraph(title=title, sentences=(f"{title} one.",)) for title in "PQRSTU"),
         supporting_facts=tuple(SupportingFact(title=title, sentence=0) for title in facts),
     )
 
 
-def titles(notes: list[str]) -> str:
-    return "".join(note[0] for note in notes)
+def titles(notes: Deal) -> list[str]:
+    return ["".join(note[0] for note in one) for one in notes.values()]
 
 
-def test_2wikis_facts_go_round_in_their_order() -> None:
+def test_supporting_facts_of_2wiki_are_dealt_in_turn_in_their_order() -> None:
     for key in ("a", "b", "c"):
-        two = deal(wiki("S", "P", "R", "Q"), TWO, key=key)
-        assert [titles(two[agent]).replace("T", "").replace("U", "") for agent in TWO] == [
-            "RS",
-            "PQ",
-        ]
-        three = deal(wiki("S", "P", "R", "Q"), THREE, key=key)
-        found = [titles(three[agent]).replace("T", "").replace("U", "") for agent in THREE]
-        assert found == ["QS", "P", "R"], (
-            "S, P, R, and Q to the first again; in the context's order"
-        )
-        for dealt in (two, three):
-            assert sorted("".join(map(titles, dealt.values()))) == list("PQRSTU")
-    both = deal(wiki("P", "P"), TWO, key="a")
-    assert all("P" in titles(notes) for notes in both.values()), "it supports twice: both have it"
+        for agents, supporting in ((TWO, ["RS", "PQ"]), (THREE, ["QS", "P", "R"])):
+            dealt = titles(deal(wiki("S", "P", "R", "Q"), agents, key=key))
+            assert [one.replace("T", "").replace("U", "") for one in dealt] == supporting
+            assert sorted("".join(dealt)) == list("PQRSTU")
+    both = titles(deal(wiki("P", "P"), TWO, key="a"))
+    assert all("P" in one for one in both), "it supports twice: both have it"
 
 
 def test_snippets_are_shuffled_and_dealt_in_turn() -> None:
@@ -78,22 +76,6 @@ def test_a_page_is_cut_into_halves_or_thirds() -> None:
     parts = deal_parts(page, THREE)
     assert [len(part) for part in parts.values()] == [6, 7, 7]
     assert [line for part in parts.values() for line in part] == page
-
-
-@pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("agents", [TWO, THREE])
-def test_every_sample_row_is_dealt_whole(name: str, agents: tuple[str, ...]) -> None:
-    for row in load_rows(name, "train", "sample"):
-        dealt = deal(row, agents, key=row.id)
-        held = {note for notes in dealt.values() for note in notes}
-        if isinstance(row, TriviaRow | CbtRow):
-            assert held == set(row.snippets if isinstance(row, TriviaRow) else row.sentences)
-        else:
-            assert isinstance(row, TwoWikiRow) or name == "hotpot_qa"
-            assert len(held) == len(row.context)  # type: ignore[attr-defined]
-
-
-# What agents are told
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -121,58 +103,80 @@ def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
         pool = EXCHANGE_FORMATS if name in EXCHANGES else DEBATE_FORMATS
         assert environment.formats == (() if name in ("gsm8k", "svamp", "math") else pool)
         prompts = first_prompts(environment, environment.tasks("heldout", 1, 0)[0], "in verse")
-        asked = [
-            agent
-            for agent in environment.agents
-            if "in verse" in prompts[agent].messages[0].parts[-1].text
-        ]
-        assert asked == list(environment.agents if name in EXCHANGES else ("Alice",))
+        lasts = {agent: prompts[agent].messages[0].parts[-1].text for agent in THREE}
+        readers = [agent for agent, text in lasts.items() if "in verse" in text]
+        assert readers == list(THREE if name in EXCHANGES else THREE[:1])
 
 
-def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
+FORMATS = ("Write initials.", "Draw boxes.", "Write in\u2028verse.")
+
+
+def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
+    lines, items = tmp_path / "a.jsonl", tmp_path / "b.yaml"
+    rows = ({"index": n, "format": one} for n, one in enumerate(FORMATS))
+    lines.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    items.write_text(
+        f"# ours\n- {FORMATS[0]}\n- format: {FORMATS[1]}\n- {json.dumps(FORMATS[2])}\n"
+    )
+    for file in (lines, items):
+        for name in ("exchange", "2wiki", "math", "arc_c"):
+            assert talk_in(name, f"environment.format_pool_file={file}").formats == FORMATS
+
+
+@pytest.mark.parametrize(
+    "name, text, problem",
+    [
+        ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"), ("none.jsonl", None, "no file"),
+        ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: not JSON"),
+        ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
+        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it repeats the format of line 1"),
+        ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: format"),
+        ("a.yaml", "- x\n- [1]\n", "item 2 is broken"), ("a.yaml", "- x\n- {\n", "line 3"),
+    ],
+)  # fmt: skip
+def test_a_broken_pool_is_refused(
+    name: str, text: str | None, problem: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        talk_in("cbt", f"environment.format_pool_file={tmp_path / name}")
+    assert problem in error.value.what
+
+
+def test_the_settings_and_formats_of_tasks_are_hashed(tmp_path: Path) -> None:
+    def hashed(*words: str) -> str:
+        own = played("cbt", *words)
+        return content(own, make_environment(own))
+
     pool = tmp_path / "pool.yaml"
     pool.write_text("- in verse\n")
-    words = ((), ("environment.agents=3",), (f"environment.format_pool_file={pool}",),
-             ("environment.turns=4",))  # fmt: skip
-    found = [hashed(*some) for some in words]
-    assert len(set(found)) == 4
+    file = f"environment.format_pool_file={pool}"
+    words = ((), ("environment.agents=3",), (file,), ("environment.turns=4",))
+    hashes = [hashed(*some) for some in words]
+    assert len(set(hashes)) == 4
     moved = pool.rename(tmp_path / "moved.yaml")
-    assert hashed(f"environment.format_pool_file={moved}") == found[2], "the content counts"
+    assert hashed(f"environment.format_pool_file={moved}") == hashes[2], "the content counts"
     moved.write_text("- in prose\n")
-    assert hashed(f"environment.format_pool_file={moved}") != found[2]
-
-
-def hashed(*words: str) -> str:
-    own = played("cbt", *words)
-    return content(own, make_environment(own))
+    assert hashed(f"environment.format_pool_file={moved}") != hashes[2]
 
 
 # Answers
 
 
-def task(*golds: str) -> Task:
-    readers = frozenset({"grader"})
-    secrets = {"answer": Secret(golds[0], name="answer", readers=readers)}
-    if golds[1:]:
-        text = str(list(golds[1:])).replace("'", '"')
-        secrets["aliases"] = Secret(text, name="aliases", readers=readers)
-    return Task("t", {"question": "?"}, secrets)
+def task(answer: str, *aliases: str, **public: object) -> Task:
+    row = TriviaRow.model_construct(answer=answer, aliases=aliases)
+    return Task("t", {"question": "?", **public}, secret_answers(row))
 
 
 @pytest.mark.parametrize(
     "name, golds, given, score",
     [
-        ("trivia_qa", ("Saturn", "planet Saturn"), "the planet saturn", 1.0),
-        ("trivia_qa", ("Ringed giant", "planet Saturn"), "Saturn moon", 0.5),
-        ("trivia_qa", ("Saturn",), None, 0.0), ("2wiki", ("Free Guy",), "Guy", 2 / 3),
+        ("trivia_qa", ("Ringed giant", "planet Saturn"), "Saturn moon", 0.5), ("trivia_qa", ("Saturn",), None, 0.0),
         ("cbt", ("dog",), "the dog", 1.0), ("arc_c", ("Light energy.",), "light  ENERGY.", 1.0),
-        ("arc_c", ("Light energy.",), "B", 0.0), ("mmlu", ("0,1",), "0, 1", 0.0),
-        ("mmlu", ("True, False",), "true, false", 1.0), ("mmlu", ("4",), None, 0.0),
-        ("math", (r"\frac{1}{2}",), "0.5", 1.0), ("math", ("(1,2)",), r"\left( 1, 2 \right)", 1.0),
-        ("math", ("x^2+12x+27",), "(x+3)(x+9)", 1.0), ("math", ("5",), "6", 0.0),
-        ("math", ("5",), None, 0.0), ("math", (r"2+\sqrt{7}",), r"\sqrt7+2", 1.0),
-        ("gsm8k", ("18",), "18.00", 1.0), ("gsm8k", ("18",), "19", 0.0), ("gsm8k", ("18",), "many", 0.0),
-        ("gsm8k", ("1000",), "1,000", 1.0), ("gsm8k", ("18",), None, 0.0),
+        ("arc_c", ("Light energy.",), "B", 0.0), ("mmlu", ("0,1",), "0, 1", 0.0), ("mmlu", ("4",), None, 0.0),
+        ("math", (r"\frac{1}{2}",), "0.5", 1.0), ("math", ("5",), None, 0.0),
+        ("gsm8k", ("18",), "18.00", 1.0), ("gsm8k", ("18",), "19", 0.0), ("gsm8k", ("18",), None, 0.0),
     ],
 )  # fmt: skip
 def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: float) -> None:
@@ -182,43 +186,38 @@ def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: flo
 def test_aliases_are_secrets_and_count() -> None:
     environment = talk_in("trivia_qa")
     row = next(row for row in load_rows("trivia_qa", "heldout", "sample") if len(row.aliases) > 1)  # type: ignore[attr-defined]
-    found = next(t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
-    assert gold_answers(found) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
-    assert environment.score(found, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
+    (own,) = (t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
+    assert gold_answers(own) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
+    assert environment.score(own, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
     with pytest.raises(PrivilegeError):
-        found.secrets["aliases"].reveal("Alice")
-
-
-def genes() -> Task:
-    """A task of the kind that ARC has: options that differ in their case."""
-    public = {"question": "?", "options": ["only SS", "only Ss", "Light energy"]}
-    return Task("t", public, task("only Ss").secrets)
+        own.secrets["aliases"].reveal("Alice")
 
 
 def test_options_that_differ_in_their_case_are_different_answers() -> None:
+    """As ARC has them, for genes."""
     environment = talk_in("arc_c")
-    assert environment.score(genes(), "only  Ss") == 1.0
+    genes = task("only Ss", options=["only SS", "only Ss", "Light energy"])
+    assert environment.score(genes, "only  Ss") == 1.0
     for other in ("only SS", "only ss", "ONLY SS"):
-        assert environment.score(genes(), other) == 0.0
-    for said, end in (
+        assert environment.score(genes, other) == 0.0
+    for lines, end in (
         (("<A>only SS</A>", "no", "<A>only Ss</A>"), None),
         (("<A>only SS</A>", "no", "<A>only ss</A>"), None),
         (("<A>only SS</A>", "no", "<A>only SS</A>"), "agreed"),
         (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
     ):
-        state = talk(environment, *said, about=genes())
-        assert state.end == (end and Ending(end)), said
+        state = talk(environment, *lines, about=genes)
+        assert state.end == (end and Ending(end)), lines
     assert state.answer == "Light energy", "as the task spells it"
     assert environment.similarity("only SS", "only Ss") == 0.0, "two votes"
 
 
 def talk(
-    environment: Talk, *said: str, about: Task | None = None, truncated: bool = False
+    environment: Talk, *lines: str, about: Task | None = None, truncated: bool = False
 ) -> State:
-    """The state after these messages; each is checked to be asked for."""
     notes: dict[str, list[str]] = {agent: [] for agent in environment.agents}
     about = about or Task("t", {"question": "?", "notes": notes}, {})
-    state, _ = asyncio.run(talking.talk(environment, about, said, truncated=truncated))
+    state, _ = asyncio.run(talking.talk(environment, about, lines, truncated=truncated))
     return state
 
 
@@ -233,8 +232,8 @@ def test_the_same_answer_again_ends_a_talk() -> None:
         (book, ("<A>dog</A>", "<A>cat</A>", "<A>dog</A>"), None),
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]
-    for environment, said, end in ends:
-        assert talk(environment, *said).end == (end and Ending(end)), said
+    for environment, lines, end in ends:
+        assert talk(environment, *lines).end == (end and Ending(end)), lines
     debate = talk_in("gsm8k")
     assert talk(debate, r"\boxed{1,000}", "no", r"still \boxed{1000.0}").answer == "1000"
     assert talk(debate, "on and on", truncated=True).end == LENGTH

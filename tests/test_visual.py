@@ -1,4 +1,4 @@
-"""Images for agents: from one folder or the web, looked at by a model that a fake stands for."""
+"""Images for agents, from one folder or the web, shown to a stub model."""
 
 import asyncio
 import base64
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.endpoint import EndpointSettings
 from coterie.errors import UserError
 from coterie.tools.builtin import VisualInspector, VisualSettings
 from coterie.tools.calls import ToolError
@@ -30,11 +29,10 @@ def seer() -> Iterator[Service]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "images"
-    (found / "deep").mkdir(parents=True)
-    (found / "deep" / "dot.png").write_bytes(PNG)
-    (tmp_path / "secret.png").write_bytes(PNG)
-    return found
+    (tmp_path / "images/deep").mkdir(parents=True)
+    for name in ("images/deep/dot.png", "secret.png"):
+        (tmp_path / name).write_bytes(PNG)
+    return tmp_path / "images"
 
 
 def look(tool: VisualInspector, image: str, question: str = "") -> str:
@@ -74,7 +72,7 @@ def test_no_path_leads_out_of_the_folder(folder: Path, seer: Service) -> None:
     assert not seer.bodies
 
 
-def test_what_is_no_image_is_not_sent(folder: Path, seer: Service) -> None:
+def test_other_files_are_not_sent(folder: Path, seer: Service) -> None:
     (folder / "notes.png").write_text("a password")
     (folder / "large.png").write_bytes(PNG + b"0" * 5000)
     settings = VisualSettings(folder=str(folder), endpoint=model_at(seer.url), page_bytes=2000)
@@ -97,14 +95,7 @@ def test_images_of_the_web_are_under_the_rules_of_pages(seer: Service) -> None:
         assert host.asked == {"/dot.png": 1, "/oslo": 1}
 
 
-def test_what_can_not_work_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    endpoint = EndpointSettings(url="http://127.0.0.1:9/v1", model="m")
-    with pytest.raises(UserError, match="there is no folder nowhere"):
-        VisualInspector(VisualSettings(folder="nowhere", endpoint=endpoint))
-    keyed = endpoint.model_copy(update={"key_variable": "NO_SUCH_KEY"})
-    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
-        VisualInspector(VisualSettings(endpoint=keyed))
+def test_a_missing_folder_is_refused_before_a_call(seer: Service, tmp_path: Path) -> None:
+    settings = VisualSettings(folder=str(tmp_path / "nowhere"), endpoint=model_at(seer.url))
+    with pytest.raises(UserError, match="there is no folder"):
+        VisualInspector(settings)

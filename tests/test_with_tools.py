@@ -1,4 +1,4 @@
-"""Any environment with tools: what agents are shown, what the environment is told, and what is refused."""
+"""Any environment with tools: prompts of agents, texts that the environment knows, and errors."""
 
 import asyncio
 import threading
@@ -21,9 +21,7 @@ from coterie.record.store import Store
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
 from coterie.reports.sections import tools
-from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver, Episode
-from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.runs.items import play
 from coterie.tools.calls import Function, Tag, ToolError
@@ -32,7 +30,7 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
-from tests.talking import Heard, branching, go_on, talk
+from tests.talking import Heard, talk
 from tests.test_branches import branches, say
 
 TEXT = {"type": "object", "properties": {"what": {"type": "string"}}}
@@ -63,7 +61,7 @@ class Looking:
         yield {"look": look, "push": push}
 
 
-def equipped(game: Environment, source: Looking, **keys: Any) -> Environment:
+def equipped(game: Environment, source: Looking, **keys: Any) -> Any:
     return with_tools(game, [source], ToolsSettings(**keys), tags_of_sources([source]))
 
 
@@ -72,14 +70,14 @@ class Played:
     """State of a branch after some lines, and what its actors were shown."""
 
     source: Looking
-    made: Any
+    environment: Any
     state: State
     heard: list[Heard]
 
     @property
     def inner(self) -> list[str]:
         """The texts that the environment knows."""
-        return [turn.text for turn in self.made._inner(self.state).turns]
+        return [turn.text for turn in self.environment._inner(self.state).turns]
 
     @property
     def results(self) -> list[tuple[str, bool]]:
@@ -91,21 +89,16 @@ def debate() -> tuple[Environment, Task]:
     return game, game.tasks("heldout", 1, 0)[0]
 
 
-def speak(
-    *lines: str,
-    source: Looking | None = None,
-    played: tuple[Environment, Task] | None = None,
-    **keys: Any,
-) -> Played:
-    """Say these lines, each of which is asked for, in a debate."""
-    source, (game, task) = source or Looking(), played or debate()
-    made = equipped(game, source, **keys)
+def speak(*lines: str, source: Looking | None = None, **keys: Any) -> Played:
+    """Play these lines in a debate. Each must be requested."""
+    source, (game, task) = source or Looking(), debate()
+    environment = equipped(game, source, **keys)
 
     async def play_all() -> tuple[State, list[Heard]]:
         async with open_toolbox([source], ToolsSettings()) as box:
-            return await talk(made, task, lines, shared=Shared(box))
+            return await talk(environment, task, lines, shared=Shared(box))
 
-    return Played(source, made, *asyncio.run(play_all()))
+    return Played(source, environment, *asyncio.run(play_all()))
 
 
 def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hears_of_them() -> None:
@@ -113,13 +106,13 @@ def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hear
         *("<look>a | b</look>", "<look>c</look>", "Perhaps 3."),
         *("No, 4.", "<look>d</look>", "It is 4."),
     )
-    first, second = got.made.actors
+    first, second = got.environment.actors
     assert [one.actor for one in got.heard] == [first, first, first, second, first, first]
     assert sorted(got.source.made) == ["look a", "look b", "look c", "look d"]
-    said = "\n".join(text for _, text in got.heard[3].messages)
-    told = (got.made.see(got.state, name)[0].parts for name in (first, second))
-    assert all("look" in parts[-1].text for parts in told), "all agents are told of the tools"
-    assert "is there" not in said and "a | b" not in said and "Perhaps 3." in said
+    partner = "\n".join(text for _, text in got.heard[3].messages)
+    prompts = (got.environment.see(got.state, name)[0].parts for name in (first, second))
+    assert all("look" in parts[-1].text for parts in prompts), "both read of the tools"
+    assert "is there" not in partner and "a | b" not in partner and "Perhaps 3." in partner
     own = "\n".join(text for _, text in got.heard[5].messages)
     order = ("a is there", "b is there", "c is there", "Perhaps 3.", "No, 4.", "d is there")
     places = [own.index(text) for text in order]
@@ -134,7 +127,7 @@ def test_the_environments_own_limit_counts_answers_alone() -> None:
     assert most_turns(equipped(game, Looking(), rounds=8)) == 9 * most_turns(game)
 
 
-def test_after_its_last_calls_an_agent_is_told_to_answer_and_what_it_says_is_the_answer() -> None:
+def test_after_its_last_calls_any_message_of_an_agent_is_its_answer() -> None:
     got = speak("<look>a</look>", "<look>b</look>", "<look>c</look>", "I agree.", rounds=2)
     assert got.heard[2].messages[-1] == ("user", LAST) and LAST not in str(got.heard[1].messages)
     assert got.source.made == ["look a", "look b"]
@@ -155,8 +148,7 @@ def test_what_changes_something_may_be_called_again_with_json_between_its_tags()
     push = '<push>{"what": "x"}</push>'
     got = speak(push, push, "<push>x</push>", "Perhaps.")
     assert got.source.made == ["push x", "push x"]
-    (error,) = (text for text, is_error in got.results if is_error)
-    assert "not JSON" in error
+    assert ["not JSON" in text for text, is_error in got.results if is_error] == [True]
 
 
 @pytest.mark.parametrize("forks", [True, False])
@@ -188,39 +180,29 @@ def test_it_has_the_traits_and_the_grades_of_the_environment() -> None:
     made = equipped(game, Looking())
     assert isinstance(made, Votes) and isinstance(game, Votes)
     assert made.answer_to(task, "The answer is 4.") == game.answer_to(task, "The answer is 4.")
-    assert made.version != game.version != equipped(game, Looking(identity="2")).version
-    assert made.version != equipped(game, Looking(identity="2")).version
-    assert made.version != equipped(game, Looking(), max_characters=200).version
-
-
-def test_the_grade_counts_calls() -> None:
+    other, shorter = Looking(identity="2"), equipped(game, Looking(), max_characters=200)
+    versions = {one.version for one in (game, made, equipped(game, other), shorter)}
+    assert len(versions) == 4
     got = speak("<look>a|a</look>", *(f"Maybe {n}." for n in range(4)))
     shared = Shared(Toolbox({}, ToolsSettings()))
-    found = asyncio.run(got.made.grade(got.state, shared)).metrics
-    assert (found["calls"], found["call_errors"], found["rounds"]) == (2, 1, 1)
+    metrics = asyncio.run(got.environment.grade(got.state, shared)).metrics
+    assert (metrics["calls"], metrics["call_errors"], metrics["rounds"]) == (2, 1, 1)
 
 
-def test_persons_are_not_offered_tools_and_may_write_what_looks_like_a_call() -> None:
+def test_only_agents_have_tools_and_none_that_act_at_the_same_time() -> None:
     game = api.environment("persona")
     made = equipped(game, Looking())
-    at = Position("x", _state(game))
-    (person,) = (name for name, kind in game.actors.items() if kind == "person")
-    (agent,) = (name for name, kind in game.actors.items() if kind == "agent")
-    assert made.tools(at.state, person) == () and len(made.tools(at.state, agent)) == 2
-    assert "<look>" not in str(made.see(at.state, person))
+    state = State(game.tasks("train", 1, 0)[0], 0, left=game.limits)
+    assert made.tools(state, "person") == () and len(made.tools(state, "agent")) == 2
+    assert "<look>" not in str(made.see(state, "person"))
 
+    async def call() -> None:
+        lines = ("<look>a</look>", "Ben")
+        async with open_toolbox([Looking()], ToolsSettings()) as box:
+            await talk(equipped(Rounds(), Looking()), Task("t", {}), lines, shared=Shared(box))
 
-def _state(game: Environment) -> Any:
-    (task,) = game.tasks("train", 1, 0)
-    return State(task, 0, left=game.limits)
-
-
-def test_agents_who_act_at_the_same_time_are_told_that_they_cannot_call() -> None:
     with pytest.raises(Exception, match="simultaneous agents"):
-        speak("<look>a</look>", "Ben", played=(Rounds(), Task("t", {})))
-
-
-def test_an_environment_with_tools_of_its_own_is_refused() -> None:
+        asyncio.run(call())
     with pytest.raises(UserError, match="of its own"):
         equipped(Asking(), Looking())
 
@@ -235,22 +217,19 @@ MULTIPLY = "examples/tool.py:multiply"
         ([MULTIPLY, MULTIPLY], None, "is listed twice"),
         ([MULTIPLY], "tools: 3", "has no list of tools"),
         ([MULTIPLY], "tools: [{tool: x}, {tool: x}]", "two tools called 'x'"),
-        ([MULTIPLY], "]", "can't read settings from"),
         (["calc"], f"tools: [{{name: calc, tool: '{MULTIPLY}', depth: 3}}]", "has no settings"),
     ],
 )
-def test_tools_that_can_not_be_had_are_refused_before_anything_is_played(
+def test_tools_that_do_not_exist_or_repeat_are_refused(
     names: list[str], config: str | None, error: str, tmp_path: Path
 ) -> None:
-    file = None
-    if config is not None:
-        (tmp_path / "tools.yaml").write_text(config)
-        file = str(tmp_path / "tools.yaml")
+    file = tmp_path / "tools.yaml"
+    file.write_text(config or "")
     with pytest.raises(UserError, match=error):
-        sources_of(names, file)
+        sources_of(names, str(file) if config else None)
 
 
-def test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line(tmp_path: Path) -> None:
+def test_the_page_counts_calls_errors_and_cuts_of_a_tool(tmp_path: Path) -> None:
     game, task = debate()
     source = Looking()
     made = equipped(game, source, max_characters=100)
@@ -265,8 +244,7 @@ def test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line(tmp_pat
     with Store.open(tmp_path / "store.sqlite") as store:
         asyncio.run(test(store))
         assert not store.failures(0)
-        rows = tools(store.calls()).rows
-    assert [row[:4] for row in rows] == [("look", "3", "1", "1")]
+        assert [row[:4] for row in tools(store.calls()).rows] == [("look", "3", "1", "1")]
 
 
 def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_own() -> None:
@@ -287,61 +265,35 @@ def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_o
             one = await say(grown, at, "<python>x += 1\nx * 2</python>")
             other = await say(grown, at, "<python>x * 7</python>")
             end = await say(grown, one, "<python>x</python>")
-            return [found.state.turns[-1].results[0].text for found in (at, one, other, end)]
+            return [now.state.turns[-1].results[0].text for now in (at, one, other, end)]
 
     assert asyncio.run(test())[1:] == ["14", "42", "7"]
 
 
-def test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results() -> None:
-    game, task = debate()
-    source = Looking()
-    made, lengths = equipped(game, source, rounds=12), list[int]()
-    left = [*(f"Plan {n}. <look>{str(n) * 80}</look>" for n in range(9)), "Perhaps 4."]
-
-    class Short(Script):
-        """Stands for a model with a short context."""
-
-        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-            text = "\n".join(utterance(message, prompt).text for message in prompt.messages)
-            if len(text) > 3000:
-                raise OutOfContext("out of context")
-            lengths.append(len(text))
-            said.append(text)
-            return await super().respond(prompt, context)
-
-    said = list[str]()
-
-    async def test() -> Position:
-        async with (
-            open_toolbox([source], ToolsSettings()) as box,
-            branching(made, task, Short(lambda _: left.pop(0)), Shared(box)) as grown,
-        ):
-            at = await grown.start()
-            while left:
-                at = await go_on(grown, at)
-            return at
-
-    at = asyncio.run(test())
-    assert at.state.turns[-1].text == "Perhaps 4." and max(lengths) <= 3000
-    assert LEFT_OUT not in said[1] and LEFT_OUT in said[-1]
-    assert all(f"Plan {n}." in said[-1] for n in range(9)), "what the agent said stays"
-    assert f"{'8' * 80} is there" in said[-1], "the newest result stays"
+def test_shorter_prompts_leave_out_the_oldest_results_first() -> None:
+    got = speak(*(f"Plan {n}. <look>{n}</look>" for n in range(9)), rounds=12)
+    results = [turn.id for turn in got.state.turns if turn.results]
+    own = [turn.id for turn in got.state.turns if turn.text.startswith("Plan")]
+    prompts = list(got.environment.shorter(got.state, got.heard[0].actor))
+    for prompt, count in zip(prompts, (1, 2, 4, 8), strict=True):
+        assert [one.turn for one in prompt if one.turn in results] == results[count:]
+        assert [one.turn for one in prompt if one.turn in own] == own
+        assert sum(LEFT_OUT in part.text for one in prompt for part in one.parts) == count
 
 
-def test_a_call_that_failed_may_be_made_again() -> None:
-    @dataclass
+def test_a_call_that_failed_may_be_repeated() -> None:
     class Failing(Looking):
-        """Its first call fails."""
+        """A source whose first call fails."""
 
         @asynccontextmanager
         async def open(self) -> AsyncIterator[Mapping[str, Function]]:
             async with super().open() as functions:
 
                 async def look(given: Mapping[str, Any]) -> str:
-                    said = await functions["look"](given)
+                    text = await functions["look"](given)
                     if len(self.made) == 1:
                         raise ToolError("the page is not there yet")
-                    return said
+                    return text
 
                 yield {**functions, "look": look}
 
@@ -371,9 +323,8 @@ def test_a_function_that_waits_holds_up_nobody_and_has_its_time_limit(tmp_path: 
     began = time.monotonic()
     late, slept, stopped = asyncio.run(test())
     assert time.monotonic() - began < 15
-    assert (
-        late == "no answer within 0.5 seconds" and slept == "slept" and "StopIteration" in stopped
-    )
+    assert (late, slept) == ("no answer within 0.5 seconds", "slept")
+    assert "StopIteration" in stopped
 
 
 def test_toolboxes_that_were_closed_leave_nothing() -> None:
@@ -386,8 +337,8 @@ def test_toolboxes_that_were_closed_leave_nothing() -> None:
             for _ in range(count):
                 async with open_toolbox(sources, ToolsSettings()) as box:
                     call = ToolCall("c0", "multiply", '{"numbers": "2 * 3"}')
-                    (found,) = await box.run([call], sources[0].tools, "")
-                    assert found.text == "6"
+                    (result,) = await box.run([call], sources[0].tools, "")
+                    assert result.text == "6"
             for _ in range(count // 5):
                 async with session.open_session(0, Shared(sandbox)) as functions:  # type: ignore[attr-defined]
                     await functions["python"]({"code": "1"})
@@ -399,6 +350,6 @@ def test_toolboxes_that_were_closed_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", ["sweet_rl/backend", "moat/maths"])
-def test_a_method_that_can_not_be_played_with_tools_says_so(method: str, cli: Cli) -> None:
-    why = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
-    assert "does not support tools=['python']" in why and "leave tools out" in why
+def test_a_method_without_tools_refuses_them(method: str, cli: Cli) -> None:
+    problem = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
+    assert "does not support tools=['python']" in problem and "leave tools out" in problem

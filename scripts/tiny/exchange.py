@@ -12,7 +12,7 @@ from itertools import count
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.exchange import AGENTS, PEOPLE, RELATIONS, prompt_text, system_prompt
+from coterie.environments.exchange import AGENTS, PEOPLE, RELATIONS, system_prompt
 from coterie.record.rows import Row
 from scripts.tiny.exchange_dialogues import ExchangeDialogue, ExchangeMix, corpus
 from scripts.tiny.world import World, chat_row, copy_row
@@ -55,7 +55,7 @@ def pretraining_rows(
 ) -> Iterator[Row]:
     """Yield both agents' views of a dialogue, with the agent's own turns as targets."""
     for me, agent in enumerate(AGENTS):
-        messages = [("system", prompt_text(scripted_prompt(dialogue, agent)))]
+        messages = [("system", scripted_prompt(dialogue, agent))]
         for number, text in enumerate(dialogue.utterances):
             messages.append(("assistant" if number % 2 == me else "user", text))
         origin = f"{dialogue.task.task_id}/{agent}"
@@ -70,7 +70,7 @@ def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
 def _tokenizer_texts(seed: int) -> Iterator[str]:
     """Yield prompts and utterances, and the lexicon often enough to be merged first."""
     for dialogue in corpus(seed, 4000, SKILL):
-        yield prompt_text(scripted_prompt(dialogue, AGENTS[0]))
+        yield scripted_prompt(dialogue, AGENTS[0])
         yield from (
             part
             for text in dialogue.utterances
@@ -79,12 +79,12 @@ def _tokenizer_texts(seed: int) -> Iterator[str]:
     yield from (word for word in words() for _ in range(500))
 
 
-def scripted_prompt(dialogue: ExchangeDialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
+def scripted_prompt(dialogue: ExchangeDialogue, agent: str) -> str:
     """Return the system prompt of one agent of a dialogue."""
-    partner = AGENTS[1 - AGENTS.index(agent)]
-    return system_prompt(
-        agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint
-    )
+    task, partner = dialogue.task, AGENTS[1 - AGENTS.index(agent)]
+    parts = system_prompt(agent, partner, task.question, task.facts[agent])
+    hint = "" if dialogue.hint is None else f"\nFormat: {dialogue.hint}"
+    return "".join(part.text for part in parts) + hint
 
 
 def groups(

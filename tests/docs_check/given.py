@@ -1,4 +1,4 @@
-"""What the pages take for granted: runs, files of the user's, a model, a hub, a service that writes."""
+"""What the pages take for granted: runs, files of the user's, a model, a hub."""
 
 import fcntl
 import json
@@ -6,9 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from importlib import resources
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,8 +25,6 @@ from tests.row_files import table
 from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
 from tests.templates import model
-from tests.test_endpoint import service
-from tests.test_format_pools import FRESH, replies
 from tests.test_sweet_steps import ROWS
 from tests.web_tasks import write
 
@@ -50,8 +46,6 @@ class House:
     folder: Path
     server: str
     """The URL of ``coterie serve model tiny-exchange``."""
-    writer: str
-    """The URL of a service that writes formats; its replies are made up."""
 
     def prepared(self, name: str) -> Path:
         """A finished run of :data:`RUNS`; the first of several processes makes it."""
@@ -191,8 +185,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
             _put_model(home / "models/smollm2")
         fcntl.flock(lock, fcntl.LOCK_UN)
         _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0", logs=True))
-        writer = stack.enter_context(service(_writes))
-        yield House(folder, server, writer.url.removesuffix("/v1"))
+        yield House(folder, server)
 
 
 def _hub_files() -> dict[str, bytes]:
@@ -222,10 +215,3 @@ def _put_model(folder: Path) -> None:
     made.tokenizer.save_pretrained(folder)
     files = {file.name: sha256(file) for file in folder.iterdir()}
     (folder / MANIFEST).write_text(json.dumps({"files": files}))
-
-
-_FORMATS = cycle(FRESH)
-
-
-def _writes(handler: BaseHTTPRequestHandler) -> None:
-    replies(next(_FORMATS))(handler)

@@ -138,7 +138,6 @@ RULES = (
     Rule("coterie export model", has="--merge", instead={"RUN": "runs/lora"}),
     Rule("coterie export"),
     Rule("coterie models"),
-    Rule("coterie data prompt-pool", "--count=2"),
     Rule("coterie data filter", "--least=0 --most=1", has="--from"),
     Rule("coterie data filter", "tasks=2 samples=2 max_tokens=8 --least=0 --most=1"),
     Rule("coterie data"),

@@ -41,8 +41,7 @@ def fault_of(command: Command, folder: Path, house: House) -> str:
     rule = rule_of(command)
     assert rule is not None, f"no rule fits {command}"
     words = small(rule, command)
-    served = house.writer if words[1] == "data" else house.server
-    words = [word.replace("http://127.0.0.1:8000", served) for word in words]
+    words = [word.replace("http://127.0.0.1:8000", house.server) for word in words]
     if words[0] == "curl":
         if shutil.which("curl") is None:
             return ""

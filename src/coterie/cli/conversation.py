@@ -75,10 +75,7 @@ class ChatTools:
 async def open_tools(
     settings: ToolsSettings, renderer: ChatRenderer, seed: int
 ) -> AsyncIterator[ChatTools | None]:
-    """Open the tools of the settings; yield ``None`` if no tool is set.
-
-    Raises ``UserError`` if a tool is unavailable, or the model can't call tools this way.
-    """
+    """Open the tools of the settings; yield ``None`` if no tool is set."""
     if not settings.use:
         yield None
         return
@@ -166,9 +163,8 @@ class Conversation:
         max_tokens = min(room, options.max_tokens)
         sampling = Sampling(options.temperature, max_tokens=max_tokens, stop=stop)
         seed = secrets.randbits(31) if options.seed is None else options.seed
-        (completion,) = await self.engine.sample(
-            prompt, [seed + len(self.history)], sampling, on_token=stream
-        )
+        seeds = [seed + len(self.history)]
+        (completion,) = await self.engine.sample(prompt, seeds, sampling, on_token=stream)
         text = completion.text + completion.stop
         show(text[len(streamed) :])
         past = [message.turn for message in self.history if message.turn]
@@ -200,10 +196,7 @@ def read_settings(words: Sequence[str]) -> ChatSettings:
 
 
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
-    """Load a model, or a run's policy (by default the newest), with settings as ``key=value``.
-
-    Raises ``UserError`` if the settings are invalid, the policy does not exist, or the model can't be loaded.
-    """
+    """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
     engine = read_settings(words).engine
     if not is_run(source):
         if iteration is not None:
@@ -238,7 +231,6 @@ def talk(source: str, iteration: int | None, words: Sequence[str], options: Chat
 
 
 def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
-    """Alternate user and model turns."""
     history = conversation.history
     for line in _lines():
         if line == NEW:

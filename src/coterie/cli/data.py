@@ -1,8 +1,6 @@
 """``coterie data``: data sets of recipes, and corpora for search tools."""
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,26 +28,21 @@ def list_sets() -> None:
     """
     from rich.table import Table
 
+    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
+    from coterie.datasets.load import load
+
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for title, width in (("set", 16), ("what", None), ("licence", 12)):
         table.add_column(title, width=width)
     for title, width in (("train", 7), ("held out", 8), ("sample", 7)):
         table.add_column(title, width=width, justify="right")
-    for row in _table():
-        table.add_row(*row)
-    results().print(table)
-
-
-def _table() -> Iterator[tuple[str, ...]]:
-    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
-    from coterie.datasets.load import load
-
     for name, one in {**CATALOGUE, **PREFERENCE_SETS}.items():
         train = "" if one.train is None else f"{one.train:,}"
         heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
         shipped = load(name, "sample").rows.values() if one.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
-        yield name, one.what, one.licence, train, heldout, sample
+        table.add_row(name, one.what, one.licence, train, heldout, sample)
+    results().print(table)
 
 
 @app.command()
@@ -103,51 +96,6 @@ def check(
     from coterie.datasets.catalogue import find
 
     check_code(find(name), source, out, notes())
-
-
-@app.command("prompt-pool")
-def prompt_pool(
-    out: Annotated[Path, typer.Option(help="JSONL file to write or continue.")],
-    words: Words = None,
-    count: Annotated[int, typer.Option(help="Number of formats in the finished file.", min=1)] = 20,
-    setting: Annotated[
-        Literal["exchange", "debate"],
-        typer.Option(help="Agents: exchange of information, or solver of a debate."),
-    ] = "exchange",
-) -> None:
-    """Generate message formats for agents by a chat model.
-
-    The file is for `environment.format_pool_file`. An interrupted command can be continued. Leaves out
-    near-duplicates of formats in the file and in the packaged pool.
-
-    Examples:
-
-        coterie data prompt-pool --out pool.jsonl endpoint.url=http://127.0.0.1:8000/v1 endpoint.model=NAME
-
-        coterie data prompt-pool --out solver.jsonl --setting debate --count 30
-        endpoint.url=https://api.openai.com/v1 endpoint.model=NAME endpoint.key_variable=OPENAI_API_KEY
-    """
-    from coterie.config.resolve import resolve
-    from coterie.engines.endpoint import Endpoint
-    from coterie.engines.protocol import EngineError
-    from coterie.environments.talk import FormatPoolSettings, write_pool
-
-    where = "`coterie data prompt-pool --help` has examples"
-    settings = resolve(FormatPoolSettings, [], words or [], where=where)
-    log = notes().print
-
-    async def generate() -> str:
-        async with Endpoint(settings.endpoint) as endpoint:
-            await write_pool(endpoint, out, count, setting, settings.temperature, log)
-            return str(endpoint.usage)
-
-    try:
-        log(asyncio.run(generate()))
-    except EngineError as error:
-        raise UserError(
-            f"the model server failed: {error}", f"repeat the command to continue {out}"
-        ) from error
-    print(out)
 
 
 @app.command("filter")

@@ -43,9 +43,6 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import format_value, has_nan, same
 
 SHOWN = 12
-"""Maximum number of row numbers in a table cell."""
-RUNS = 2
-"""Number of runs of a reference, each in a separate process."""
 
 Kind = Literal["empty", "fails", "random", "not plain"]
 MEANING: dict[Kind, str] = {
@@ -70,8 +67,13 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
         splits = {file.name: list(read_rows(file, CodeRow))}
     else:
         splits = load(entry.name, source).rows  # type: ignore[assignment]
+
+    async def check_splits() -> dict[str, list[Finding | None]]:
+        async with Sandbox() as sandbox:
+            return {name: await check_rows(own, sandbox, progress) for name, own in splits.items()}
+
     with closing(ConsoleProgress(console)) as progress:
-        findings = asyncio.run(_check_all(splits, progress))
+        findings = asyncio.run(check_splits())
     table = Table("split", "finding", "meaning", "rows", "row numbers", box=None)
     reports = []
     for name, rows in findings.items():
@@ -96,13 +98,6 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
     print(json.dumps({"set": entry.name, "splits": reports}))
 
 
-async def _check_all(
-    splits: Mapping[str, Sequence[CodeRow]], progress: Progress
-) -> dict[str, list[Finding | None]]:
-    async with Sandbox() as sandbox:
-        return {name: await check_rows(rows, sandbox, progress) for name, rows in splits.items()}
-
-
 async def check_rows(
     rows: Sequence[CodeRow], sandbox: Sandbox, progress: Progress | None = None
 ) -> list[Finding | None]:
@@ -123,26 +118,26 @@ async def check_rows(
 
 
 async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
-    """Run a reference on its tests. Return the problem, or ``None``."""
     if not row.usable:
         return "empty", "no tests" if row.answer.strip() else "no reference"
     calls = [compared(call) for call in row.tests]  # as in the environment
-    first, *again = [await sandbox.run_reference(row.answer, calls) for _ in range(RUNS)]
-    failed = [result for run in (first, *again) for result in run if not result.ok]
-    if failed:
+    runs = [await sandbox.run_reference(row.answer, calls) for _ in range(2)]  # two processes
+    if failed := [result for run in runs for result in run if not result.ok]:
         worst = min(failed, key=lambda result: result.failed == "not plain")
         kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
         return kind, f"`{worst.call}`: {worst.reason}"
     show = partial(format_value, max_length=60)
-    values = [result.wire for result in first if result.wire is not None]
-    for result, value in zip(first, values, strict=True):
-        if has_nan(value):
-            return "not plain", f"`{result.call}` gives {show(value)}"
-    for result, value in (
-        (one, value) for run in again for one, value in zip(run, values, strict=True)
-    ):
-        if result.wire is not None and not same(value, result.wire):
-            return "random", f"`{result.call}` gives {show(value)} and {show(result.wire)}"
+    values = [
+        (one.call, one.wire, other.wire)
+        for one, other in zip(*runs, strict=True)
+        if one.wire is not None and other.wire is not None
+    ]
+    for call, first, _ in values:
+        if has_nan(first):
+            return "not plain", f"`{call}` gives {show(first)}"
+    for call, first, second in values:
+        if not same(first, second):
+            return "random", f"`{call}` gives {show(first)} and {show(second)}"
     return None
 
 
@@ -203,7 +198,6 @@ class RateRule:
     least: float
     most: float
     passing: float = 1.0
-    """Minimum score of a passing dialogue."""
     unplayed: Literal["kept", "not_played"] = "not_played"
 
     def __post_init__(self) -> None:
@@ -317,7 +311,6 @@ def _write(
 
 
 def _write_rows(out: Path, parts: Mapping[str, Sequence[QuestionRow]]) -> None:
-    """Write a new folder with a file of rows for each part."""
     with whole_folder(out) as folder:
         for name, rows in parts.items():
             text = "".join(f"{row.model_dump_json()}\n" for row in rows)

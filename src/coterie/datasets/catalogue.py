@@ -18,7 +18,6 @@ from coterie.errors import UserError, did_you_mean
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 NEWEST = "main"
-"""Revision of repositories without a pinned commit."""
 FOLDER = Path(str(files("coterie") / "assets" / "data"))
 """Folder of the catalogue and of the packaged rows."""
 
@@ -99,7 +98,6 @@ PREFERENCE_SETS: Mapping[str, DataSet] = MappingProxyType(
 
 
 def find(name: str) -> DataSet:
-    """Return a data set by name. Raise ``UserError`` if it is unknown."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no data set {name!r}",

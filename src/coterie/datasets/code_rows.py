@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from coterie.config.folders import read_json
 from coterie.datasets.rows import (
@@ -21,16 +21,16 @@ from coterie.datasets.rows import (
     Keys,
     Label,
     QuestionRow,
-    key_of,
+    Raw,
     parsed_json,
+    question_key,
 )
 
 
 class CodeRow(QuestionRow):
     """Request for a Python function, which a user with the reference can clarify.
 
-    ``question`` is upstream's ``problem_description``, ``answer`` its ``ground_truth``. The id is a hash of the
-    description. Tests are a dictionary or a list. A row without a reference or tests is read but not ``usable``.
+    Upstream's tests are a dictionary or a list. A row without a reference or tests is read but not ``usable``.
     """
 
     answer: str
@@ -40,20 +40,18 @@ class CodeRow(QuestionRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why the row can't be graded: no reference or no tests. Empty if it can."""
         return "" if self.answer.strip() and self.tests else "has no reference, or no tests"
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "problem_description" not in value:
-            return value
-        text = value["problem_description"]
+    def normalize(cls, raw: Raw) -> Raw:
+        if "problem_description" not in raw:
+            return raw
+        text = raw["problem_description"]
         return {
-            "id": value.get("id") or key_of(text),
+            "id": raw.get("id") or question_key(text),
             "question": text,
-            "answer": value.get("ground_truth") or "",
-            "tests": value.get("test_cases") or (),
+            "answer": raw.get("ground_truth") or "",
+            "tests": raw.get("test_cases") or (),
         }
 
     @field_validator("tests", mode="before")
@@ -82,7 +80,6 @@ class ContestTest(Frozen):
 
     @property
     def flaw(self) -> str:
-        """Reason why the test is unusable; empty if it is usable."""
         if not self.output.strip():
             return "has a test without an expected output"
         if self.kind == "functional":
@@ -109,7 +106,6 @@ class ContestRow(AnswerRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why the tests are unusable; empty if all are usable."""
         if not self.tests:
             return "has no readable tests"
         if not self.function and any(test.kind == "functional" for test in self.tests):
@@ -132,23 +128,25 @@ class LiveCodeRow(ContestRow):
     }
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Collect tests from both fields and the function from ``metadata``."""
         if "tests" in raw or "public_test_cases" not in raw:
-            return raw
+            return super().normalize(raw)
         public = parsed_json(raw["public_test_cases"], "public_test_cases")
         private = _private(raw.get("private_test_cases"))
         tests = [_test(one, True) for one in public] + [_test(one, False) for one in private or ()]
         about = parsed_json(raw.get("metadata") or None, "metadata")
         function = about.get("func_name") if isinstance(about, Mapping) else ""
         known = {"tests": tests, "sealed": private is None, "function": function or ""}
-        return {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
+        return super().normalize(
+            {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
+        )
 
 
 class CodeContestsRow(ContestRow):
     """CodeContests: problems with public, private and generated tests, without solutions."""
 
-    columns: ClassVar[tuple[str, ...] | None] = (
+    columns: ClassVar[Keys | None] = (
         "name", "description", "public_tests", "private_tests", "generated_tests", "id", "question", "answer", "tests",
     )  # fmt: skip
     keys: ClassVar[Mapping[str, Keys]] = {
@@ -158,10 +156,9 @@ class CodeContestsRow(ContestRow):
     }
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Collect tests from parallel lists of inputs and outputs."""
+    def normalize(cls, raw: Raw) -> Raw:
         if "tests" in raw or "public_tests" not in raw:
-            return raw
+            return super().normalize(raw)
         tests: list[dict[str, Any]] = []
         for name in ("public_tests", "private_tests", "generated_tests"):
             many = raw.get(name) or {"input": (), "output": ()}
@@ -171,7 +168,7 @@ class CodeContestsRow(ContestRow):
                 {"input": text, "output": output, "public": name == "public_tests"}
                 for text, output in zip(many["input"], many["output"], strict=True)
             )
-        return {**raw, "tests": tests}
+        return super().normalize({**raw, "tests": tests})
 
 
 def _test(one: Any, public: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from pydantic import ConfigDict
 
@@ -30,7 +30,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
 from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files, user_splits
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.rows import Frozen, QuestionRow, parsed_json, question_key
+from coterie.datasets.rows import Frozen, QuestionRow, Raw, parsed_json, question_key
 from coterie.errors import UserError, did_you_mean
 from coterie.record.turn import Tool, ToolCall, call_id
 
@@ -40,13 +40,10 @@ ROLES: dict[str, Role] = {
     "gpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
     "observation": "tool", "function_call": "assistant", "ipython": "tool",
 }  # fmt: skip
-"""Roles by their names in files."""
 Targets = Literal["all", "last"]
 """Trained messages of a conversation: all of the assistant's messages, or the last one."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message's thought in files."""
 NAMED = 5
-"""Maximum number of rows that an error names for one fault."""
 
 
 class ChatMessage(Frozen):
@@ -69,7 +66,6 @@ class ChatMessage(Frozen):
 
 
 Messages = tuple[ChatMessage, ...]
-Raw = Mapping[str, Any]
 
 
 class Conversation(QuestionRow):
@@ -104,10 +100,7 @@ def _hash(value: object) -> str:
 
 
 def parse_messages(value: Any, system: Any = None) -> Messages:
-    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own.
-
-    Raises ``ValueError`` for an invalid list.
-    """
+    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
     messages = [ChatMessage(role="system", content=system)] if _has_text(system) else []
@@ -148,9 +141,8 @@ def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int)
         return waiting[0]
     at = ids.index(str(id_)) if str(id_) in ids else -1
     if at not in waiting:
-        raise ValueError(
-            f"message {number} answers the call {id_!r}, which does not wait for a result"
-        )
+        waits = "which does not wait for a result"
+        raise ValueError(f"message {number} answers the call {id_!r}, {waits}")
     return at
 
 
@@ -236,7 +228,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _has_text(value: Any) -> bool:
+def _has_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -273,9 +265,8 @@ def _prompt(row: Raw, column: str) -> Messages:
         for name in ("instruction", "input"):
             if not isinstance(row.get(name), str | None):
                 raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
-        value = "\n\n".join(
-            row[name] for name in ("instruction", "input") if _has_text(row.get(name))
-        )
+        texts = (row.get(name) for name in ("instruction", "input"))
+        value = "\n\n".join(filter(_has_text, texts))
         for pair in parsed_json(row.get("history") or (), "its history"):
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise ValueError("its history is not a list of pairs")
@@ -344,21 +335,17 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
             side = side[len(own) :]
             break
     if prompt and (not side or side[0].role != "assistant"):
-        raise ValueError(
-            f"its {name} does not begin with a message of the assistant's after the prompt"
-        )
+        raise ValueError(f"its {name} does not begin with the assistant's message after the prompt")
     return side
 
 
 def format_of(row: Any, formats: Formats) -> str:
-    """Return the name of a row's format, or an empty text."""
     if not isinstance(row, Mapping):
         return ""
     return next((one for one, columns in formats.items() if set(columns) <= row.keys()), "")
 
 
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
-    """Convert a row to a conversation. Raises ``ValueError`` if it cannot be trained on."""
     column, *reply = CONVERSATIONS[name]
     messages, tools, start = _prompt(row, column), parse_tools(row.get("tools")), 0
     if reply:
@@ -370,7 +357,6 @@ def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
 
 
 def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
-    """Convert a row to a preference. Raises ``ValueError`` if it cannot be trained on."""
     row, column = _texts(row), PREFERENCES[name][0]
     prompt = () if column == "chosen" else _prompt(row, column)
     tools = parse_tools(row.get("tools"))
@@ -437,7 +423,6 @@ class Conversations:
     def __init__(self, settings: FileSettings) -> None:
         self.settings = settings
         self.left_out = Counter[str]()
-        """Numbers of rows left out, by reason."""
 
     def rows(self, split: Split) -> list[Conversation]:
         return self._splits[split]
@@ -495,7 +480,6 @@ class Preferences(Conversations):
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
-    """Make an error that names rows of each fault."""
     count = sum(map(len, faults.values()))
     listed = [
         f"{', '.join(places[:NAMED])}{', ...' * (len(places) > NAMED)}: {why}"
@@ -521,12 +505,9 @@ def interaction_pairs(row: Raw) -> Pairs:
 
 def feedback_pairs(row: Raw) -> Pairs:
     """Yield all pairs of replies of a row of UltraFeedback whose overall scores differ."""
-    scored = enumerate(row["completions"])
-    known = [
-        (n, one["response"], score)
-        for n, one in scored
-        if (score := one.get("overall_score")) is not None
-    ]
+    replies = enumerate(row["completions"])
+    scored = [(n, one["response"], one.get("overall_score")) for n, one in replies]
+    known = [one for one in scored if one[2] is not None]
     prompt = [{"role": "user", "content": row["instruction"]}]
     for two in combinations(known, 2):
         (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
@@ -545,16 +526,13 @@ def published_pairs(
             try:
                 pairs = list(data_set.row(row))
             except (KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{file}, {place} is broken: {type(error).__name__} {error}",
-                    "download it again",
-                ) from error
+                problem = f"{file}, {place} is broken: {type(error).__name__} {error}"
+                raise UserError(problem, "download it again") from error
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
+                place = f"{data_set.name}/{name}"
                 try:
-                    pair = parse_preference(
-                        raw, "preference with a prompt", f"{data_set.name}/{name}"
-                    )
+                    pair = parse_preference(raw, "preference with a prompt", place)
                 except ValueError as error:
                     reasons[str(error)] += 1
                     continue
@@ -614,11 +592,9 @@ class MixedPreferences:
 
     @property
     def name(self) -> str:
-        """Name of the set, or of the file without its folder."""
         return Path(self.source).name
 
     def files(self) -> list[Path]:
-        """Return the files of the pairs; download missing files."""
         if self.source in PREFERENCE_SETS:
             return preference_files(PREFERENCE_SETS[self.source])
         file = expanded(self.source)
@@ -627,7 +603,6 @@ class MixedPreferences:
         return [file]
 
     def pairs(self) -> Iterator[Preference]:
-        """Yield all pairs. Raises ``UserError`` with the lines of invalid rows."""
         if self.source in PREFERENCE_SETS:
             return published_pairs(PREFERENCE_SETS[self.source])
         rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TextIO, TypeVar
 
@@ -27,13 +28,10 @@ from coterie.progress import Progress
 R = TypeVar("R", bound=SetRow)
 Q = TypeVar("Q", bound=QuestionRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
-"""Delimiters by suffix."""
 SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
 PARQUET_BATCH = 256
 ENCODING = "utf-8-sig"
-"""UTF-8 with or without a byte order mark."""
 SHOWN = 3
-"""Number of problems of a row in an error."""
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -182,7 +180,6 @@ def resume_lines(file: Path) -> bool:
 
 
 def append_line(file: Path, fields: Mapping[str, Any]) -> None:
-    """Append an object as a line."""
     with file.open("a", encoding="utf-8", newline="\n") as opened:
         opened.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
@@ -195,15 +192,12 @@ REVISIONS = ("refs/convert/parquet", "main")
 
 def download(name: str, repo: Repository, file: str) -> Path:
     """Return a file of a data repository in the hub's cache. Download it if missing."""
-    import huggingface_hub
     from httpx2 import HTTPError
+    from huggingface_hub import hf_hub_download
 
     try:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                repo.name, file, repo_type="dataset", revision=repo.revision
-            )
-        )
+        path = hf_hub_download(repo.name, file, repo_type="dataset", revision=repo.revision)
+        return Path(path)
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -232,12 +226,9 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
             continue
         except (HTTPError, OSError) as error:
             fault = error
+            cached = partial(snapshot_download, repo_type="dataset", local_files_only=True)
             try:
-                folder = Path(
-                    snapshot_download(
-                        name, repo_type="dataset", revision=revision, local_files_only=True
-                    )
-                )
+                folder = Path(cached(name, revision=revision))
             except OSError:
                 continue
             files = [one.relative_to(folder).as_posix() for one in folder.rglob("*")]

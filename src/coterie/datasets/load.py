@@ -7,7 +7,7 @@ an excluded data set, so no question is in both splits.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -108,15 +108,8 @@ class Loaded:
 def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     """Return the rows of a data set of the catalogue.
 
-    Args:
-        name: Name in the catalogue.
-        source: ``hub``, ``sample``, a folder with ``train.jsonl`` and ``heldout.jsonl``, or a file or folder in the
-            published format. File names determine the split; files of a single split are divided. A single file of
-            an evaluation-only set is read unchanged.
-        heldout: Share of the questions to hold out of files of one split, by a hash of each question.
-
-    Raises:
-        UserError: Data is missing or broken (with file and line), or a split has no rows.
+    ``source`` is as in :class:`SourceSettings`. File names determine the split; hashes of the questions divide files of
+    a single split. A single file of an evaluation-only set is read unchanged.
     """
     data_set = find(name)
     rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
@@ -177,38 +170,35 @@ def hub_files(data_set: DataSet) -> Files:
     ]
 
 
-def content(name: str, source: str | Path, heldout: float) -> str:
-    """Return an identity of a source: checksums of files or revisions on the hub."""
-    data_set = find(name)
-    if (own := _own_files(data_set, source)) is not None:
-        return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
-    if source != HUB:
-        identity = " ".join(sha256(file) for _, file in _files(data_set, source))
-    elif any(repo.revision == NEWEST for repo in data_set.repos):
-        identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(data_set))
-    else:
-        identity = " ".join(f"{repo.name}@{repo.revision}" for repo in data_set.repos)
-    return f"{identity} {heldout:g}" if data_set.heldout is None or source != HUB else identity
-
-
 class CatalogueSet:
     """Data set of the catalogue."""
 
     settings_type = SourceSettings
 
     def __init__(self, settings: SourceSettings) -> None:
-        self.settings, self.name = settings, str(settings.name)
-        self.row, self.splits = CATALOGUE[self.name].row, CATALOGUE[self.name].splits
+        self.settings, self.entry = settings, CATALOGUE[str(settings.name)]
+        self.row, self.splits = self.entry.row, self.entry.splits
 
     def rows(self, split: Split) -> list[QuestionRow]:
         return self._loaded.rows[split]
 
     def content(self) -> str:
-        return content(self.name, self.settings.source, self.settings.heldout)
+        """Return an identity of the source: checksums of files or revisions on the hub."""
+        entry, source = self.entry, self.settings.source
+        if (own := _own_files(entry, source)) is not None:
+            return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
+        if source != HUB:
+            identity = " ".join(sha256(file) for _, file in _files(entry, source))
+        elif any(repo.revision == NEWEST for repo in entry.repos):
+            identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(entry))
+        else:
+            identity = " ".join(f"{repo.name}@{repo.revision}" for repo in entry.repos)
+        is_divided = entry.heldout is None or source != HUB
+        return f"{identity} {self.settings.heldout:g}" if is_divided else identity
 
     @cached_property
     def _loaded(self) -> Loaded:
-        return load(self.name, self.settings.source, self.settings.heldout)
+        return load(self.entry.name, self.settings.source, self.settings.heldout)
 
 
 def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
@@ -233,7 +223,6 @@ def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | Non
 
 
 def _files(data_set: DataSet, source: str | Path) -> Files:
-    """Return files in the published format with their splits, held-out files first."""
     if source == HUB:
         return hub_files(data_set)
     path = expanded(source)
@@ -244,7 +233,8 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
         return [("heldout", file) for file in paths]
-    splits = [_split_of(file) for file in paths]
+    words = [[one for one in SPLITS if name_words(file.stem) & WORDS[one]] for file in paths]
+    splits = [one[0] if len(one) == 1 else None for one in words]
     if len(set(splits)) == 1 or data_set.join is not None:
         return [(None, file) for file in paths]
     for split, file in zip(splits, paths, strict=True):
@@ -258,12 +248,6 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
 
 def _data(inside: Iterable[Path]) -> list[Path]:
     return sorted(file for file in inside if file.suffix in SUFFIXES)
-
-
-def _split_of(file: Path) -> Split | None:
-    """Return the split in a file's name; ``None`` without or with both splits."""
-    splits = [split for split in SPLITS if name_words(file.stem) & WORDS[split]]
-    return splits[0] if len(splits) == 1 else None
 
 
 def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, QuestionRow | LeftOut]]:
@@ -330,7 +314,6 @@ class Rows:
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
     def content(self) -> str:
@@ -343,8 +326,13 @@ class Rows:
     @cached_property
     def _by_split(self) -> dict[Split, list[QuestionRow]]:
         splits = {split: self._rows(split) for split in self.splits}
-        if len(splits) == len(SPLITS):
-            _check_disjoint(self.name, splits)
+        train, heldout = (splits.get(split, []) for split in SPLITS)
+        if common := {row.key for row in train} & {row.key for row in heldout}:
+            example = next(row.question for row in heldout if row.key in common)
+            raise UserError(
+                f"{len(common)} questions of {self.name} are both training and held-out rows, such as {example!r}",
+                "remove them from one split: scores on training questions are meaningless",
+            )
         return splits
 
     def _rows(self, split: Split) -> list[QuestionRow]:
@@ -361,19 +349,7 @@ class Rows:
         return rows
 
 
-def _check_disjoint(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
-    train, heldout = splits["train"], splits["heldout"]
-    if common := {row.key for row in train} & {row.key for row in heldout}:
-        example = next(row.question for row in heldout if row.key in common)
-        raise UserError(
-            f"{len(common)} questions of {name} are both training and held-out rows, "
-            f"such as {example!r}",
-            "remove them from one split: scores on training questions are meaningless",
-        )
-
-
 def row_type(name: str) -> type[QuestionRow]:
-    """Return the type of a data set's rows. Raise ``UserError`` for a plug-in without one."""
     if name in CATALOGUE:
         return CATALOGUE[name].row
     plugin = find_plugin(DATASETS, name)
@@ -397,7 +373,6 @@ def dataset_type(name: str) -> type[DatasetSettings]:
 
 
 def environment_of(name: str) -> str:
-    """Return the environment of a plug-in's rows."""
     return str(getattr(find_plugin(DATASETS, name).thing, "environment", "debate"))
 
 
@@ -416,7 +391,6 @@ def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
-    """Yield all rows of a data set's sources."""
     for source in sources:
         if (file := expanded(source)).is_file():
             yield from (row for row in read_rows(file, find(name).row) if row.usable)
@@ -482,9 +456,7 @@ class TableRow(AnswerRow):
     answer: str
     """Empty if there is no column of answers."""
     raw: dict[str, Any] = Field(default_factory=dict)
-    """All columns, unchanged."""
     where: str = ""
-    """File and line."""
     answer_column: str = ""
 
     @property

@@ -23,7 +23,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows, user_splits
 from coterie.datasets.load import UserFileSettings
 from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
-from coterie.datasets.rows import Frozen, LeftOut, SetRow, Text, parsed_json, question_key
+from coterie.datasets.rows import Frozen, LeftOut, Raw, SetRow, Text, parsed_json, question_key
 from coterie.errors import UserError
 
 STOP = "Yes, I will stop planning."
@@ -155,7 +155,6 @@ class Dialogue:
 
 
 def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
-    """Parse a line of a plan file. Raise ``ValueError`` for unparsable text."""
     request = parse_request(requests[0])
     if len(replies) == 1:
         return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
@@ -173,7 +172,6 @@ def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dia
 
 
 def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
-    """Parse a line of a ground file. Raise ``ValueError`` for unparsable text."""
     request = parse_request(requests[0])
     at_once = PLAN_GIVEN in requests[0]
     if at_once:
@@ -279,11 +277,8 @@ def _pairs(
     Upstream dropped lines before it numbered each file.
     """
     by_id = {one.id: one for one in grounds}
-    partners = {
-        plan.id: by_id[plan.id]
-        for plan in plans
-        if plan.id in by_id and by_id[plan.id].task == plan.task
-    }
+    both = ((plan, by_id[plan.id]) for plan in plans if plan.id in by_id)
+    partners = {plan.id: ground for plan, ground in both if ground.task == plan.task}
     alone, free = ([one for one in some if one.id not in partners] for some in (plans, grounds))
     once, once_free = _by_task(alone), _by_task(free)
     partners |= {once[task].id: once_free[task] for task in once.keys() & once_free.keys()}
@@ -294,7 +289,6 @@ def _pairs(
 
 
 def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
-    """Return the dialogues whose task occurs once."""
     counts = Counter(one.task for one in dialogues)
     return {one.task: one for one in dialogues if counts[one.task] == 1}
 
@@ -305,9 +299,8 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
         return LeftOut("differs in its number of subgoals from its line in the other file", plan.id)
     numbered = [f"Subgoal {number}: {text}" for number, text in enumerate(plan.subgoals, 1)]
     groups, aligned = ground.actions, True
-    for ours, theirs in zip(
-        plan.subgoals if ground.at_once else numbered, ground.subgoals, strict=True
-    ):
+    expected = plan.subgoals if ground.at_once else numbered
+    for ours, theirs in zip(expected, ground.subgoals, strict=True):
         if not one_line(theirs).startswith(ours):
             return LeftOut("differs in its subgoals from its line in the other file", plan.id)
     if ground.at_once:
@@ -315,18 +308,14 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     if len(groups) != count:
         return LeftOut(NO_ACTIONS, plan.id)
     results = plan.results if len(plan.results) == count else ("",) * count
-    return PlanRow(
-        id=plan.id,
-        question=plan.request.task,
-        answer=groups[-1][-1] if domain == "web" else results[-1],
-        steps=tuple(
-            PlanStep(subgoal=subgoal, actions=group, result=result)
-            for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
-        ),
-        domain=domain,
-        description=plan.request.description,
-        aligned=aligned,
+    answer = groups[-1][-1] if domain == "web" else results[-1]
+    steps = tuple(
+        PlanStep(subgoal=subgoal, actions=group, result=result)
+        for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
     )
+    known = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
+    about = {"domain": domain, "description": plan.request.description, "aligned": aligned}
+    return PlanRow.model_validate(known | about)
 
 
 def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
@@ -350,9 +339,7 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
 # -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
 
 MOST = 50
-"""Maximum number of elements of a page."""
 MAX_TEXT = 200
-"""Maximum characters of the text of an element."""
 DEPTH = 512
 """Maximum depth of nodes, as in browsers. Deeper nodes count as part of the last one."""
 _SAYING = (
@@ -362,7 +349,6 @@ _VOID = frozenset(
     {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 )
 _SILENT = frozenset({"script", "style"})
-"""Tags with invisible text."""
 _ID = "backend_node_id"
 _WORD = re.compile(r"[^\W_]+")
 _REPR = re.compile(r"\s*\[([^\]]*)\]\s*(.*?)\s*->\s*([A-Z]+)(?::\s?(.*))?", re.DOTALL)
@@ -383,22 +369,14 @@ class Mind2WebRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         task, reprs, actions = map(raw.get, ("confirmed_task", "action_reprs", "actions"))
-        if (
-            not isinstance(task, str)
-            or not isinstance(reprs, list)
-            or not isinstance(actions, list)
-        ):
+        if not (isinstance(task, str) and isinstance(reprs, list) and isinstance(actions, list)):
             raise ValueError("expected a text confirmed_task, and lists action_reprs and actions")
         website = str(raw.get("website") or "")
-        known = {
-            "id": raw.get("annotation_id") or question_key(task),
-            "question": one_line(task),
-            "answer": "",
-            "domain": "web",
-            "description": f"a page of {website}" if website else "",
-        }
+        description = f"a page of {website}" if website else ""
+        known = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
+        known |= {"answer": "", "domain": "web", "description": description}
         if len(reprs) != len(actions):
             return {**known, "left_out": "has different numbers of action_reprs and actions"}
         steps = []
@@ -492,14 +470,11 @@ def elements(
     """
     texts = texts_of(page) if page else {}
     by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
-    ordered = sorted(
-        by_id.values(),
-        key=lambda two: (
-            *_place(two[1], two[0], task),
-            hashlib.sha256(two[0].id.encode()).hexdigest(),
-        ),
-    )
-    return tuple(one for one, _ in ordered[:MOST])
+
+    def place(two: tuple[PageElement, Mapping[str, Any]]) -> tuple[float, float, str]:
+        return *_place(two[1], two[0], task), hashlib.sha256(two[0].id.encode()).hexdigest()
+
+    return tuple(one for one, _ in sorted(by_id.values(), key=place)[:MOST])
 
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
@@ -540,7 +515,6 @@ class _Reader(HTMLParser):
         self.texts: dict[str, list[str]] = {}
         self._length: Counter[str] = Counter()
         self._open: list[tuple[str, str]] = []
-        """Tags and ids of the open nodes."""
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         self._begin(tag, attrs, ends=tag in _VOID)

@@ -6,7 +6,7 @@ files of Lumos and Mind2Web.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ from pydantic import (
 
 from coterie.config.resolve import wrong_at
 from coterie.datasets.problems import number, parse_formula, value
-from coterie.datasets.rows import Frozen, Gsm8kRow, QuestionRow, Text, question_key
+from coterie.datasets.rows import Frozen, Gsm8kRow, QuestionRow, Raw, Text, question_key
 
 Domain = Literal["maths", "complex_qa", "web", "shop"]
 
@@ -110,14 +110,13 @@ class PlanRow(QuestionRow):
     def _trimmed(cls, value: str) -> str:
         return value.strip()
 
-    @model_validator(mode="before")
     @classmethod
-    def _one_of_two_files(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "messages" in value:
+    def normalize(cls, raw: Raw) -> Raw:
+        if "messages" in raw:
             raise ValueError(
                 "the file is only one of Lumos' two files: give a folder with both as dataset.source"
             )
-        return value
+        return raw
 
 
 class ConvertedRow(PlanRow):
@@ -129,21 +128,18 @@ class ConvertedRow(PlanRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why there is no plan; empty otherwise."""
         return self.left_out or ("" if self.steps else "has no plan")
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         """Convert a published row, with a reason instead of steps if there is no plan."""
         return raw
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "steps" in value:
-            return value
+    def normalize(cls, raw: Raw) -> Raw:
+        raw = super().normalize(raw)
         try:
-            return cls.convert(value)
+            return raw if "steps" in raw else cls.convert(raw)
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
@@ -184,9 +180,9 @@ class _Results:
         return f"{name} = Calculator({text})"
 
     def name_of(self, operand: Fraction) -> str | None:
-        """Return the name of the latest action with this result; ``None`` if there is none.
+        """Return the name of the latest action with this result, or ``None``.
 
-        A number that also stands in the question is linked to a result only on its first use.
+        A number of the question is linked to a result only on its first use.
         """
         for name in reversed(self.stated):
             if operand in (self.stated[name], self.values[name]):
@@ -220,22 +216,19 @@ class Gsm8kPlanRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _convert_gsm8k(Gsm8kRow.model_validate(raw))
-
-
-def _convert_gsm8k(row: Gsm8kRow) -> dict[str, Any]:
-    known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
-    results = _Results(frozenset(_numbers(row.question)))
-    try:
-        steps = tuple(_steps(row.solution, results))
-    except ValueError:
-        return {**known, "left_out": BROKEN}
-    if not steps:
-        return {**known, "left_out": NO_STEPS}
-    if list(results.values.values())[-1] != number(row.answer):
-        return {**known, "left_out": OTHER_ANSWER}
-    return {**known, "steps": steps}
+    def convert(cls, raw: Raw) -> Raw:
+        row = Gsm8kRow.model_validate(raw)
+        known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
+        results = _Results(frozenset(_numbers(row.question)))
+        try:
+            steps = tuple(_steps(row.solution, results))
+        except ValueError:
+            return {**known, "left_out": BROKEN}
+        if not steps:
+            return {**known, "left_out": NO_STEPS}
+        if list(results.values.values())[-1] != number(row.answer):
+            return {**known, "left_out": OTHER_ANSWER}
+        return {**known, "steps": steps}
 
 
 def _steps(solution: str, results: _Results) -> Iterator[PlanStep]:
@@ -297,7 +290,6 @@ _JUDGES = re.compile(
 )
 """Beginning of a yes-or-no question."""
 _NAME = re.compile(r"(?<!^)(?<![.?!] )\b[A-Z][\w.-]*(?: (?:(?:of|the|de|and) )*[A-Z][\w.-]*)*")
-"""Capitalized words that do not begin a sentence."""
 OPERATION = "operation"
 """Upstream's evidence for a sub-question that needs no facts."""
 
@@ -325,38 +317,28 @@ class StrategyPlanRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _convert_strategy(_StrategyQuestion.model_validate(raw))
-
-
-def _convert_strategy(row: _StrategyQuestion) -> dict[str, Any]:
-    answer = "yes" if row.answer else "no"
-    known = {
-        "id": row.qid or question_key(row.question),
-        "question": row.question,
-        "answer": answer,
-        "domain": "complex_qa",
-    }
-    parts = [one_line(part) for part in row.decomposition]
-    if not parts:
-        return {**known, "left_out": NO_PARTS}
-    if any(part.count("(") != part.count(")") for part in parts):
-        return {**known, "left_out": BRACKETS}
-    steps: list[PlanStep] = []
-    answers: list[str] = []
-    for place, part in enumerate(parts):
-        references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
-        if any(not 1 <= reference <= place for reference in references):
-            return {**known, "left_out": FORWARD}
-        actions = _actions(part, references, answers, _topic(row, place), _count(steps))
-        answers.append(f"R{_count(steps) + len(actions)}")
-        result = answer if place == len(parts) - 1 else ""
-        steps.append(PlanStep(subgoal=_in_words(part), actions=actions, result=result))
-    return {**known, "steps": tuple(steps)}
-
-
-def _count(steps: Sequence[PlanStep]) -> int:
-    return sum(len(step.actions) for step in steps)
+    def convert(cls, raw: Raw) -> Raw:
+        row = _StrategyQuestion.model_validate(raw)
+        answer, id_ = "yes" if row.answer else "no", row.qid or question_key(row.question)
+        known = {"id": id_, "question": row.question, "answer": answer, "domain": "complex_qa"}
+        parts = [one_line(part) for part in row.decomposition]
+        if not parts:
+            return {**known, "left_out": NO_PARTS}
+        if any(part.count("(") != part.count(")") for part in parts):
+            return {**known, "left_out": BRACKETS}
+        steps, answers, count = list[PlanStep](), list[str](), 0
+        for place, part in enumerate(parts):
+            references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
+            if any(not 1 <= reference <= place for reference in references):
+                return {**known, "left_out": FORWARD}
+            actions = _actions(part, references, answers, _topic(row, place), count)
+            count += len(actions)
+            answers.append(f"R{count}")
+            text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
+            result = answer if place == len(parts) - 1 else ""
+            subgoal = text[:1].upper() + text[1:]
+            steps.append(PlanStep(subgoal=subgoal, actions=actions, result=result))
+        return {**known, "steps": tuple(steps)}
 
 
 def _actions(
@@ -386,15 +368,19 @@ def _topic(row: _StrategyQuestion, place: int) -> str | None:
     evidence = next((one[place] for one in row.evidence if len(one) > place), None)
     pages = [_PARAGRAPH.sub("", page) for page in _leaves(evidence) if _PARAGRAPH.search(page)]
     if pages:
-        return one_line(pages[0]).replace("(", "").replace(")", "")
+        return _without_brackets(pages[0])
     names = sorted(_NAME.findall(part), key=len)
     if OPERATION in _leaves(evidence):
         return None
     if _REFERENCE.search(part) and _JUDGES.match(part) and not names:
         return None
     if row.term and row.term.casefold() in part.casefold():
-        return one_line(row.term).replace("(", "").replace(")", "")
+        return _without_brackets(row.term)
     return names[-1].rstrip(".") if names else ""
+
+
+def _without_brackets(text: str) -> str:
+    return re.sub(r"[()]", "", one_line(text))
 
 
 def _leaves(value: Any) -> list[str]:
@@ -403,8 +389,3 @@ def _leaves(value: Any) -> list[str]:
     return (
         [leaf for one in value for leaf in _leaves(one)] if isinstance(value, list | tuple) else []
     )
-
-
-def _in_words(part: str) -> str:
-    text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
-    return text[:1].upper() + text[1:]

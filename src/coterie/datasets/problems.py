@@ -16,9 +16,8 @@ from coterie.datasets.rows import (
     Keys,
     Label,
     QuestionRow,
+    Raw,
     as_text,
-    from_verl,
-    key_of,
     question_key,
 )
 
@@ -134,8 +133,7 @@ EMPTY = "its answer is empty"
 class MathRow(QuestionRow):
     r"""MATH: a competition problem and its solution, whose last ``\boxed{...}`` is the answer.
 
-    Upstream's name for the question is ``problem``. The id is a hash of the question. Rows may have an explicit
-    ``answer``, with or without a solution.
+    Rows may have an explicit ``answer``, with or without a solution.
     """
 
     answer: str
@@ -146,20 +144,17 @@ class MathRow(QuestionRow):
     def flaw(self) -> str:
         return "" if self.answer.strip() else EMPTY
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        value = from_verl(value)
-        if not isinstance(value, Mapping) or "problem" not in value:
-            return value
-        problem, solution = value["problem"], value.get("solution") or ""
-        answer = value.get("answer")
+    def normalize(cls, raw: Raw) -> Raw:
+        if "problem" not in raw:
+            return raw
+        problem, solution, answer = raw["problem"], raw.get("solution") or "", raw.get("answer")
         if answer is None and isinstance(solution, str):
             answer = boxed_answer(solution) or ""
             if "\\boxed" not in solution and not answer:
                 raise ValueError(r"its solution has no \boxed{answer}")
         known = {"question": problem, "answer": answer, "solution": solution}
-        return {"id": key_of(problem), **known}
+        return {"id": question_key(problem), **known}
 
 
 class ExamRow(AnswerRow, MathRow):
@@ -180,7 +175,7 @@ class ExamRow(AnswerRow, MathRow):
         return IMAGE if self.image else EMPTY * (not self.answer.strip())
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Join several final values (OlympiadBench) into one answer, and keep the first solution."""
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
@@ -188,7 +183,8 @@ class ExamRow(AnswerRow, MathRow):
         if isinstance(solution, list | tuple):
             solution = next(iter(solution), "")
         image = raw.get("image") or any(raw[one] for one in raw if one.startswith("image_"))
-        return {**raw, "final_answer": final, "solution": solution, "image": bool(image)}
+        known = {"final_answer": final, "solution": solution, "image": bool(image)}
+        return super().normalize({**raw, **known})
 
 
 class SvampRow(QuestionRow):
@@ -199,30 +195,26 @@ class SvampRow(QuestionRow):
 
     equation: str = ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "Body" not in value:
-            return value
-        body, question, answer = (value.get(name) for name in ("Body", "Question", "Answer"))
+    def normalize(cls, raw: Raw) -> Raw:
+        if "Body" not in raw:
+            return raw
+        body, question, answer = (raw.get(name) for name in ("Body", "Question", "Answer"))
         if not isinstance(body, str) or not isinstance(question, str):
             raise ValueError("expected texts 'Body' and 'Question'")
         result = number(str(answer))
         if result is None:
             raise ValueError(f"its Answer {answer!r} is not a number")
+        body, question = body.strip(), question.strip()
+        story = f"{body} {question}"
+        if not body.endswith((".", "?", "!")):  # some stories end in the middle of a sentence
+            story = f"{body.rstrip(',')}, {question[:1].lower()}{question[1:]}"
         return {
-            "id": value.get("ID"),
-            "question": _story(body.strip(), question.strip()),
+            "id": raw.get("ID"),
+            "question": story,
             "answer": str(result) if result.denominator == 1 else str(float(result)),
-            "equation": str(value.get("Equation", "")).strip(),
+            "equation": str(raw.get("Equation", "")).strip(),
         }
-
-
-def _story(body: str, question: str) -> str:
-    """Join a story and its question. Some stories end in the middle of a sentence."""
-    if body.endswith((".", "?", "!")):
-        return f"{body} {question}"
-    return f"{body.rstrip(',')}, {question[:1].lower()}{question[1:]}"
 
 
 class ChoiceRow(QuestionRow):
@@ -245,18 +237,14 @@ class ChoiceRow(QuestionRow):
     def flaw(self) -> str:
         return "" if self.answer.strip() else EMPTY
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        if set(value) == {"train"} and isinstance(value["train"], Mapping):
-            value = value["train"]  # rows of MMLU's auxiliary_train are nested
-        if "answerKey" in value:
-            return _arc(value)
-        if "id" not in value and isinstance(value.get("choices"), list | tuple):
-            return _mmlu(value)
-        return value
+    def normalize(cls, raw: Raw) -> Raw:
+        if set(raw) == {"train"} and isinstance(raw["train"], Mapping):
+            raw = raw["train"]  # rows of MMLU's auxiliary_train are nested
+        if "answerKey" in raw:
+            return _arc(raw)
+        is_mmlu = "id" not in raw and isinstance(raw.get("choices"), list | tuple)
+        return _mmlu(raw) if is_mmlu else raw
 
     @model_validator(mode="after")
     def _answerable(self) -> "ChoiceRow":
@@ -265,7 +253,7 @@ class ChoiceRow(QuestionRow):
         return self
 
 
-def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
+def _arc(value: Raw) -> dict[str, Any]:
     choices: Any = value.get("choices")
     if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
         choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
@@ -277,7 +265,7 @@ def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "choices": texts, "answer": texts[labels.index(right)]}
 
 
-def _mmlu(value: Mapping[str, Any]) -> dict[str, Any]:
+def _mmlu(value: Raw) -> dict[str, Any]:
     question, choices, right = value.get("question"), list(value["choices"]), value.get("answer")
     if isinstance(right, str) and right in LETTERS and len(right) == 1:
         right = LETTERS.index(right)

@@ -31,6 +31,8 @@ from coterie.config.folders import read_json
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 Keys = tuple[str, ...]
+Raw = Mapping[str, Any]
+"""Published row."""
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
 
@@ -43,7 +45,7 @@ class Frozen(BaseModel):
 class SetRow(Frozen):
     """Row of a file."""
 
-    columns: ClassVar[tuple[str, ...] | None] = None
+    columns: ClassVar[Keys | None] = None
     """Columns to read from a Parquet file; ``None`` for all."""
 
 
@@ -77,7 +79,6 @@ class QuestionRow(SetRow):
 
     @property
     def key(self) -> str:
-        """Short hash of the question, independent of case and spacing."""
         return question_key(self.question)
 
     @property
@@ -92,23 +93,32 @@ class QuestionRow(SetRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        """Passages of the row, gold and others."""
         return ()
 
     @property
     def usable(self) -> bool:
         return not self.flaw
 
+    @classmethod
+    def normalize(cls, raw: Raw) -> Raw:
+        """Convert a published row into the fields of the class. Raise ``ValueError`` for a broken row."""
+        return raw
 
-def question_key(question: str) -> str:
-    """Hash a question into 16 hexadecimal digits, ignoring case and spacing."""
+    @model_validator(mode="before")
+    @classmethod
+    def _from_upstream(cls, value: Any) -> Any:
+        return cls.normalize(from_verl(value)) if isinstance(value, Mapping) else value
+
+
+def question_key(question: Any) -> str:
+    """Hash a question into 16 hexadecimal digits, ignoring case and spacing.
+
+    Return a constant for a value that is not text, which validation rejects.
+    """
+    if not isinstance(question, str):
+        return "unknown"
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def key_of(question: Any) -> str:
-    """Return the id of a question; a constant for a value that is not text, which validation rejects."""
-    return question_key(question) if isinstance(question, str) else "unknown"
 
 
 def question_text(value: Any) -> Any:
@@ -125,23 +135,20 @@ def question_text(value: Any) -> Any:
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
             pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
             content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
-        if message.get("role") not in ("system", "developer", "user") or not isinstance(
-            content, str
-        ):
-            raise ValueError(
-                "its question is a list, but not of system and user messages with text"
-            )
+        has_role = message.get("role") in ("system", "developer", "user")
+        if not (has_role and isinstance(content, str)):
+            raise ValueError("its question is no list of system and user messages with text")
         texts.append(content.strip())
     return "\n\n".join(texts)
 
 
-def from_verl(row: Any) -> Any:
+def from_verl(row: Raw) -> Raw:
     """Add our names to a row in verl's format. Return other rows unchanged.
 
     The answer is ``reward_model.ground_truth``, as in verl's graders. ``extra_info.answer`` is a solution or a list of
     all right answers.
     """
-    graded = row.get("reward_model") if isinstance(row, Mapping) else None
+    graded = row.get("reward_model")
     if not isinstance(graded, Mapping) or "ground_truth" not in graded:
         return row
     extra = row.get("extra_info")
@@ -203,7 +210,7 @@ class SupportingFact(Frozen):
 
 
 class HotpotRow(QuestionRow):
-    """HotpotQA, distractor setting: a two-hop question and paragraphs, two of which are gold."""
+    """HotpotQA, distractor setting: a two-hop question and paragraphs, two of them gold."""
 
     type: str = ""
     """``bridge`` or ``comparison``."""
@@ -267,21 +274,15 @@ class TwoWikiRow(HotpotRow):
     def _triples(cls, value: Any) -> Any:
         return _records(value, ("subject", "relation", "object"))
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
+    def normalize(cls, raw: Raw) -> Raw:
         texts = ("context", "supporting_facts", "evidences")
-        value = {
-            **value,
-            **{name: parsed_json(value[name], name) for name in texts if name in value},
-        }
-        if isinstance(value.get("context"), list):
-            value["context"] = [
-                one for one in value["context"] if not isinstance(one, list) or one[1:] != [[]]
+        row = {**raw, **{name: parsed_json(raw[name], name) for name in texts if name in raw}}
+        if isinstance(row.get("context"), list):
+            row["context"] = [
+                one for one in row["context"] if not isinstance(one, list) or one[1:] != [[]]
             ]
-        return value
+        return row
 
 
 class Gsm8kRow(QuestionRow):
@@ -294,15 +295,13 @@ class Gsm8kRow(QuestionRow):
     solution: Text
     """Solution with calculator annotations (``<<48/2=24>>``)."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        value = from_verl(value)
-        if not isinstance(value, Mapping) or "solution" in value:
-            return value
-        question, answer = value.get("question"), value.get("answer")
+    def normalize(cls, raw: Raw) -> Raw:
+        if "solution" in raw:
+            return raw
+        question, answer = raw.get("question"), raw.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
-            return {**value, "id": "unknown", "solution": "unknown"}
+            return {**raw, "id": "unknown", "solution": "unknown"}
         solution, marker, number = answer.rpartition("####")
         if not marker:
             raise ValueError("its answer has no '####' before the final number")
@@ -333,19 +332,16 @@ class CbtRow(QuestionRow):
         """Hash of the question and its context, since short sentences recur."""
         return question_key("\n".join((self.question, *self.sentences)))
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        value = {"id": "unknown", **value}
+    def normalize(cls, raw: Raw) -> Raw:
+        row = {"id": "unknown", **raw}
         for name in ("sentences", "options"):
-            if isinstance(value.get(name), list | tuple):
-                value[name] = [one for one in value[name] if not _is_blank(one)]
-        question, sentences = value.get("question"), value.get("sentences")
-        if value["id"] == "unknown" and isinstance(question, str) and isinstance(sentences, list):
-            value["id"] = question_key("\n".join((question, *map(str, sentences))))
-        return value
+            if isinstance(row.get(name), list | tuple):
+                row[name] = [one for one in row[name] if not _is_blank(one)]
+        question, sentences = row.get("question"), row.get("sentences")
+        if row["id"] == "unknown" and isinstance(question, str) and isinstance(sentences, list):
+            row["id"] = question_key("\n".join((question, *map(str, sentences))))
+        return row
 
     @model_validator(mode="after")
     def _answerable(self) -> "CbtRow":
@@ -395,21 +391,12 @@ class AnswerRow(QuestionRow):
         return (self.answer, *self.aliases)
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Convert a published row for ``keys``. Raise ``ValueError`` for a broken row."""
-        return raw
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        value = cls.normalize(from_verl(value))
-        fields = {name: first_of(value, cls.keys.get(name, (name,))) for name in cls.model_fields}
+    def normalize(cls, raw: Raw) -> Raw:
+        fields = {name: first_of(raw, cls.keys.get(name, (name,))) for name in cls.model_fields}
         question = question_text(fields["question"])
         answers, aliases = (_answer_list(fields[name]) for name in ("answer", "aliases"))
         fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
-        fields["id"] = as_text(fields["id"]) or key_of(question)
+        fields["id"] = as_text(fields["id"]) or question_key(question)
         fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
         return {**fields, "answer": answers[0]} if answers else fields
 
@@ -486,15 +473,15 @@ class TriviaRow(AnswerRow):
         return "" if self.snippets else "has no snippets"
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "snippets" in raw:
-            return raw
-        answer, snippets = raw.get("answer"), _snippets(raw)
-        if isinstance(answer, Mapping):
-            raw = {**raw, "answer": answer.get("value"), "aliases": answer.get("aliases")}
-        titles = [title for title, _ in snippets]
-        texts = [text for _, text in snippets]
-        return {**raw, "snippets": texts, "titles": titles if any(titles) else ()}
+    def normalize(cls, raw: Raw) -> Raw:
+        if "snippets" not in raw:
+            answer, snippets = raw.get("answer"), _snippets(raw)
+            if isinstance(answer, Mapping):
+                raw = {**raw, "answer": answer.get("value"), "aliases": answer.get("aliases")}
+            titles = [title for title, _ in snippets]
+            texts = [text for _, text in snippets]
+            raw = {**raw, "snippets": texts, "titles": titles if any(titles) else ()}
+        return super().normalize(raw)
 
 
 def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -564,9 +551,8 @@ class MusiqueRow(AnswerRow):
     def _refers(self) -> "MusiqueRow":
         for number, hop in enumerate(self.hops, 1):
             if self.paragraphs and (hop.paragraph or 0) >= len(self.paragraphs):
-                raise ValueError(
-                    f"hop {number} refers to paragraph {hop.paragraph}, which does not exist"
-                )
+                missing = f"paragraph {hop.paragraph}, which does not exist"
+                raise ValueError(f"hop {number} refers to {missing}")
         return self
 
 
@@ -581,7 +567,6 @@ class WebRow(AnswerRow):
     keys: ClassVar[Mapping[str, Keys]] = {**ANSWER_KEYS, "level": ("level", "Level", "info.Level")}
     level: Label = ""
     image: Annotated[bool, BeforeValidator(bool)] = False
-    """True if the question needs an image."""
 
     @property
     def flaw(self) -> str:
@@ -598,13 +583,12 @@ class BrowseCompRow(WebRow):
     """
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Decrypt a row. Raise ``ValueError`` if its canary is not the key."""
-        canary = raw.get("canary")
-        if not isinstance(canary, str):
-            return raw
-        texts = {name: raw[name] for name in ("problem", "question", "answer") if name in raw}
-        return {**raw, **{name: _decrypt(text, canary) for name, text in texts.items()}}
+        if isinstance(canary := raw.get("canary"), str):
+            texts = {name: raw[name] for name in ("problem", "question", "answer") if name in raw}
+            raw = {**raw, **{name: _decrypt(text, canary) for name, text in texts.items()}}
+        return super().normalize(raw)
 
 
 def _decrypt(text: Any, canary: str) -> str:

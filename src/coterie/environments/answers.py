@@ -103,7 +103,6 @@ def same_text(first: str, second: str) -> bool:
 
 
 def same_words(first: str, second: str) -> bool:
-    """Return True if two texts are equal, ignoring case, spacing, articles and punctuation."""
     return exact_match(second, [first]) == 1.0
 
 
@@ -165,7 +164,6 @@ class Vote:
 
     @property
     def winners(self) -> tuple[int, ...]:
-        """Voters of the largest group; empty without answers."""
         largest = max(map(len, self._groups), default=0)
         return next((tuple(group) for group in self._groups if len(group) == largest), ())
 

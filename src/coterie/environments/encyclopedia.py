@@ -95,7 +95,6 @@ class Relation(NamedTuple):
 
     @property
     def phrase(self) -> str:
-        """Phrase for a value that is an entity."""
         return f"the {self.query}" if self.to in NAMES else ""
 
     @property
@@ -453,7 +452,6 @@ class EncyclopediaQuestions(Workflow):
         return expert_trace(self._questions[task.id])
 
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
-        """Return True if the results contain the entries of all facts."""
         return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
 
 

@@ -73,7 +73,6 @@ BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATION
 LINKS: tuple[str, ...] = tuple(r.name for r in RELATIONS if r.links_people)
 """Relations whose value is a person: the first hop of a two-hop question."""
 ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
-"""Relations whose value is not a person: the last hop of a two-hop question."""
 
 
 AGENTS: tuple[str, str] = ("Alice", "Bob")
@@ -197,34 +196,20 @@ FORMAT_POOL = {
 }
 """Formats of the first iteration by style, from the tersest to the most verbose."""
 
-PromptPiece = tuple[str, frozenset[str]]
-
 
 def system_prompt(
-    agent: str, partner: str, question: str, facts: Iterable[Fact], format_hint: str | None = None
-) -> list[PromptPiece]:
-    """Return the system prompt of an agent as pieces of text with their audiences.
-
-    ``format_hint`` is a format, or None. The facts precede the question, so that a model
-    reads the question with the facts in its context.
-    """
-    both, own = frozenset(AGENTS), frozenset({agent})
-    pieces = [
-        (
-            f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n",
-            own,
-        ),
-        ("Your facts:\n", own),
-        *((f"- {fact.subject} {fact.relation}: {fact.value}\n", own) for fact in facts),
-        (f"Question: {question}", both),
+    agent: str, partner: str, question: str, facts: Iterable[Fact]
+) -> tuple[Part, ...]:
+    """Return the system prompt of an agent. A model reads the question with the facts in its context."""
+    texts = [
+        f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n",
+        "Your facts:\n",
+        *(f"- {fact.subject} {fact.relation}: {fact.value}\n" for fact in facts),
     ]
-    if format_hint is not None:
-        pieces.append((f"\nFormat: {format_hint}", both))
-    return pieces
-
-
-def prompt_text(pieces: Iterable[PromptPiece]) -> str:
-    return "".join(text for text, _ in pieces)
+    return (
+        *(Part(text, audience=frozenset({agent}), source="task") for text in texts),
+        Part(f"Question: {question}", audience=frozenset(AGENTS), source="task"),
+    )
 
 
 LEVELS = (1, 2, 2, 2)
@@ -271,8 +256,7 @@ class Exchange(Talk):
         all_facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
         facts = [Fact(*fact) for holder in holders for fact in all_facts[holder]]
         partner = next(name for name in self.agents if name != agent)
-        pieces = system_prompt(agent, partner, str(task.public["question"]), facts)
-        return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
+        return system_prompt(agent, partner, str(task.public["question"]), facts)
 
     def score(self, task: Task, answer: str | None) -> float:
         return exact_match(answer, [gold_answer(task)])

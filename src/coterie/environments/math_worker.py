@@ -8,11 +8,10 @@ output. A separate process is needed because its time limits are signals, which 
 an answer such as ``9^{9^{9}}`` uses all available memory.
 """
 
-import json
 import logging
-import resource
-import sys
 from typing import Any
+
+from coterie.tools.line_process import serve
 
 DIGITS, EXACT = 12, 100
 """Precision for comparing irrational numbers: with decimals in an answer, and without."""
@@ -58,22 +57,22 @@ def has_letters(parsed: list[Any], letters: str) -> bool:
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, grader, parse, verify
 
     global _OF_MATRICES
     _OF_MATRICES, grader.sympy_numeric_eq = grader.sympy_numeric_eq, same_value
     reading = [LatexExtractionConfig()]
-    print("ready", flush=True)
-    for line in sys.stdin:
-        gold, answer, *letters = json.loads(line)
+
+    def compare(texts: list[str]) -> bool:
+        gold, answer, *letters = texts
         values = [
             parse(f"${text.strip().strip('$')}$", reading, parsing_timeout=SECONDS)
             for text in (gold, answer)
         ]
-        same = all(map(has_letters, values, letters)) and verify(*values, timeout_seconds=SECONDS)
-        print(json.dumps(same), flush=True)
+        return all(map(has_letters, values, letters)) and verify(*values, timeout_seconds=SECONDS)
+
+    serve(compare, MEMORY)
 
 
 if __name__ == "__main__":

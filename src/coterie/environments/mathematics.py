@@ -154,7 +154,6 @@ def _same_number(values: Sequence[Fraction], one: str, other: str) -> bool:
 
 
 def _same_units(one: str, other: str) -> bool:
-    """Return True unless each of two texts has a unit that the other lacks."""
     units, others = (units_of(text.rpartition("=")[2]) for text in (one, other))
     return units <= others or others <= units
 

@@ -8,8 +8,10 @@ split.
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
@@ -168,9 +170,7 @@ class PersonaTask:
     opening: str
     reference: str
     calls: tuple[str, ...]
-    """Ten different call expressions. A change of any choice changes at least one of their values."""
-    expected: tuple[ListValue, ...]
-    """Values of the calls with the reference, not all equal. Hidden from the agent."""
+    """Ten call expressions, not all of one value. Another choice would change at least one of their values."""
     choices: tuple[Choice, ...]
     name: str
 
@@ -188,15 +188,27 @@ def generate_tasks(
     ``sizes`` are the numbers of choices in functions; each entry is equally likely. The result is deterministic, and a
     larger count extends a smaller one.
     """
+    tasks, more = _stream(split, seed, sizes)
+    tasks += islice(more, max(0, count - len(tasks)))
+    return tasks[:count]
+
+
+@cache
+def _stream(
+    split: MicroSplit, seed: int, sizes: tuple[int, ...]
+) -> tuple[list[PersonaTask], Iterator[PersonaTask]]:
+    """Return the tasks drawn so far, and all others, so that later draws do not start again."""
+
+    def draw() -> Iterator[PersonaTask]:
+        seen: set[tuple[tuple[Choice, ...], str]] = set()
+        while True:
+            task = _draw(f"{split}-{seed}-{len(seen)}", split, sizes, rng)
+            if task is not None and (task.choices, task.opening) not in seen:
+                seen.add((task.choices, task.opening))
+                yield task
+
     rng = split_random(split, f"persona/{split}/{seed}/{sizes}")
-    tasks: list[PersonaTask] = []
-    seen: set[tuple[tuple[Choice, ...], str]] = set()
-    while len(tasks) < count:
-        task = _draw(f"{split}-{seed}-{len(tasks)}", split, sizes, rng)
-        if task is not None and (task.choices, task.opening) not in seen:
-            seen.add((task.choices, task.opening))
-            tasks.append(task)
-    return tasks
+    return [], draw()
 
 
 def _draw(
@@ -216,7 +228,6 @@ def _draw(
         opening=_opening(name, choices, rng),
         reference=source_of(name, choices),
         calls=tuple(f"{name}({list(xs)})" for xs in lists),
-        expected=tuple(output_of(choices, xs) for xs in lists),
         choices=choices,
         name=name,
     )

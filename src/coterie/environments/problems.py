@@ -19,7 +19,7 @@ from coterie.environments.python_maths import OWNERS, THINGS
 from coterie.environments.settings import (
     EnvironmentSettings,
     MicroSplit,
-    split_of_key,
+    draw_distinct,
     split_random,
 )
 from coterie.record.tree import Task
@@ -93,16 +93,12 @@ def generate(
 ) -> list[Problem]:
     """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
     rng = split_random(split, f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    while len(problems) < count:
-        name = f"{split}-{wording}-{seed}-{len(problems)}"
-        problem = _draw(name, rng.choice(parts), wording, ambiguous, rng)
-        key = canonical_key(problem)
-        if split_of_key(key) == split and key not in seen:
-            seen.add(key)
-            problems.append(problem)
-    return problems
+
+    def draw(number: int) -> Problem:
+        name = f"{split}-{wording}-{seed}-{number}"
+        return _draw(name, rng.choice(parts), wording, ambiguous, rng)
+
+    return draw_distinct(split, count, draw, canonical_key)
 
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
@@ -164,7 +160,6 @@ def right_subgoals(problem: Problem) -> list[str]:
 
 
 def actions(problem: Problem) -> list[str]:
-    """Return the calculations of the plan, one for each subgoal."""
     lines = [f"R{n} = Calculator({fact.calculation})" for n, fact in enumerate(problem.parts, 1)]
     total = " + ".join(f"R{n}" for n in range(1, len(lines) + 1))
     return [*lines, f"R{len(lines) + 1} = Calculator({total})"]
@@ -224,7 +219,6 @@ class Problems(PlanGround):
 
 
 def as_task(problem: Problem) -> Task:
-    """Return a problem as a task with the reference plan."""
     steps = [
         PlanStep(subgoal=subgoal, actions=(action,), result=value)
         for subgoal, action, value in zip(

@@ -27,8 +27,6 @@ from coterie.record.turn import (
     ToolResult,
     Turn,
 )
-from coterie.tools.calls import NativeCalls, Tags, ToolSource
-from coterie.tools.registry import ToolsSettings
 
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""
@@ -75,7 +73,6 @@ class Transition:
     """Effect of an act, or of the beginning of an episode."""
 
     data: object = None
-    """New ``State.data``."""
     seen: tuple[Observation, ...] = ()
     answer: str | None = None
     """New ``State.answer``; ``None`` keeps the current one."""
@@ -232,17 +229,7 @@ class Votes(Protocol):
 class Shortens(Protocol):
     """Environment that can shorten a prompt that exceeds the context of the model."""
 
-    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
-        """Return shorter and shorter prompts of an actor."""
-
-
-@runtime_checkable
-class TakesTools(Protocol):
-    """An environment with its own handling of the tools of a run."""
-
-    def with_tools(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment: ...
+    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]: ...
 
 
 def check_graded(environment: object) -> None:
@@ -258,7 +245,6 @@ def openers_of(environment: object, logs: Path) -> Openers:
 
 
 def formats_of(environment: Environment) -> tuple[str, ...]:
-    """Return the pool of format prompts in ``formats``; it may be empty."""
     formats: tuple[str, ...] = getattr(environment, "formats", ())
     return formats
 
@@ -392,7 +378,6 @@ def wrong_return(
 
 
 def innermost(environment: Any) -> Any:
-    """Return the environment inside wrappers, such as for tools."""
     while hasattr(environment, "environment"):
         environment = environment.environment
     return environment
@@ -418,7 +403,6 @@ METHODS = tuple(name for name, value in PARTS.items() if inspect.isfunction(valu
 
 
 def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -> None:
-    """Raise ``UserError`` if a resource of the environment is missing."""
     for need in environment.needs:
         if need not in has:
             raise _error(

@@ -32,7 +32,7 @@ from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import MicroSplit, draw, split_of_key, split_random
+from coterie.environments.settings import MicroSplit, draw, draw_distinct, split_random
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Role
@@ -56,7 +56,6 @@ def _messages(shot: Mapping[str, str]) -> list[Message]:
 
 
 MOST_SHOTS = 2
-"""Number of example dialogues of each subject."""
 
 USED_UP = Ending("answers")
 Feedback = Literal["oracle", "neutral", "none"]
@@ -127,7 +126,6 @@ class Attempts:
     right: tuple[bool, ...] = ()
     cells: int = 0
     failed_cells: int = 0
-    """Number of cells that failed."""
 
     def within(self, most: int) -> float:
         """Return 1 if the last of the first ``most`` answers is right, else 0."""
@@ -325,15 +323,9 @@ def problem_text(problem: Problem) -> str:
 def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> list[Problem]:
     """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
     rng = split_random(split, f"sums/{split}/{seed}/{traps}")
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    while len(problems) < count:
-        problem = _draw(f"{split}-{seed}-{len(problems)}", traps, rng)
-        name = canonical_key(problem)
-        if split_of_key(name) == split and name not in seen:
-            seen.add(name)
-            problems.append(problem)
-    return problems
+    return draw_distinct(
+        split, count, lambda number: _draw(f"{split}-{seed}-{number}", traps, rng), canonical_key
+    )
 
 
 def _draw(name: str, traps: float, rng: random.Random) -> Problem:

@@ -49,7 +49,7 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.debate import problem_text
+from coterie.environments.discussion import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
@@ -289,7 +289,6 @@ class Question(Pure):
         return _likeness(first, second, "exact") == 1.0
 
     def similarity(self, answer: str, other: str) -> float:
-        """Return the F1 of two answers if that is the reward; else 1.0 for equal answers and 0.0 for others."""
         if self.reward == "f1":
             return _likeness(answer, other, "f1")
         return float(self.same(answer, other))
@@ -493,7 +492,6 @@ def as_conversation(row: QuestionRow) -> Conversation:
 
 
 def _reply_at(row: Conversation) -> int:
-    """Return the index of the message that the model writes."""
     roles = [one.role for one in row.messages]
     if row.start or not any(one.calls for one in row.messages[:-1]):
         return row.start or len(roles) - 1

@@ -33,7 +33,7 @@ from coterie.datasets.load import (
     environment_of,
     row_type,
 )
-from coterie.environments.protocol import Environment, TakesTools, check_parts
+from coterie.environments.protocol import Environment, check_parts
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
@@ -47,12 +47,12 @@ ENVIRONMENTS = Kind(
         "persona": "coterie.environments.persona:Persona",
         "problems": "coterie.environments.problems:Problems",
         "sums": "coterie.environments.python_maths:Sums",
-        "debate": "coterie.environments.debate:Debate",
+        "debate": "coterie.environments.discussion:Debate",
         "question": "coterie.environments.question:Question",
         "plan_ground": "coterie.environments.plan_ground:PlanGround",
         "shop": "coterie.environments.shop:ShopErrands",
         "python_maths": "coterie.environments.python_maths:PythonMaths",
-        "information_exchange": "coterie.environments.information_exchange:InformationExchange",
+        "information_exchange": "coterie.environments.discussion:InformationExchange",
         "backend_programming": "coterie.environments.coding:BackendProgramming",
         "babyai": "coterie.environments.babyai:BabyAI",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
@@ -122,7 +122,6 @@ class Choice:
 
     @classmethod
     def among(cls, words: Iterable[str]) -> "Choice":
-        """Parse the choice from ``key=value`` words."""
         names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
@@ -174,7 +173,6 @@ class PlayedSettings(Settings):
 
     @property
     def played(self) -> str:
-        """Title of the data set, or of an environment that generates its own tasks."""
         return label(self.dataset.name or self.environment.name or "")
 
     @property
@@ -248,8 +246,8 @@ def make_environment(settings: PlayedSettings) -> Environment:
         return environment
     sources = sources_of(tools.use, tools.config)
     syntax = syntax_of(sources, tools)
-    if isinstance(environment, TakesTools):
-        return environment.with_tools(sources, tools, syntax)
+    if hasattr(environment, "tool_syntax"):
+        syntax = environment.tool_syntax(tools, syntax)
     return with_tools(environment, sources, tools, syntax)
 
 

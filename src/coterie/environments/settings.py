@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, TypeVar
 
 from coterie.config.settings import Settings, key
@@ -28,7 +28,6 @@ class EnvironmentSettings(Settings):
     )
 
     def identity(self) -> str:
-        """Return a hash of the settings that results depend on, independent of the paths of files."""
         return digest(self.model_dump_json(exclude={"name"}))
 
 
@@ -71,6 +70,19 @@ def split_random(split: MicroSplit, seed: str) -> random.Random:
 
 
 Row = TypeVar("Row")
+Item = TypeVar("Item")
+
+
+def draw_distinct(
+    split: MicroSplit, count: int, draw: Callable[[int], Item], identity: Callable[[Item], str]
+) -> list[Item]:
+    """Return items of a split with different identities. ``draw`` gets the number of the item."""
+    items: dict[str, Item] = {}
+    while len(items) < count:
+        item = draw(len(items))
+        if split_of_key(name := identity(item)) == split:
+            items.setdefault(name, item)
+    return list(items.values())
 
 
 def draw(

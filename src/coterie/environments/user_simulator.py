@@ -120,12 +120,8 @@ def overlap(reply: str, reference: str) -> int:
 
 
 async def leaks(replies: Sequence[str], reference: str) -> int:
-    """Count the replies with a common substring of at least :data:`LEAKED` characters with the reference."""
-
-    def count() -> int:
-        return sum(overlap(reply, reference) >= LEAKED for reply in replies)
-
-    return await asyncio.to_thread(count)
+    sizes = await asyncio.to_thread(lambda: [overlap(reply, reference) for reply in replies])
+    return sum(size >= LEAKED for size in sizes)
 
 
 _ROLE = (

@@ -186,13 +186,15 @@ class WithTools:
 
     async def grade(self, state: State, live: Any) -> Grade:
         grade = await self.environment.grade(self._inner(state), self._own(live))
+        turn_metrics = getattr(self.environment, "turn_metrics", None)
         results = [one for turn in state.turns for one in turn.results]
         counts = {
             "calls": len(results),
             "call_errors": sum(one.error for one in results),
             "rounds": len(_past_calls(state).hidden),
         }
-        return replace(grade, metrics={**counts, **grade.metrics})
+        own = turn_metrics(state.turns) if turn_metrics is not None else {}
+        return replace(grade, metrics={**counts, **grade.metrics, **own})
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -279,9 +281,8 @@ def with_tools(
     sources: Sequence[ToolSource],
     settings: ToolsSettings,
     syntax: Tags | NativeCalls,
-    base: type[WithTools] = WithTools,
 ) -> Environment:
-    """Return the environment with tools. ``base`` defines how calls are run."""
+    """Return the environment with tools. Its ``turn_metrics(turns)``, if any, adds metrics of turns with calls."""
     if environment.syntax is not None:
         raise UserError(
             f"the environment {environment.name} has tools of its own",
@@ -290,9 +291,9 @@ def with_tools(
     attributes = {
         name: _forward(name)
         for name in dir(environment)
-        if not name.startswith("_") and not hasattr(base, name) and name not in OWN
+        if not name.startswith("_") and not hasattr(WithTools, name) and name not in OWN
     }
-    kind = type(f"{type(environment).__name__}WithTools", (base,), attributes)
+    kind = type(f"{type(environment).__name__}WithTools", (WithTools,), attributes)
     wrapper: Environment = kind(environment, sources, settings, syntax)
     return wrapper
 

@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -32,7 +31,6 @@ from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
     Answers,
-    Environment,
     Grade,
     Openers,
     Pure,
@@ -55,11 +53,10 @@ from coterie.environments.traces import (
     scan,
     violations,
 )
-from coterie.environments.with_tools import WithTools, with_tools
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
-from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, ToolSource, inside
+from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, inside
 from coterie.tools.registry import ToolsSettings
 
 AGENT = "agent"
@@ -124,7 +121,6 @@ def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
 
 
 def _plans(text: str) -> tuple[list[Plan], int]:
-    """Return the valid plans of a message, and the number of invalid ones."""
     sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
     plans: list[Plan] = []
     for source in sources:
@@ -143,17 +139,6 @@ class TerseTags(Tags):
 
     def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         return tuple(messages)
-
-
-class WithPlans(WithTools):
-    """Environment with tools that measures plans and calls."""
-
-    environment: "WorkflowAgent"
-
-    async def grade(self, state: State, live: object) -> Grade:
-        grade = await super().grade(state, live)
-        how = measures(state.turns, AGENT, self.environment.kind)
-        return replace(grade, metrics={**grade.metrics, **how})
 
 
 class AgentSettings(EnvironmentSettings):
@@ -175,6 +160,10 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
 
     kind: AgentKind
     """Kind of agent, which determines the rules for the order of tags."""
+    short: str
+    """System prompt of one line, for a model that is trained on the format."""
+    full: str
+    """System prompt that describes the format."""
     metric: str
     settings: AgentSettings
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
@@ -183,9 +172,9 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
     def __init__(self, settings: Any, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
 
-    @abstractmethod
     def instructions(self) -> str:
         """Return the system prompt; the tools are appended if it is not terse."""
+        return self.short if self.terse else self.full
 
     @abstractmethod
     async def grade(self, state: State, live: Any) -> Grade: ...
@@ -218,19 +207,22 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
             return Transition(end=LENGTH if turn.truncated else NO_ANSWER)
         return Transition(answer=answer, end=ANSWERED)
 
-    def with_tools(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment:
-        """Return this environment with tools and measures of plans."""
+    def turn_metrics(self, turns: Sequence[Turn]) -> dict[str, float | int]:
+        return measures(turns, AGENT, self.kind)
+
+    def tool_syntax(
+        self, settings: ToolsSettings, syntax: Tags | NativeCalls
+    ) -> Tags | NativeCalls:
+        """Return the syntax of calls and answers. Terse prompts do not describe the tools."""
         if self.settings.prompt == "closed":
             raise UserError(
                 f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",
                 "add tools=[], or use environment.prompt=short",
             )
-        if isinstance(syntax, Tags):
-            kind = TerseTags if self.terse else Tags
-            syntax = kind(syntax.calls, "answer", syntax.observation, syntax.inline)
-        return with_tools(self, sources, settings, syntax, WithPlans)
+        if not isinstance(syntax, Tags):
+            return syntax
+        kind = TerseTags if self.terse else Tags
+        return kind(syntax.calls, "answer", syntax.observation, syntax.inline)
 
 
 PlanForm = Literal["tasks", "none"]
@@ -238,10 +230,6 @@ PlanForm = Literal["tasks", "none"]
 _BEGINNING: Mapping[AgentKind, str] = {
     "mhqa": "You answer questions by searching an encyclopedia. Search even where you think that you know the answer.",
     "web": "You answer questions by searching the web and reading pages.",
-}
-SHORT: Mapping[AgentKind, str] = {
-    "mhqa": "Plan, search the encyclopedia, and answer the question.",
-    "web": "Plan, search the web, read pages, and answer the question.",
 }
 CLOSED = (
     "Answer the question from what you know, in as few words as possible, and write nothing else: "
@@ -300,14 +288,7 @@ Glass Harbour is a rock band from England, founded in Leeds in 2004.
 <answer>no</answer>"""
 
 
-def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
-    """Return the system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
-    work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
-    rule = "Answer with as few words as possible; several answers are divided by |."
-    text = f"\nThis is an example.\n{_EXAMPLE}" if example else ""
-    return f"{_BEGINNING[agent]}\n{work}{rule}{text}"
-
-
+_RULE = "Answer with as few words as possible; several answers are divided by |."
 TRIES = 2
 NOBODY = "nobody"
 _OBJECT = re.compile(r"\{[^{}]*\}")
@@ -431,11 +412,14 @@ class Workflow(WorkflowAgent):
         return {AnswerJudge: partial(open_judge, judge)} if judge.judges else {}
 
     def instructions(self) -> str:
-        if self.settings.prompt == "closed":
-            return CLOSED
-        if self.terse:
-            return SHORT[self.kind]
-        return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
+        return CLOSED if self.settings.prompt == "closed" else super().instructions()
+
+    @property
+    def full(self) -> str:  # type: ignore[override]
+        """Return the system prompt, without the tools, and with an example if ``shots`` is 1."""
+        plan, reflection = _PLANS[self.settings.plans], _REFLECTIONS[self.kind]
+        example = f"\nThis is an example.\n{_EXAMPLE}" if self.settings.shots else ""
+        return f"{_BEGINNING[self.kind]}\n{_TAGS.format(plan=plan, reflection=reflection)}{_RULE}{example}"
 
     def answer(self, text: str) -> str | None:
         return final_answer(text, lenient=self.settings.lenient)
@@ -455,11 +439,9 @@ class Workflow(WorkflowAgent):
         return Grade(scores[self.settings.score], metrics)
 
     def same(self, first: str, second: str) -> bool:
-        """Return True if the answers are equal, ignoring case, articles and punctuation."""
         return normalize_answer(first) == normalize_answer(second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """Return the F1 of the answers if that is the score, else 1 for equal answers and 0 for others."""
         if self.settings.score == "f1":
             return f1(answer, [other])
         return super().similarity(answer, other)
@@ -482,9 +464,11 @@ class Mhqa(Workflow):
     """Multi-hop questions about an encyclopedia."""
 
     kind = "mhqa"
+    short = "Plan, search the encyclopedia, and answer the question."
 
 
 class Web(Workflow):
     """Questions that need a web search."""
 
     kind = "web"
+    short = "Plan, search the web, read pages, and answer the question."

@@ -10,8 +10,8 @@ without ``\boxed{...}``.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
@@ -27,16 +27,6 @@ from coterie.record.tree import Secret, Task
 from coterie.tools.contest import ContestLimits, Verdict, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 
-Work = Literal["program", "mathematics"]
-SHORT: Mapping[Work, str] = {
-    "program": "Plan, run programs, and answer with the program that solves the problem.",
-    "mathematics": "Plan, run programs, and answer the problem.",
-}
-_BEGINNING: Mapping[Work, str] = {
-    "program": "You solve a problem of a programming contest with a Python program. Try your program out before you "
-    "answer.",
-    "mathematics": "You solve a problem of mathematics. Let Python programs compute and check for you.",
-}
 _FENCE = "```"
 _TAGS = f"""\
 Write your work in these tags, and nothing outside of them:
@@ -61,8 +51,9 @@ print(int(input()) + 1)
 yourself.
 - <reflection>...</reflection>: after each observation, what it says of your work, and what you will change.
 """
-_ANSWERS: Mapping[Work, str] = {
-    "program": f"""\
+_CONTEST = f"""\
+You solve a problem of a programming contest with a Python program. Try your program out before you answer.
+{_TAGS}\
 - <answer>...</answer>: at the end, one whole Python program between fences, and nothing else:
 <answer>
 {_FENCE}py
@@ -70,14 +61,12 @@ your program
 {_FENCE}
 </answer>
 It is run on hidden tests. Unless the problem names a function to be written, it reads standard input and prints the \
-result.""",
-    "mathematics": r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX.",
-}
+result."""
+_MATHEMATICS = (
+    f"You solve a problem of mathematics. Let Python programs compute and check for you.\n{_TAGS}"
+    r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX."
+)
 STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
-
-
-def instructions(work: Work) -> str:
-    return f"{_BEGINNING[work]}\n{_TAGS}{_ANSWERS[work]}"
 
 
 TESTS = "tests"
@@ -99,6 +88,8 @@ class Code(WorkflowAgent):
     row_types: tuple[type[QuestionRow], ...] = (ContestRow,)
     needs: tuple[type, ...] = (Sandbox,)
     metric = "solved"
+    short = "Plan, run programs, and answer with the program that solves the problem."
+    full = _CONTEST
     settings: CodeSettings
 
     def task_of(self, row: QuestionRow) -> Task:
@@ -116,11 +107,7 @@ class Code(WorkflowAgent):
         secret = Secret(tests, name=TESTS, readers=frozenset({GRADER}))
         return Task(f"{self.name}-{row.id}", public, {TESTS: secret})
 
-    def instructions(self) -> str:
-        return SHORT["program"] if self.terse else instructions("program")
-
     def request(self, task: Task) -> str:
-        """Return the problem, with the beginning of the solution if it is given."""
         starter = str(task.public.get("starter", ""))  # questions of a traces file have none
         beginning = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
         return f"{super().request(task)}{beginning}"
@@ -173,7 +160,6 @@ def tests_of(task: Task) -> tuple[ContestTest, ...]:
 
 
 def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
-    """Return the metrics of a program's tests: the share of passed tests, and the first failure."""
     passed = sum(one.passed for one in verdicts)
     first = next(((at, one) for at, one in enumerate(verdicts, 1) if not one.passed), None)
     metrics: dict[str, float | str] = {
@@ -194,6 +180,8 @@ class CodeMaths(WorkflowAgent):
     settings_type = AgentSettings
     row_types: tuple[type[QuestionRow], ...] = (MathRow,)
     metric = "solved"
+    short = "Plan, run programs, and answer the problem."
+    full = _MATHEMATICS
 
     def task_of(self, row: QuestionRow) -> Task:
         """Return a problem and its secret answers. Raise ``UserError`` if they are missing."""
@@ -203,9 +191,6 @@ class CodeMaths(WorkflowAgent):
                 "remove it, because answers can't be graded on it",
             )
         return super().task_of(row)
-
-    def instructions(self) -> str:
-        return SHORT["mathematics"] if self.terse else instructions("mathematics")
 
     def answer(self, text: str) -> str | None:
         """Return the content of the answer tag, or of a box in it; if lenient, also of any box."""

