@@ -19,21 +19,32 @@ runs of one game there must be better ones. Sums with Python are played on one s
 answers, before and after.
 """
 
+import random
+from dataclasses import replace
+from itertools import cycle, islice
 from statistics import fmean
 
+from coterie.progress import Progress
 from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.recipes.trainings import imitate
+from coterie.record.tree import Metrics, Selection
+from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run
-from experiments.experiment import Claim, Experiment, Gate, above, make_recipe, sampled_scores
+from coterie.runs.loop import Stage
+from experiments.experiment import (
+    Claim,
+    Experiment,
+    Gate,
+    above,
+    make_recipe,
+    marked,
+    sampled_scores,
+)
 
 NAME = "dense_tree/tiny"
-CONTROLS = {
-    "random sides": ("learns=random_sides", "train.learning_rate=4.0e-4"),
-    "SFT": ("learns=successes",),
-}
-"""Variants that share the dense run's trees; a learning rate where the preset's is not the method's best."""
 RUNS = 8
 """Whole runs of a task, for sparse pairs and for the gate."""
 SPARSE = (
@@ -63,6 +74,47 @@ CLAIMS = [
 BEST_MINUS_MEAN, MIN_BASE, MAX_BASE = 0.2, 0.2, 0.7
 
 
+class Control(DenseTree):
+    """Base class of controls, which share the trees of a run."""
+
+    def stages(self) -> list[Stage]:
+        return marked(super().stages(), type(self).__name__)
+
+
+class RandomSides(Control):
+    """Trains on the same pairs with sides drawn at random."""
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        pairs, counts = super().select_pairs(run, iteration)
+        return [self.turn(pair) for pair in pairs], counts
+
+    def turn(self, pair: Selection) -> Selection:
+        assert pair.rejected is not None, "it is a pair"
+        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
+            return pair
+        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+
+
+class Successes(Control):
+    """Trains by SFT on successful rollouts, one per pair. Rollouts repeat only after all are used."""
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        pairs, counts = super().select_pairs(run, iteration)
+        leaves = [
+            leaf
+            for tree in run.store.outlines(iteration, "rollout")
+            for leaf, outcome in tree.outcomes.items()
+            if (outcome.score or 0.0) >= 1
+        ]
+        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
+        context = self.context(self.train_tasks(iteration))
+        repeated = islice(cycle(leaves), len(pairs))
+        return [Selection(leaf, self.agent, context) for leaf in repeated], counts
+
+    def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        return imitate(self, run, i, self.settings.train, progress)
+
+
 def reproduce(x: Experiment) -> list[Claim]:
     """Run the methods, and with the first seed the densities and the sums; test the claims."""
     for seed in x.seeds:
@@ -71,8 +123,9 @@ def reproduce(x: Experiment) -> list[Claim]:
         with x.run("dense", dense) as run:
             x.add_run("base", run, 0)
             x.add_run("dense", run, dense.settings.rounds)
-        for name, more in CONTROLS.items():
-            run_method(x, name, make_recipe(NAME, [*words, *more]), shares="dense")
+        turned = make_recipe(NAME, [*words, "train.learning_rate=4.0e-4"])  # best for the control
+        run_method(x, "random sides", RandomSides(turned.settings), shares="dense")
+        run_method(x, "SFT", Successes(dense.settings), shares="dense")
         # about one and a half pairs a task, so these tasks are enough
         sparse = [*words, *SPARSE, f"rollout.tasks={dense.settings.budget.pairs}"]
         run_method(x, "sparse", make_recipe(NAME, sparse))

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -30,7 +30,7 @@ from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import HeldOutResult, grade_means, held_out_results
-from coterie.runs.loop import EVALUATION, fork, run_steps
+from coterie.runs.loop import EVALUATION, Stage, fork, run_steps
 from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 
@@ -211,6 +211,16 @@ def make_recipe(name: str, words: Sequence[str]) -> Any:
             "leave dataset and environment out; `coterie run` takes any",
         )
     return recipe_of(own)
+
+
+def marked(stages: Sequence[Stage], *control: object) -> list[Stage]:
+    """Return the stages of a control, whose selections and trainings differ from those of the run that it shares."""
+    return [
+        replace(one, depends=(*one.depends, *control))
+        if one.step.stage in ("select", "train")
+        else one
+        for one in stages
+    ]
 
 
 def sampled_scores(run: Run, version: int, stage: str) -> list[list[float]]:

@@ -8,21 +8,45 @@ training settings, so in as many steps:
 * ``scripted``: more pre-training on the scripted corpus that made the base.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coterie.progress import Progress
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.record.rows import Row
+from coterie.record.tree import Metrics, Selection
+from coterie.record.turn import digest
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
-from experiments.experiment import Claim, Experiment, above, make_recipe
+from experiments.experiment import Claim, Experiment, above, make_recipe, marked
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus
 
 MARGINS = {"base": 0.0, "random": 0.10, "scripted": 0.10}
 CORPUS_SEED = 900_000
 """First seed of the control's dialogues; none of them made the base."""
+
+
+class RandomControl(Optima):
+    """Each iteration trains on random dialogues of as many tasks as iSFT selected, one of each task."""
+
+    def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:
+        super().__init__(settings)
+        self.counts = counts
+
+    def stages(self) -> list[Stage]:
+        return marked(super().stages(), "random", *self.counts)
+
+    def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
+        rewards = {task: some for task, some in self.rewards(run, i).items() if some}
+        generator = random.Random(int(digest("select", self.settings.seed, i)[:15], 16))
+        tasks = sorted(generator.sample(sorted(rewards), min(self.counts[i], len(rewards))))
+        leaves = [generator.choice(rewards[task]).leaf for task in tasks]
+        context = self.context(i)
+        run.select(i, [Selection(leaf, agent, context) for leaf in leaves for agent in self.agents])
+        return {"tasks": len(rewards), "selected": len(leaves)}
 
 
 class ScriptedControl(Optima):
@@ -60,9 +84,7 @@ def reproduce(x: Experiment) -> list[Claim]:
             counts = [
                 int(run.metrics(Step(i, "select"))["selected"]) for i in range(own.iterations)
             ]
-        drawn = own.select.model_copy(update={"rule": "random", "counts": tuple(counts)})
-        random = Optima(own.model_copy(update={"select": drawn}))
-        with x.run("random", random, shares="isft") as run:
+        with x.run("random", RandomControl(own, counts), shares="isft") as run:
             x.add_run("random", run, own.iterations)
         with x.run("scripted", ScriptedControl(own, counts)) as run:
             x.add_run("scripted", run, own.iterations)

@@ -1,4 +1,4 @@
-"""The recipe dense_tree through whole small runs: trees, pairs, controls, what is trained on, what is shown."""
+"""Dense trees: whole small runs, their pairs and controls, outside preference sets, and the report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree import GROWN, DenseTree, histogram
-from coterie.recipes.plan import content_of
+from coterie.recipes.dense_tree import DenseTree, histogram
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
@@ -17,12 +16,16 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import load_selections
-from experiments.dense_tree import SPARSE
+from experiments.dense_tree import RandomSides, Successes
+from tests.test_conversations import ours
 
 SMALL = (
     "rollout.tasks=6", "search.runs=30", "search.window=6", "search.pairs=12", "pairs.margin=0.2",
     "budget.pairs=8", "evaluate.tasks=4", "train.batch_rows=8",
 )  # fmt: skip
+
+
+SUMS = ("dataset.source=sample", "environment.shots=0", "train.max_length=1024")
 
 
 def dense(*words: str) -> DenseTree:
@@ -31,7 +34,7 @@ def dense(*words: str) -> DenseTree:
     return recipe
 
 
-def played(recipe: DenseTree, folder: Path, *stages: str) -> None:
+def play(recipe: DenseTree, folder: Path, *stages: str) -> None:
     steps = [Step(0, stage) for stage in stages] or None
     with open_run(folder, recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), steps)
@@ -42,7 +45,7 @@ def played(recipe: DenseTree, folder: Path, *stages: str) -> None:
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose trees have grown, and whose pairs are selected."""
     folder = tmp_path_factory.mktemp("dense") / "run"
-    played(dense(), folder, "rollout", "reward", "select")
+    play(dense(), folder, "rollout", "reward", "select")
     return folder
 
 
@@ -51,22 +54,6 @@ def run(grown: Path) -> Iterator[Run]:
     recipe = dense()
     with open_run(grown, recipe.name, recipe.settings, write=False) as found:
         yield found
-
-
-def test_each_task_has_a_tree_with_values_and_no_held_out_task_has_one(run: Run) -> None:
-    recipe = dense()
-    tasks = recipe.train_tasks(0)
-    assert sorted(run.store.tree_tasks(0, "rollout")) == sorted(task.id for task in tasks)
-    held_out = set(map(content_of, recipe.heldout_tasks()))
-    assert not held_out & set(map(content_of, tasks))
-    assert {task for task, _ in run.store.finished_keys(0, GROWN)} == {t.id for t in tasks}
-    for tree in run.store.trees(0, "rollout"):
-        values, root = recipe.values(run, tree), tree.root
-        scores = [one.score for one in tree.outcomes.values()]
-        assert values[root].visits <= len(rollouts(run.store, 0)[tree.task])
-        assert min(scores) <= values[root].mean <= max(scores)
-        said = {turn.id for turn in tree.turns.values() if turn.speaker.kind == "agent"}
-        assert set(values) == {root, *said}
 
 
 def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
@@ -84,49 +71,26 @@ def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None
         assert all(pair.difference >= s.pairs.margin for pair in pairs)
 
 
-def controlled(grown: Path, folder: Path, learns: str) -> list[tuple[str, str | None]]:
-    """What a control selects from the same trees: leaves and rejected turns."""
-    recipe = dense(f"learns={learns}")
-    fork(recipe, grown, folder, recipe.settings)
-    played(recipe, folder, "select")
-    with open_run(folder, recipe.name, recipe.settings, write=False) as control:
-        return [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
-
-
-def test_random_sides_are_the_same_pairs_some_of_them_turned(
+def test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes(
     grown: Path, run: Run, tmp_path: Path
 ) -> None:
-    ours = [(one.leaf, one.rejected) for _, one in load_selections(run, 0)]
-    found = controlled(grown, tmp_path / "run", "random_sides")
-    assert [set(one) for one in found] == [set(one) for one in ours]
-    assert 0 < sum(one != other for one, other in zip(found, ours, strict=True)) < len(ours)
-
-
-def test_as_many_successes_are_imitated_as_there_are_pairs(
-    grown: Path, run: Run, tmp_path: Path
-) -> None:
-    found = controlled(grown, tmp_path / "run", "successes")
-    assert len(found) == 8
+    selections = {}
+    for kind in (RandomSides, Successes):
+        recipe, folder = kind(dense().settings), tmp_path / kind.__name__
+        fork(recipe, grown, folder, recipe.settings)
+        play(recipe, folder, "select")
+        with open_run(folder, recipe.name, recipe.settings, write=False) as control:
+            selections[kind] = [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
+    pairs = [(one.leaf, one.rejected) for _, one in load_selections(run, 0)]
+    turned = selections[RandomSides]
+    assert [set(one) for one in turned] == [set(one) for one in pairs]
+    assert 0 < sum(one != other for one, other in zip(turned, pairs, strict=True)) < len(pairs)
+    successes = selections[Successes]
+    assert len(successes) == 8
     leaves = {leaf: o for t in run.store.trees(0, "rollout") for leaf, o in t.outcomes.items()}
-    assert all(rejected is None and leaves[leaf].score == 1.0 for leaf, rejected in found)
-    assert len({leaf for leaf, _ in found}) == min(8, sum(o.score == 1 for o in leaves.values()))
-
-
-def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) -> None:
-    words = [*SPARSE, "rollout.tasks=8", "pairs.margin=0.5"]
-    played(dense(*words), tmp_path / "run", "rollout", "reward", "select")
-    recipe = dense(*words)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
-        assert {len(some) for some in rollouts(run.store, 0).values()} == {8}
-        pairs = list(load_selections(run, 0))
-        assert pairs
-        for tree, one in pairs:
-            scores = {leaf: outcome.score for leaf, outcome in tree.outcomes.items()}
-            through = {
-                node: {scores[leaf] for leaf in scores if node in {t.id for t in tree.path(leaf)}}
-                for node in (one.leaf, one.rejected or "")
-            }
-            assert 1.0 in through[one.leaf] and 0.0 in through[one.rejected or ""]
+    assert all(rejected is None and leaves[leaf].score == 1.0 for leaf, rejected in successes)
+    expected = min(8, sum(o.score == 1 for o in leaves.values()))
+    assert len({leaf for leaf, _ in successes}) == expected
 
 
 def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
@@ -145,9 +109,9 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
 
     monkeypatch.setattr(items.TreeWriter, "record", until)
     with pytest.raises(KeyboardInterrupt):
-        played(dense(), tmp_path / "run", "rollout")
+        play(dense(), tmp_path / "run", "rollout")
     monkeypatch.undo()
-    played(dense(), tmp_path / "run", "rollout", "reward", "select")
+    play(dense(), tmp_path / "run", "rollout", "reward", "select")
     recipe = dense()
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as again:
         assert rollouts(again.store, 0) == rollouts(run.store, 0)
@@ -178,14 +142,69 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
     assert "right answer" not in page, "a game has none"
 
 
-def test_a_part_without_tasks_is_refused_before_anything_is_done() -> None:
+def test_settings_that_cannot_work_are_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
     with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks"):
         dense("rollout.shard=[6,7]").plan()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"openbmb/UltraFeedback .* is not in the cache"):
+        dense("mix={ultra_feedback: 14000}").plan()
 
 
 def test_bins_of_a_histogram_hold_every_count() -> None:
-    assert histogram([0, 0, 1, 2, 8]) == [
-        ("0", 2), ("1", 1), ("2", 1), ("3", 0), ("4", 0), ("5", 0), ("6", 0), ("7", 0), ("8", 1),
-    ]  # fmt: skip
+    assert histogram([0, 0, 1, 2, 3]) == [("0", 2), ("1", 1), ("2", 1), ("3", 1)]
     assert sum(count for _, count in histogram(list(range(100)))) == 100
-    assert histogram([]) == [("0", 0)]
+
+
+# -- outside preference sets ------------------------------------------------------------------
+
+
+def on_sums(*words: str) -> DenseTree:
+    recipe = recipe_of(settings("dense_tree/gsm8k", ["model=tiny-problems", *SUMS, *words]))
+    assert isinstance(recipe, DenseTree)
+    return recipe
+
+
+@pytest.mark.usefixtures("own_home")
+def test_outside_pairs_that_ask_held_out_questions_are_left_out(tmp_path: Path) -> None:
+    question = str(on_sums().environment.tasks("heldout", 1, 0)[0].public["question"])
+    own = ours(tmp_path / "own.jsonl", 4)
+    other = ours(tmp_path / "other.jsonl", 2, question=f"Step by step!\n{question}")
+    recipe = on_sums(f"mix={{{own}: 2, {other}: 2}}")
+    pairs, counts = recipe.mixed_pairs(0, Silent())
+    assert counts == {"mixed_own.jsonl": 2, "mixed_other.jsonl": 0, "held_out_other.jsonl": 2}
+    drawn = {one.name for one in pairs}
+    assert len(drawn) == 2
+    others = [{one.name for one in recipe.mixed_pairs(i, Silent())[0]} for i in range(8)]
+    assert others[0] == drawn and any(names != drawn for names in others), "each iteration draws"
+
+
+def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
+    own = ours(tmp_path / "own.jsonl", 4)
+    plain = on_sums().fingerprint(Step(0, "train"))
+    mixed = on_sums(f"mix={{{own}: 2}}").fingerprint(Step(0, "train"))
+    assert len({plain, mixed, on_sums(f"mix={{{own}: 3}}").fingerprint(Step(0, "train"))}) == 3
+    moved = tmp_path / "elsewhere" / "own.jsonl"
+    moved.parent.mkdir()
+    own.rename(moved)
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) == mixed, "wherever it lies"
+    ours(moved, 5)
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) != mixed
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "select")) == on_sums().fingerprint(
+        Step(0, "select")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["mix={ultra_interac: 5}"], "did you mean 'ultra_interact'?"),
+        (["mix={ultra_interact: 0}"], "must be at least 1"),
+        (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "have the same name x.jsonl"),
+    ],
+)
+def test_outside_sets_that_cannot_be_mixed(words: list[str], problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        on_sums(*words)
+    assert problem in error.value.what

@@ -1,4 +1,4 @@
-"""The packaged values: those that are published, typed in here by hand, and all of them can run.
+"""Packaged presets have the published values, and all of them can be planned.
 
 Sources: Optima (arXiv 2410.08115), table 8 and the recipes of its repository; SWEET-RL (arXiv 2503.15478), table 5,
 section 5.1 and its released commands; MOAT (arXiv 2509.09629), the defaults of its released scripts and the commands
@@ -32,7 +32,7 @@ EVERYWHERE: Table = {
     "rollout.top_p": 1.0, "rollout.max_tokens": 2000, "rollout.format_pool": True,
     "reward.loss_term": "inverse", "reward.leak_penalty": 10, "reward.leaks_lose_task": False,
     "reward.repeats_lose_loss": True, "reward.short_tokens": 0, "reward.min_loss": 0.1,
-    "select.rule": "best", "select.min_score": 0,
+    "select.min_score": 0,
     "select.top_share": (0.7, 0.7, 0.7, 0.7, 0.8, 0.7, 0.7, 0.7), "select.skip_share": (0, 0, 0, 0, 0.1, 0, 0, 0),
     "train.method": "full", "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.max_length": 2048,
 }  # fmt: skip
@@ -124,7 +124,7 @@ MOAT: Table = {
 }  # fmt: skip
 """Of all data sets. Batches: 4 rows, 12 accumulations, 2 GPUs for pairs; 2 rows, 32 accumulations, 2 GPUs for rows."""
 MOAT_SIZES = ("model", "rollout.tasks", "start.tasks", "evaluate.tasks", "measure.tasks")
-"""What each data set has of its own."""
+"""Keys whose values may differ between data sets."""
 MOAT_SETS: Mapping[tuple[str, str], Table] = {
     ("moat/maths", "gsm8k_plans"): {
         "model": "meta-llama/Llama-2-7b-chat-hf", "rollout.tasks": 7000, "start.tasks": 7000, "evaluate.tasks": 1319,
@@ -136,17 +136,9 @@ MOAT_SETS: Mapping[tuple[str, str], Table] = {
         "model": "meta-llama/Llama-2-7b-hf", "rollout.tasks": 19000, "start.tasks": 19000, "evaluate.tasks": 1000,
     },
 }  # fmt: skip
-MOAT_PLAYED = [
-    (method, name)
-    for method in names()
-    if method.startswith("moat/")
-    for name in played_by(method)
-    if not is_micro_world(name)
-]
-
 
 DENSE: Table = {
-    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1, "learns": "pairs",
+    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1,
     "rollout.max_tokens": 1024, "rollout.shard": (0, 1), "search.children": "temperature",
     "search.temperatures": (1.0, 0.5, 0.7), "search.runs": 1000, "pairs.rule": "siblings", "pairs.margin": 0.5,
     "pairs.max_visits": 8, "objective.beta": 0.1, "objective.nll": 0, "objective.label_smoothing": 0,
@@ -242,144 +234,77 @@ GAP_CODE: Table = {
 characters."""
 
 
-def reinforced(table: Table, max_tokens: int) -> dict[str, Any]:
-    """A table of reinforcement learning as GAP's methods have it, with what is ours: a message's tokens, a bound on
-    rounds, and micro-batches of one long row."""
-    sizes = {
+def reinforced(table: Table, max_tokens: int) -> Table:
+    """Return a table of reinforcement learning for GAP, with our limit of rounds and micro-batches of one long row."""
+    return {
+        **table,
         "rollout.max_tokens": max_tokens,
         "rollout.rounds": 8,
         "update.tokens_per_microbatch": table["update.max_length"],
     }
-    return {**table, **sizes}
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested values by their keys in full."""
-    found: dict[str, Any] = {}
+    """Return nested values by their whole keys."""
+    table: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return found
+        table |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return table
 
 
-def compare(recipe: str, dataset: str, table: Table, column: int | None = None) -> None:
-    """What the recipe resolves to is the table, and its preset says nothing that the table does not."""
-    found = flat(settings(recipe, [task_word(dataset)]).model_dump())
-    for key, values in table.items():
-        per_set = column is not None and isinstance(values, tuple) and len(values) == len(SETS)
-        assert found[key] == (values[column or 0] if per_set else values), (recipe, dataset, key)
-    assert set(flat(preset(recipe, dataset))) <= set(table), (recipe, dataset)
+def column(table: Table, n: int) -> Table:
+    """Return the values of one of :data:`SETS`."""
+    return {
+        key: value[n] if isinstance(value, tuple) and len(value) == len(SETS) else value
+        for key, value in table.items()
+    }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_presets_of_optima_have_the_published_values(method: str) -> None:
-    assert played_by(method) == ["exchange", *sorted(SETS)]
-    for column, name in enumerate(SETS):
-        compare(method, name, PUBLISHED[method], column)
+def data_sets(method: str) -> list[str]:
+    return [name for name in played_by(method) if not is_micro_world(name)]
 
 
-def test_presets_of_sweet_rl_have_the_published_values() -> None:
+MATHS = {key: value for key, value in GAP_CODE.items() if not key.startswith("environment.")}
+CASES: dict[tuple[str, str], Table] = {
+    **{(method, name): column(table, n)
+       for method, table in PUBLISHED.items() for n, name in enumerate(SETS)},
+    ("sweet_rl/backend", "colbench_code"): COLBENCH,
+    **{(method, name): {**MOAT, **MOAT_SETS.get((method, name), {})}
+       for method in names() if method.startswith("moat/") for name in data_sets(method)},
+    **{case: {**DENSE, **table} for case, table in DENSE_SETS.items()},
+    **{("gap/mhqa", name): {**GAP, **reinforced(GAP_RL, 1024), "evaluate.tasks": tasks}
+       for name, tasks in GAP_SETS.items()},
+    ("gap/web", "qa"): {**GAP_WEB, **reinforced(WEB_RL, 4096)},
+    **{("gap/code", name): {**GAP_CODE, **reinforced(CODE_RL, 16384)}
+       for name in ("livecodebench", "code_contests")},
+    **{("gap/code", name): {**MATHS, "environment.name": "code_maths"}
+       for name in ("math500", "aime24", "aime25", "amc23", "olympiadbench")},
+    ("rl/grpo", "gsm8k"): GRPO, ("rl/dapo", "gsm8k"): GAP_RL, ("rl/ppo", "gsm8k"): PPO,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_presets_have_the_published_values(method: str, name: str) -> None:
+    table, values = CASES[method, name], flat(settings(method, [task_word(name)]).model_dump())
+    assert {key: values[key] for key in table} == dict(table)
+    if method.startswith("rl/") or values["environment.name"] == "code_maths":
+        return
+    own = {key for key in flat(preset(method, name)) if key not in table}
+    if method.startswith("moat/"):
+        own = {key for key in own - {*MOAT_SIZES} if not key.startswith("environment.")}
+    assert not own, "values that nobody published"
+
+
+def test_methods_have_presets_of_these_data_sets() -> None:
+    for method in METHODS:
+        assert played_by(method) == ["exchange", *sorted(SETS)]
     assert played_by("sweet_rl/backend") == ["persona", "colbench_code"]
-    compare("sweet_rl/backend", "colbench_code", COLBENCH)
-
-
-@pytest.mark.parametrize(("method", "name"), MOAT_PLAYED)
-def test_presets_of_moat_have_the_values_of_the_released_scripts(method: str, name: str) -> None:
-    found = flat(settings(method, [task_word(name)]).model_dump())
-    for key, value in {**MOAT, **MOAT_SETS.get((method, name), {})}.items():
-        assert found[key] == value, (method, name, key)
-    said = {key for key in flat(preset(method, name)) if not key.startswith("environment.")}
-    assert said <= {*MOAT, *MOAT_SIZES}, (method, name)
-
-
-@pytest.mark.parametrize(("method", "name"), list(DENSE_SETS))
-def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
-    method: str, name: str, large: Path
-) -> None:
-    table = {**DENSE, **DENSE_SETS[method, name]}
-    own = [] if is_micro_world(name) else ["dataset.source=sample"]
-    found = settings(method, [f"model={large}", *own])
-    values = flat(found.model_dump()) | {"model": settings(method, own).model}
-    for key, value in table.items():
-        assert values[key] == value, (method, key)
-    assert set(flat(preset(method, name))) <= set(table), method
-    plan = recipe_of(found).plan()
-    assert plan.longest_prompt > 50
-    assert plan.dialogues % 1000 == 0 and plan.dialogues > 0
-
-
-@pytest.mark.parametrize("name", GAP_SETS)
-def test_presets_of_gap_have_the_values_of_the_released_scripts(
-    name: str, large: Path, tmp_path: Path
-) -> None:
-    learnt = reinforced(GAP_RL, 1024)
-    compare("gap/mhqa", name, {**GAP, **learnt, "evaluate.tasks": GAP_SETS[name]})
-    (tmp_path / "passages.jsonl").write_text('{"title": "Oslo", "text": "A town in Norway."}\n')
-    (tmp_path / "tools.yaml").write_text(
-        f"tools: [{{name: wiki_search, corpus: {tmp_path / 'passages.jsonl'}}}]"
-    )
-    words = [f"dataset={name}", f"model={large}", "dataset.source=sample"]
-    recipe_of(settings("gap/mhqa", [*words, f"tools.config={tmp_path / 'tools.yaml'}"])).plan()
-
-
-def test_presets_of_gaps_web_agent_have_the_values_of_the_released_scripts() -> None:
-    learnt = reinforced(WEB_RL, 4096)
-    compare("gap/web", "qa", {**GAP_WEB, **learnt})
-
-
-@pytest.mark.parametrize(
-    ("method", "table"), [("rl/grpo", GRPO), ("rl/dapo", GAP_RL), ("rl/ppo", PPO)]
-)
-def test_what_has_no_values_of_its_own_has_those_of_the_released_scripts(
-    method: str, table: Table, large: Path
-) -> None:
-    own = settings(method, ["dataset=gsm8k", f"model={large}", "dataset.source=sample"])
-    found = flat(own.model_dump())
-    assert {key: found[key] for key in table} == dict(table)
-    recipe_of(own).plan()
-
-
-@pytest.mark.parametrize("method", ["rl/grpo", "rl/dapo", "rl/ppo"])
-@pytest.mark.parametrize("world", ["exchange", "persona"])
-def test_micro_worlds_have_values_of_their_own(method: str, world: str) -> None:
-    own = settings(method, [f"environment={world}"])
-    assert own.model == f"tiny-{world}" and own.evaluate.tasks == 500
-    recipe_of(own).plan()
-
-
-@pytest.mark.parametrize("name", ["livecodebench", "code_contests"])
-def test_presets_of_gaps_code_agent_have_the_values_of_the_released_scripts(name: str) -> None:
-    learnt = reinforced(CODE_RL, 16384)
-    compare("gap/code", name, {**GAP_CODE, **learnt})
-
-
-@pytest.mark.parametrize("name", ["math500", "aime24", "aime25", "amc23", "olympiadbench"])
-def test_gaps_code_agent_is_tested_on_mathematics_by_the_same_values(name: str) -> None:
-    found = flat(settings("gap/code", [f"dataset={name}"]).model_dump())
-    own = {key: value for key, value in GAP_CODE.items() if not key.startswith("environment.")}
-    assert {key: found[key] for key in own} == own
-    assert found["environment.name"] == "code_maths"
-
-
-@pytest.mark.parametrize(("method", "name"), [one for one in MOAT_PLAYED if "lumos" not in one[1]])
-def test_every_preset_of_moat_can_be_planned_on_the_rows_that_ship(
-    method: str, name: str, large: Path, tmp_path: Path
-) -> None:
-    words = [f"dataset={name}", f"model={large}", "dataset.source=sample"]
-    if method == "moat/complex_qa":
-        pytest.importorskip("bm25s")
-        (tmp_path / "pages.jsonl").write_text(
-            '{"title": "Oslo", "text": "Oslo is the capital of Norway."}\n'
-        )
-        build_index(tmp_path / "pages.jsonl", tmp_path / "index")
-        words.append(f"environment.corpus={tmp_path / 'index'}")
-    found = recipe_of(settings(method, words)).plan()
-    assert found.dialogues > 0 and found.longest_prompt > 50
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose context takes the published settings."""
+    """A random model whose context fits the published settings."""
     made = model("chatml", context=16384)
     folder = tmp_path_factory.mktemp("large") / "model"
     made.model.save_pretrained(folder)
@@ -387,17 +312,42 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_preset_can_be_planned_on_the_rows_that_ship(
-    method: str, name: str, large: Path
+PLANNED = [
+    *(("optima/isft_dpo", name) for name in SETS),
+    *(("optima/isft", "gsm8k"), ("optima/idpo", "gsm8k")),
+    *((method, name) for method in names() if method.startswith("moat/")
+      for name in data_sets(method) if "lumos" not in name),
+    *DENSE_SETS,
+    *(("gap/mhqa", name) for name in GAP_SETS),
+    *((f"rl/{name}", "gsm8k") for name in ("grpo", "dapo", "ppo")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name"), PLANNED)
+def test_presets_can_be_planned_on_packaged_rows(
+    method: str, name: str, large: Path, tmp_path: Path
 ) -> None:
-    own = settings(method, [f"dataset={name}", "dataset.source=sample", f"model={large}"])
-    found = recipe_of(own).plan()
-    assert found.dialogues > 0 and found.longest_prompt > 50
+    words = [task_word(name), f"model={large}"]
+    words += [] if is_micro_world(name) else ["dataset.source=sample"]
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text('{"title": "Oslo", "text": "Oslo is the capital of Norway."}\n')
+    if method == "moat/complex_qa":
+        pytest.importorskip("bm25s")
+        build_index(pages, tmp_path / "index")
+        words.append(f"environment.corpus={tmp_path / 'index'}")
+    elif method == "gap/mhqa":
+        tools = tmp_path / "tools.yaml"
+        tools.write_text(f"tools: [{{name: wiki_search, corpus: {pages}}}]")
+        words.append(f"tools.config={tools}")
+    plan = recipe_of(settings(method, words)).plan()
+    assert plan.dialogues > 0 and plan.longest_prompt > 50
+    if method == "optima/isft":
+        assert ("training tasks", "52 of 7,000 requested") in plan.lines()
 
 
-def test_a_plan_says_how_many_rows_there_are(large: Path) -> None:
-    words = ("dataset=gsm8k", "dataset.source=sample", f"model={large}")
-    own = settings("optima/isft", words)
-    assert ("training tasks", "52 of 7,000 requested") in recipe_of(own).plan().lines()
+def test_presets_of_micro_worlds() -> None:
+    for method in ("rl/grpo", "rl/dapo", "rl/ppo"):
+        for world in ("exchange", "persona"):
+            own = settings(method, [f"environment={world}"])
+            assert own.model == f"tiny-{world}" and own.evaluate.tasks == 500
+        recipe_of(settings(method, ["environment=exchange"])).plan()

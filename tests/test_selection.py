@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, make_turn
@@ -22,7 +21,6 @@ from coterie.selection import (
     densest,
     first_differences,
     needed_visits,
-    random_demonstrations,
     ranked_pairs,
     sibling_pairs,
     trajectory_pairs,
@@ -60,20 +58,6 @@ def test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward() -> None:
         ((_, best),) = best_demonstrations({"a": [fluent, right]}, settings)
         assert best.leaf == leaf
     assert best_demonstrations({"a": [fluent]}, SelectSettings(min_score=1.0)) == []
-
-
-def test_random_takes_as_many_as_asked_one_a_task_and_repeats() -> None:
-    chosen = random_demonstrations(REWARDS, 3, seed=1)
-    assert chosen == random_demonstrations(REWARDS, 3, seed=1)
-    assert len({task for task, _ in chosen}) == 3
-    assert len(random_demonstrations(REWARDS, 99, seed=1)) == 4
-    for words, problem in (
-        ({"rule": "random"}, "counts"),
-        ({"rule": "best", "counts": (3,)}, "counts"),
-        ({"top_share": 0.5, "skip_share": 0.5}, "skip_share"),
-    ):
-        with pytest.raises(ValidationError, match=problem):
-            SelectSettings.model_validate(words)
 
 
 # -- trees ------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""SWEET-RL's offline trajectories as a run's dialogues: what they become, what is refused, and what is trained on them.
-
-The rows here are our own words in the shape that the released code writes.
-"""
+"""SWEET-RL's offline trajectories as the dialogues of a run. The rows have our own words in the released format."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,13 +13,13 @@ from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.sweet_rl import SweetRL, rewards
 from coterie.recipes.sweet_rl_settings import SweetSettings
 from coterie.record.rows import prompts
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from tests.conftest import Cli, once
 
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "dataset.source=sample", "engine.device=cpu",
@@ -36,11 +33,11 @@ RIGHT = "I WANT TO ANSWER:\n```python\ndef apples(boxes):\n    return 12 * boxes
 WRONG = "I WANT TO ANSWER: def apples(boxes): return 12"
 
 
-def row(number: int, *said: str, **more: Any) -> dict[str, Any]:
+def row(number: int, *outputs: str, **more: Any) -> dict[str, Any]:
     """A dialogue about task ``number``: the agent's raw completions, and a person's replies between them."""
     text = f"How many apples are in my boxes, friend {number}?The signature of the function is: def apples(boxes)"
     history: list[dict[str, str]] = [{"role": "user", "content": text}]
-    for place, output in enumerate(said):
+    for place, output in enumerate(outputs):
         if place:
             history.append({"role": "user", "content": f"Reply {place}."})
         seen = output.partition("OUTPUT:")[2].strip() or output
@@ -62,8 +59,6 @@ ROWS = [
     row(1, "Big ones?", "OUTPUT: Red?", RIGHT, reward=1),
 ]
 """Two tasks, two repeats."""
-
-
 ROLLOUT = Step(0, "rollout")
 
 
@@ -154,15 +149,15 @@ def test_only_tasks_and_repeats_that_are_wanted_and_not_held_out_are_read(tmp_pa
 
 
 def test_a_dialogue_that_outgrows_the_model_is_a_failure(tmp_path: Path) -> None:
-    said = ["What about the other ones, then, and the green ones of last week?"] * 30
-    file = wrote(tmp_path / "a.jsonl", [ROWS[0], ROWS[1], row(0, *said, reward=0), ROWS[3]])
+    long = ["What about the other ones, then, and the green ones of last week?"] * 30
+    file = wrote(tmp_path / "a.jsonl", [ROWS[0], ROWS[1], row(0, *long, reward=0), ROWS[3]])
     with read(file) as (_, run):
         ((key, reason),) = run.store.failures()
     assert key.sample == "0001" and "out of context" in reason
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "problem"),
     [
         ("{", "line 4"),
         ({"dialogue_history": []}, "line 4 is broken: dialogue_history"),
@@ -172,24 +167,21 @@ def test_a_dialogue_that_outgrows_the_model_is_a_failure(tmp_path: Path) -> None
         ({"task": {**ROWS[3]["task"], "ground_truth": "def f(): 1"}}, "two tasks with the id"),
     ],
 )
-def test_a_broken_file_is_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_broken_file_is_refused(tmp_path: Path, change: Any, problem: str) -> None:
     lines = [json.dumps(one) for one in ROWS[:3]]
     lines.append(change if isinstance(change, str) else json.dumps({**ROWS[3], **change}))
     (tmp_path / "theirs.jsonl").write_text("\n".join(lines))
     with pytest.raises(UserError) as error, read(tmp_path / "theirs.jsonl"):
         pass
-    assert said in error.value.what
+    assert problem in error.value.what
 
 
-def test_files_that_are_missing_or_of_another_environment_are_refused(
-    cli: Cli, tmp_path: Path
-) -> None:
-    wrote(tmp_path / "theirs.jsonl")
-    run = ("run", "sweet_rl/backend", "--dry-run")
-    said = cli(*run, *once(*TINY, "offline=none.jsonl"))
-    assert said.code == 2 and "offline=none.jsonl is not a file" in said.err
-    said = cli(*run, "offline=theirs.jsonl", "engine.device=cpu")
-    assert said.code == 2 and "needs ColBench tasks" in said.err
+def test_a_missing_file_and_another_environment_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"offline=none\.jsonl is not a file"):
+        made("offline=none.jsonl").plan()
+    words = [f"offline={wrote(tmp_path / 'theirs.jsonl')}", "engine.device=cpu"]
+    with pytest.raises(UserError, match="needs ColBench tasks"):
+        recipe_of(settings("sweet_rl/backend", words)).plan()
 
 
 def test_what_is_played_depends_on_the_file_and_only_on_its_content(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from coterie.recipes.registry import recipe, settings
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import view
 from coterie.record.store import Store
-from coterie.record.tree import Tree
 from coterie.rollout.recorded_turns import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
@@ -28,7 +27,6 @@ SMALL = (
     "critic.train.epochs=1", "policy.train.batch_rows=16", "evaluate.tasks=4", "engine.device=cpu",
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "train.max_steps=2",
 )  # fmt: skip
-ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
 
 def opened(*words: str) -> SweetRL:
@@ -46,28 +44,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield made
 
 
-def trees(run: Run) -> Iterator[Tree]:
-    for iteration, stage in ((0, "evaluate"), (0, "rollout"), (1, "rollout"), (2, "evaluate")):
-        yield from run.store.trees(iteration, stage)
-
-
 def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run: Run) -> None:
     own = opened()
-    model = own.load_policy(run, 0)
-    decode = model.renderer.decode
-    count = 0
-    for tree in trees(run):
-        reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
-        lines = [line for line in reference.splitlines() if "xs = " in line]
-        for turn in tree.turns.values():
-            if turn.sample is not None:
-                segment = view(tree, turn.id, "agent").segments[-1]
-                mine = "".join(t.text for t in tree.path(turn.id) if t.speaker.kind == "agent")
-                prompt = decode(segment.ids)
-                # What the agent guessed itself may be right; nothing else may say it.
-                assert "Reference:" not in prompt
-                assert all(line in mine for line in lines if line in prompt)
-                count += 1
+    decode, count = own.renderer("agent").decode, 0
+    for iteration, stage in ((0, "evaluate"), (0, "rollout"), (1, "rollout"), (2, "evaluate")):
+        for tree in run.store.trees(iteration, stage):
+            reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
+            lines = [line for line in reference.splitlines() if "xs = " in line]
+            for turn in tree.turns.values():
+                if turn.sample is not None:
+                    prompt = decode(view(tree, turn.id, "agent").segments[-1].ids)
+                    path = tree.path(turn.id)
+                    guesses = "".join(t.text for t in path if t.speaker.kind == "agent")
+                    assert "Reference:" not in prompt
+                    assert all(line in guesses for line in lines if line in prompt)
+                    count += 1
     assert count > 100
     for tree, selection in load_selections(run, 0):
         reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
@@ -112,29 +103,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("method=multi_turn_dpo",),
-        ("critic.kind=regression",),
-        ("critic.kind=classifier",),
-    ],
-    ids=lambda words: words[0],
-)
-def test_baselines_and_ablations_go_on_from_the_same_dialogues(
-    run: Run, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    own = opened(*words)
+def test_a_baseline_continues_from_the_same_dialogues(run: Run, tmp_path: Path) -> None:
+    own = opened("method=multi_turn_dpo")
     kept = fork(own, run.folder, tmp_path / "run", own.settings)
-    assert {Step(0, "evaluate"), ROLLOUT} <= set(kept)
+    assert set(kept) == {Step(0, "evaluate"), Step(0, "rollout")}
     with open_run(tmp_path / "run", own.name, own.settings) as made:
         run_steps(own, made, Silent())
-        assert own.versions(made) == [0, own.settings.rounds]
-        last = own.settings.rounds - 1
-        policy = made.metrics(Step(last, "train"))["weights"]
-        assert policy != run.metrics(Step(1, "train"))["weights"]
-        if own.settings.method == "sweet":
-            assert CANDIDATES in kept
+        assert own.versions(made) == [0, 1]
+        policies = (made.metrics(Step(0, "train")), run.metrics(Step(1, "train")))
+        assert len({metrics["weights"] for metrics in policies}) == 2
 
 
 @pytest.mark.slow
@@ -154,18 +131,18 @@ def test_a_critic_with_a_value_head_can_be_an_adapter(
         run_steps(own, made, Silent())
         assert own.versions(made) == [0, own.settings.rounds]
         models = own.models(made)
-        judging, beside = models.load(CRITIC, 1), models.load(CRITIC, 1, trainable=True)
-        said = [tuple(range(10, 40))], [range(1, 30)]
-        (found,), (expected,) = (token_values(one.model, *said) for one in (judging, beside))
-        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+        merged, beside = models.load(CRITIC, 1), models.load(CRITIC, 1, trainable=True)
+        rows = [tuple(range(10, 40))], [range(1, 30)]
+        (values,), (expected,) = (token_values(one.model, *rows) for one in (merged, beside))
+        assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
         with using(beside.model, None):
-            (without,) = token_values(beside.model, *said)
+            (without,) = token_values(beside.model, *rows)
         assert (without - expected).abs().max() > 1e-3, "the adapter is a part of the critic"
     folder = tmp_path / "run/training/critic/iteration-00/final"
     assert is_adapter(folder) and (folder / HEAD_FILE).is_file()
-    said_by = ("evaluate", "persona", "policy=tiny-persona", f"critic={tmp_path / 'run'}")
-    told = cli(*said_by, "best_of=2", "temperature=1", "tasks=2", "max_tokens=48")
-    assert told.code == 0, told.err
+    words = ["evaluate", "persona", "policy=tiny-persona", f"critic={tmp_path / 'run'}"]
+    scored = cli(*words, "best_of=2", "temperature=1", "tasks=2", "max_tokens=48")
+    assert scored.code == 0, scored.err
 
 
 def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path: Path) -> None:
@@ -182,20 +159,19 @@ def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path:
 
 
 def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
-    said = cli(
+    scored = cli(
         *("evaluate", "persona", "policy=tiny-persona", f"critic={run.folder}", "best_of=3"),
         *("temperature=1", "tasks=3", "max_tokens=96"),
     )
-    assert said.code == 0, said.err
-    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert scored.code == 0, scored.err
+    (row,) = json.loads(scored.out.splitlines()[-1])["rows"]
     assert row["n"] == 3 and row["failed"] == 0 and row["turns"] >= 1
     (file,) = Path("runs/evaluations").glob("persona-*.sqlite")
     with Store.open(file, read_only=True) as store:
         dialogues = [(store.task(tree.task), tree) for tree in store.trees(0, "evaluate")]
 
     async def check() -> None:
-        own = opened()
-        async with own.open_critic(run) as critic:
+        async with opened().open_critic(run) as critic:
             for task, tree in dialogues:
                 groups = candidates(tree)
                 for turn in tree.path(next(iter(tree.outcomes))):
@@ -207,24 +183,15 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
     asyncio.run(check())
 
 
-def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:
-    said = cli(
+def test_simulated_users_by_a_server_that_is_down_and_by_a_packaged_model(cli: Cli) -> None:
+    words = (
         *("evaluate", "colbench-code", "policy=tiny-persona", "dataset.source=sample", "tasks=2"),
-        *(
-            "user_simulator.url=http://127.0.0.1:9/v1",
-            "user_simulator.model=nobody",
-            "user_simulator.retries=0",
-        ),
         "max_tokens=2",
     )
-    assert said.code == 2 and "all 2 dialogues failed" in said.err and "nobody" in said.err
-
-
-def test_a_person_played_by_a_model_that_coterie_serves(cli: Cli) -> None:
-    said = cli(
-        *("evaluate", "colbench-code", "policy=tiny-persona", "dataset.source=sample", "tasks=2"),
-        *("user_simulator=tiny-exchange", "user_simulator.max_tokens=16", "max_tokens=2"),
-    )
-    assert said.code == 0, said.err
-    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    down = ("url=http://127.0.0.1:9/v1", "model=nobody", "retries=0")
+    failed = cli(*words, *(f"user_simulator.{word}" for word in down))
+    assert failed.code == 2 and "all 2 dialogues failed" in failed.err and "nobody" in failed.err
+    played = cli(*words, "user_simulator=tiny-exchange", "user_simulator.max_tokens=16")
+    assert played.code == 0, played.err
+    (row,) = json.loads(played.out.splitlines()[-1])["rows"]
     assert row["failed"] == 0 and row["leaks"] == 0 and row["turns"] > 1

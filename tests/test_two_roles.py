@@ -1,6 +1,7 @@
-"""A recipe of two roles, with an environment, a tool and a reward of its own, run whole from outside the package."""
+"""A recipe of two roles from outside the package, with its own environment, tool and reward."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,16 @@ def made(way: str, **more: Any) -> RelayRecipe:
     return RelayRecipe(RelaySettings.model_validate({**WAYS[way], **own, **more}))
 
 
-def run_whole(recipe: RelayRecipe, folder: Path) -> Run:
-    with open_run(folder, recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
-        return run
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The run folder of each way, whole."""
 
     @cache
     def folder(way: str) -> Path:
-        found = tmp_path_factory.mktemp(way) / "run"
-        run_whole(made(way), found)
-        return found
+        path, recipe = tmp_path_factory.mktemp(way) / "run", made(way)
+        with open_run(path, recipe.name, recipe.settings) as run:
+            run_steps(recipe, run, Silent())
+        return path
 
     return folder
 
@@ -71,12 +67,10 @@ def finals(recipe: RelayRecipe, run: Run) -> dict[tuple[str, int], str]:
     }
 
 
-def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> None:
+def test_each_role_has_its_own_versions_and_turns(whole: Any) -> None:
     _, recipe, run = whole
-    assert recipe.versions(run, "grounder") == [0, 1, 2] and recipe.versions(run, "planner") == [
-        0,
-        2,
-    ]
+    assert recipe.versions(run, "grounder") == [0, 1, 2]
+    assert recipe.versions(run, "planner") == [0, 2]
     assert len(set(finals(recipe, run).values())) == 3, "three trainings, three results"
     assert [recipe.newest(run, role, 1) for role in ("grounder", "planner")] == [1, 0]
     for i, expected in ((0, {("planner", "0"), ("grounder", "0")}),
@@ -84,12 +78,12 @@ def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> No
                         (2, {("planner", "2"), ("grounder", "2")})):  # fmt: skip
         stage = "rollout" if i < 2 else "evaluate"
         turns = [turn for tree in run.store.trees(i, stage) for turn in tree.turns.values()]
-        said = {(t.speaker.name, t.sample.version) for t in turns if t.sample}
-        assert said == expected
+        speakers = {(t.speaker.name, t.sample.version) for t in turns if t.sample}
+        assert speakers == expected
         assert all(t.sample.policy == t.speaker.name for t in turns if t.sample)
 
 
-def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
+def test_an_adapter_continues_from_the_last_one_and_its_base_stays(
     whole: Any, tmp_path: Path
 ) -> None:
     way, recipe, run = whole
@@ -98,18 +92,13 @@ def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
     models = recipe.models(run)
     loaded = models.load("grounder", 1, trainable=True)
     assert isinstance(loaded.model, PeftModel)
-    before = weight_hash(Path(models.path("grounder", 1)))
-    names = adapter_weights(loaded.model, "default")
-    assert names and base_fingerprint(loaded.model) == base_fingerprint(load("tiny-exchange").model)
-    again = finals(recipe, run)["grounder", 2]
-    done = recipe.at(Step(1, "train_grounder"))
+    before, result = (finals(recipe, run)["grounder", version] for version in (1, 2))
+    assert adapter_weights(loaded.model, "default")
+    assert base_fingerprint(loaded.model) == base_fingerprint(load("tiny-exchange").model)
     folder = run.training_folder(1, "grounder")
     folder.rename(tmp_path / "aside")
-    try:
-        done.do(run, 1, Silent())
-        assert weight_hash(folder / "final") == again, "the same training from the same adapter"
-    finally:
-        (tmp_path / "aside").rename(folder) if not folder.exists() else None
+    recipe.at(Step(1, "train_grounder")).do(run, 1, Silent())
+    assert weight_hash(folder / "final") == result, "the same training from the same adapter"
     assert weight_hash(Path(models.path("grounder", 1))) == before
 
 
@@ -153,33 +142,31 @@ def test_an_adapter_on_a_bfloat16_base_keeps_updates_that_merging_would_round_aw
         for name, weight in again.named_parameters():
             if "lora" in name:
                 assert torch.equal(weight, loaded.model.get_parameter(name)), name
-        (said,) = models.run_async(
+        (completion,) = models.run_async(
             models.embedded("grounder", 1).sample(list(range(60)), [0], Sampling(max_tokens=4))
         )
-        assert len(said.ids) == len(said.logprobs) > 0
+        assert len(completion.ids) == len(completion.logprobs) > 0
         models.close()
     recipe.close()
 
 
-def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(
+def test_an_interrupted_run_continues_and_a_fork_keeps_unaffected_trainings(
     tmp_path: Path, folders: Callable[[str], Path]
 ) -> None:
     recipe = made("whole")
     with open_run(tmp_path / "cut", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), recipe.steps()[:4])
-    run_whole(recipe, tmp_path / "cut")
-    found = []
-    for folder in (tmp_path / "cut", folders("whole")):
-        with open_run(folder, recipe.name, recipe.settings) as run:
-            found.append(finals(recipe, run))
-        recipe.close()
-    assert found[0] == found[1]
+        run_steps(recipe, run, Silent())
+        weights = finals(recipe, run)
+    recipe.close()
+    with open_run(folders("whole"), recipe.name, recipe.settings) as run:
+        assert finals(recipe, run) == weights
+    recipe.close()
     other = made("whole", evaluate={"tasks": 1})
     kept = fork(other, tmp_path / "cut", tmp_path / "fork", other.settings)
     assert Step(1, "train_planner") in kept and Step(2, "evaluate") not in kept
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
-        assert forked.training_folder(1, "planner").is_dir()
-        assert finals(other, forked) == found[0], "the trainings of all roles came along"
+        assert finals(other, forked) == weights, "the fork has the trainings of all roles"
     other.close()
 
 
@@ -205,33 +192,20 @@ def test_stages_that_cannot_run_are_refused(stages: list[Stage], reason: str) ->
         check_stages("toy", stages)
 
 
+A, B = Role("a", "tiny-exchange"), Role("b", "tiny-exchange", shares="a")
+
+
 @pytest.mark.parametrize(
     ("roles", "reason"),
     [
         ([Role("a", "")], "no model is named for role 'a'"),
-        ([Role("a", "tiny-exchange"), Role("a", "tiny-exchange")], "two roles are called 'a'"),
+        ([A, A], "two roles are called 'a'"),
+        ([replace(A, shares="b")], "shares its base with 'b', which is not another role"),
+        ([replace(A, shares="a")], "shares its base with 'a', which is not another role"),
+        ([A, replace(B, model="tiny-persona")], "differ in their weights"),
+        ([A, replace(B, head=True)], "has a value head"),
         (
-            [Role("a", "tiny-exchange", shares="b")],
-            "shares its base with 'b', which is not another role",
-        ),
-        (
-            [Role("a", "tiny-exchange", shares="a")],
-            "shares its base with 'a', which is not another role",
-        ),
-        (
-            [Role("a", "tiny-exchange"), Role("b", "tiny-persona", shares="a")],
-            "differ in their weights",
-        ),
-        (
-            [Role("a", "tiny-exchange"), Role("b", "tiny-exchange", "a", head=True)],
-            "has a value head",
-        ),
-        (
-            [
-                Role("a", "tiny-exchange"),
-                Role("b", "tiny-exchange", "a"),
-                Role("c", "tiny-exchange", "b"),
-            ],
+            [A, B, Role("c", "tiny-exchange", shares="b")],
             "'c' shares the base of 'b', which itself shares the base of 'a'",
         ),
     ],

@@ -25,12 +25,6 @@ NodeValue = Any
 class SelectSettings(Settings):
     """Selection of trajectories to train on."""
 
-    rule: Literal["best", "random"] = key(
-        "best",
-        "`best` takes each task's sample with the highest reward; `random` is the control: `counts` random "
-        "trajectories, at most one a task.",
-        source="Optima algorithm 1; `random` is ours",
-    )
     top_share: float = key(
         0.7,
         "Share of the selected tasks to keep, by reward.",
@@ -55,15 +49,9 @@ class SelectSettings(Settings):
         ge=0,
         le=1,
     )
-    counts: tuple[int, ...] = key(
-        (),
-        "For `random`: number of trajectories in each iteration, such as the numbers of the run to compare with.",
-    )
 
     @model_validator(mode="after")
-    def _check_rule(self) -> Self:
-        if (self.rule == "random") != bool(self.counts):
-            raise ValueError("select.rule=random needs select.counts, and no other rule allows it")
+    def _check_shares(self) -> Self:
         if self.skip_share >= self.top_share:
             raise ValueError("select.skip_share must be below select.top_share")
         return self
@@ -79,16 +67,6 @@ def best_demonstrations(
     good.sort(key=lambda item: (-item[1].total, item[0]))
     first, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
     return good[first:stop]
-
-
-def random_demonstrations(
-    rewards: Mapping[str, Sequence[Rewarded]], count: int, seed: int
-) -> list[tuple[str, Rewarded]]:
-    """Draw up to ``count`` tasks, and one trajectory of each."""
-    generator = random.Random(seed)
-    tasks = sorted(task for task, rs in rewards.items() if rs)
-    chosen = sorted(generator.sample(tasks, min(count, len(tasks))))
-    return [(task, generator.choice(list(rewards[task]))) for task in chosen]
 
 
 class PairSettings(Settings):

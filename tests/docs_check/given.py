@@ -24,8 +24,8 @@ from tests.hub import Hub, serve
 from tests.row_files import table
 from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
-from tests.sweet.known import ROWS
 from tests.templates import model
+from tests.test_sweet_steps import ROWS
 from tests.web_tasks import write
 
 SAMPLES = Path(str(resources.files("coterie") / "assets/data"))

@@ -40,9 +40,7 @@ Runs = dict[str, list[list[str]]]
 
 
 def git(*words: str) -> str:
-    """Return what git prints, in the repository."""
-    command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.check_output(["git", "-C", str(ROOT), *words], text=True).strip()
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def translated(text: str) -> str:
-    """Return a command or an input with the names that things have at HEAD."""
+    """Return a command or an input with the names of HEAD."""
     for old, new in methods.RENAMED.items():
         text = text.replace(old, new)
     return text
@@ -66,8 +64,9 @@ def translated(text: str) -> str:
 def commands(method: str, *, renamed: bool) -> list[list[str]]:
     """Return the words of a method's commands, at the base or at HEAD."""
     run = f"run {method} --folder {method.replace('/', '-')} {methods.METHODS[method]}"
-    lines = [methods.BEFORE.get(method, ""), run]
-    return [line.split() for line in (map(translated, lines) if renamed else lines) if line]
+    lines = (methods.BEFORE.get(method, ""), run)
+    words = ((translated(line) if renamed else line).split() for line in lines)
+    return [line for line in words if line]
 
 
 def start(name: str, root: Path, runs: Runs) -> subprocess.Popen[bytes]:
@@ -88,7 +87,6 @@ def start(name: str, root: Path, runs: Runs) -> subprocess.Popen[bytes]:
 
 
 def finish(name: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait for the process of one side."""
     if process.wait():
         raise SystemExit(f"{name}: {(WORK / name / 'log.txt').read_text()[-3000:]}")
 
@@ -104,12 +102,8 @@ def cache(commit: str) -> Path:
     """Return the folder of the base's results, which depend on processor, libraries, inputs and probe."""
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name.*", info.read_text()) if info.exists() else None
-    parts = [
-        commit,
-        model[0] if model else platform.processor(),
-        sys.version,
-        *map(version, LIBRARIES),
-    ]
+    machine = model[0] if model else platform.processor()
+    parts = [commit, machine, sys.version, *map(version, LIBRARIES)]
     digest = hashlib.sha256(json.dumps([parts, ENVIRONMENT]).encode())
     for file in (PROBE, *sorted(file for file in (WORK / "inputs").rglob("*") if file.is_file())):
         digest.update(file.read_bytes())
@@ -186,7 +180,7 @@ def compare(base: Result, head: Result) -> list[str]:
 
 
 def summary(base: Result, head: Result) -> str:
-    """Return how much there was to compare, and how long each side took."""
+    """Return the amount of compared results, and the seconds of each side."""
     sections = head["sections"]
     rows = sum(len(step["items"]) for step in sections[ROWS])
     counts = f"{len(sections.get('items of work', ()))} items, {rows} rows or pairs"

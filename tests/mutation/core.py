@@ -19,79 +19,45 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TARGET = 0.85
 """Share of mutants that should be killed."""
 CPU_SECONDS = 60
 """After which a mutant's tests are killed."""
-VIEWS, TRAINING = "tests/test_views.py", "tests/test_training.py"
+CONTRACT = "tests/contract/test_"
+VIEWS, TRAINING, TRAINER = (f"tests/test_{name}.py" for name in ("views", "training", "trainer"))
+PAIRS, TRIES = f"{CONTRACT}05_preferences.py", f"{CONTRACT}06_tries.py"
 LOSSES = (
     "tests/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin",
     "tests/test_value_head.py::test_losses_of_given_values_are_those_worked_out_by_hand",
-    "tests/contract/test_05_preferences.py",
+    PAIRS,
 )
 POLICY = ("tests/test_policy_terms.py",)
-TRIES = ("tests/contract/test_06_tries.py", "tests/test_trie_blocks.py")
-CALLS_AND_SECRETS = (
-    "tests/contract/test_04_parallel_tool_results.py",
-    "tests/contract/test_07_secrets.py",
-)
 STORE = ("tests/test_store.py", "tests/test_jsonl.py")
+CHAT = (
+    "tests/test_chat.py",
+    f"{CONTRACT}09_templates_with_tools.py",
+    f"{CONTRACT}15_chat_templates.py",
+)
+TURNS = (f"{CONTRACT}04_parallel_tool_results.py", f"{CONTRACT}07_secrets.py")
 CORE: dict[str, tuple[str, ...]] = {
-    "models/chat.py": (
-        "tests/test_chat.py",
-        "tests/contract/test_09_templates_with_tools.py",
-        "tests/contract/test_15_chat_templates.py",
-    ),
-    "models/logprobs.py": (
-        "tests/contract/test_08_logprobs.py",
-        *TRIES,
-        *POLICY,
-    ),
-    "models/packed.py": TRIES,
-    "models/packing.py": TRIES,
-    "models/trie.py": TRIES,
+    "models/chat.py": CHAT,
+    "models/logprobs.py": (f"{CONTRACT}08_logprobs.py", TRIES, *POLICY),
+    "models/prefix_trie.py": (TRIES, "tests/test_trie_blocks.py"),
     "rewards/advantages.py": ("tests/test_advantages.py",),
-    "rollout/branches.py": (
-        "tests/test_branches.py",
-        "tests/test_grower.py",
-    ),
-    "selection.py": (
-        "tests/test_selection.py",
-        "tests/test_tree_search.py",
-    ),
-    "training/batches.py": (
-        TRAINING,
-        *LOSSES,
-    ),
-    "training/losses.py": (
-        *LOSSES,
-        TRAINING,
-        "tests/test_value_head.py",
-    ),
+    "rollout/branches.py": ("tests/test_branches.py", "tests/test_grower.py"),
+    "selection.py": ("tests/test_selection.py", "tests/test_tree_search.py"),
+    "training/batches.py": (TRAINING, *LOSSES),
+    "training/losses.py": (*LOSSES, TRAINING, "tests/test_value_head.py"),
     "training/policy_gradient.py": POLICY,
     "training/distributed.py": (TRAINING,),
-    "training/trainer.py": (
-        TRAINING,
-        "tests/test_trainer.py",
-    ),
-    "record/rows.py": (
-        VIEWS,
-        "tests/contract/test_05_preferences.py",
-        TRAINING,
-        *POLICY,
-    ),
+    "training/trainer.py": (TRAINING, TRAINER),
+    "record/rows.py": (VIEWS, PAIRS, TRAINING, *POLICY),
     "record/store.py": STORE,
     "record/tables.py": STORE,
-    "record/tree.py": (
-        VIEWS,
-        *STORE,
-    ),
-    "record/turn.py": (
-        VIEWS,
-        *CALLS_AND_SECRETS,
-        *STORE,
-    ),
+    "record/tree.py": (VIEWS, *STORE),
+    "record/turn.py": (VIEWS, *TURNS, *STORE),
 }
 """By file, the tests that should kill its mutants, the fast ones first."""
 SLOW = "not two_ranks and not interrupt and not ctrl_c"
@@ -160,38 +126,36 @@ def main() -> int:
 def _run(drawn: dict[str, list[str]], package: Path, workers: int) -> int:
     from tests.mutation import __main__ as runner  # imports the package: the copy
 
-    Job, run = runner.Job, runner.run
     runner.LONGEST = 15 * 60.0  # seconds of CPU are limited, too
     runner.prepare()
     options = ("-x", "-k", SLOW)
-    green = [Job(None, tests, options) for tests in sorted({CORE[file] for file in drawn})]
-    for _, outcome, _ in run(green, workers):
-        if why := outcome.asserted | _failures(outcome.broken):
+    green = [runner.Job(None, CORE[file], options) for file in drawn]
+    for _, outcome, _ in runner.run(green, workers):
+        if why := _failures(outcome):
             print("tests fail without a mutant:", why)
             return 1
     files = {name: file for file, names in drawn.items() for name in names}
-    jobs = [Job(Mutant(name), CORE[file], options) for name, file in files.items()]  # type: ignore[arg-type]
-    found = {file: Counter[str]() for file in drawn}
-    for job, outcome, seconds in run(jobs, workers):
+    jobs = [runner.Job(Mutant(name), CORE[file], options) for name, file in files.items()]  # type: ignore[arg-type]
+    counts = {file: Counter[str]() for file in drawn}
+    for job, outcome, seconds in runner.run(jobs, workers):
         assert job.fault is not None
-        failures = outcome.asserted | _failures(outcome.broken)
+        failures = _failures(outcome)
         status = "timeout" if "child" in failures else "killed" if failures else "survived"
-        found[files[job.fault.name]][status] += 1
+        counts[files[job.fault.name]][status] += 1
         print(f"{status:8} {seconds:5.1f} s  {job.fault.name}")
         if status != "killed":
             print(edit_of(job.fault.name, package))
-    found["all"] = sum(found.values(), Counter())
-    print("| file | run | killed | survived | timeout |\n|---|--:|--:|--:|--:|")
-    for file, counts in found.items():
-        columns = (counts.total(), counts["killed"], counts["survived"], counts["timeout"])
-        print(f"| {file} | {' | '.join(map(str, columns))} |")
-    share = (found["all"]["killed"] + found["all"]["timeout"]) / found["all"].total()
+    counts["all"] = sum(counts.values(), Counter())
+    for file, count in counts.items():
+        print(f"{file}: {count['killed']} of {count.total()} killed, {count['timeout']} timeouts")
+    share = 1 - counts["all"]["survived"] / counts["all"].total()
     print(f"{share:.1%} killed or timed out, target {TARGET:.0%}")
     return int(share < TARGET)
 
 
-def _failures(broken: dict[str, str]) -> dict[str, str]:
-    return {test: why for test, why in broken.items() if why != "skipped"}
+def _failures(outcome: Any) -> dict[str, str]:
+    failures: dict[str, str] = outcome.asserted | outcome.broken
+    return {test: why for test, why in failures.items() if why != "skipped"}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A fault: a callable or constant of the package, how it goes wrong, and the tests that notice.
 
-    Fault("coterie.rewards.advantages:gae", given(lam=1.0), killed_by=[f"{TESTS}test_gae"])
+    Fault("coterie.rewards.advantages:gae", given(lam=1.0), killed_by=["tests/test_advantages.py"])
 
 A fault changes objects at run time, never source text, so it survives renames inside functions. A
 change is a function from the original to its replacement; the makers below cover most faults.
@@ -28,7 +28,7 @@ class Fault:
     """``module:qualified name`` of a function, method, property or constant."""
     change: Change
     killed_by: Sequence[str]
-    """Pytest node ids; at least one must fail by an assertion."""
+    """Pytest node ids, or files of fast tests; at least one test must fail by an assertion."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ def _exists(test: str) -> bool:
     file, _, name = test.partition("::")
     path = ROOT / file
     function = name.rpartition("::")[2].partition("[")[0]
-    return path.is_file() and f"def {function}(" in path.read_text(encoding="utf-8")
+    return path.is_file() and (not name or f"def {function}(" in path.read_text(encoding="utf-8"))
 
 
 def _named(name: str) -> Callable[[Change], Change]:
@@ -123,30 +123,25 @@ def result(edit: Callable[..., Any], name: str = "") -> Change:
 def given(**values: Any) -> Change:
     """Replace arguments, defaults included: by a value, or by a function of the value given."""
 
-    @_named(f"given({', '.join(f'{key}={_label(value)}' for key, value in values.items())})")
-    def change(original: Any) -> Any:
-        signature = inspect.signature(original)
+    def replace_values(arguments: dict[str, Any]) -> None:
+        for key, value in values.items():
+            arguments[key] = value(arguments[key]) if callable(value) else value
 
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for key, value in values.items():
-                assert key in bound.arguments, f"{original} has no argument {key}"
-                old = bound.arguments[key]
-                bound.arguments[key] = value(old) if callable(value) else value
-            return original(*bound.args, **bound.kwargs)
-
-        return wrapped
-
-    change.arguments = tuple(values)  # type: ignore[attr-defined]
-    return change
+    names = ", ".join(f"{key}={_label(value)}" for key, value in values.items())
+    return _arguments(replace_values, f"given({names})", tuple(values))
 
 
 def swap(one: str, other: str) -> Change:
     """Exchange two arguments."""
 
-    @_named(f"swap({one}, {other})")
+    def exchange(arguments: dict[str, Any]) -> None:
+        arguments[one], arguments[other] = arguments[other], arguments[one]
+
+    return _arguments(exchange, f"swap({one}, {other})", (one, other))
+
+
+def _arguments(edit: Callable[[dict[str, Any]], None], name: str, names: tuple[str, ...]) -> Change:
+    @_named(name)
     def change(original: Any) -> Any:
         signature = inspect.signature(original)
 
@@ -154,13 +149,12 @@ def swap(one: str, other: str) -> Change:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            values = bound.arguments
-            values[one], values[other] = values[other], values[one]
+            edit(bound.arguments)
             return original(*bound.args, **bound.kwargs)
 
         return wrapped
 
-    change.arguments = one, other  # type: ignore[attr-defined]
+    change.arguments = names  # type: ignore[attr-defined]
     return change
 
 

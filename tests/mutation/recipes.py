@@ -16,13 +16,13 @@ from tests.mutation.fault import (
 )
 
 R = "coterie.recipes."
-OPTIMA = "tests/test_optima_algorithm.py::"
+OPTIMA = "tests/test_optima.py::"
 SEEDED = f"{OPTIMA}test_each_iterations_training_has_its_own_settings_and_seed"
-FORMATS = f"{OPTIMA}test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone"
-PROBE = f"{OPTIMA}test_the_probe_says_what_tokens_are_over"
-VALUES = f"{OPTIMA}test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_better"
-SWEET = "tests/sweet/test_candidates.py::"
-REWARD = f"{SWEET}test_a_candidates_reward_is_its_mean_log_ratio_where_the_reference_is_shown"
+FORMATS = f"{OPTIMA}test_formats_are_drawn_for_each_dialogue_of_iteration_0_and_not_trained_on"
+PROBE = f"{OPTIMA}test_the_token_term_of_trees_is_relative_to_the_probe"
+VALUES = f"{OPTIMA}test_pairs_are_siblings_and_prefer_the_higher_mean_of_rollouts"
+SWEET = "tests/test_sweet_steps.py::"
+REWARD = f"{SWEET}test_a_candidates_reward_is_its_mean_log_ratio_given_the_reference"
 MOAT = "tests/test_moat.py::"
 WORTH = f"{MOAT}test_a_plan_is_worth_what_the_grounder_makes_of_the_right_actions"
 RIGHT = (
@@ -30,9 +30,8 @@ RIGHT = (
 )
 GAP = "tests/test_gap.py::"
 DENSE = "tests/test_dense_tree.py::"
-ITERATION_0 = "tests/test_optima.py::test_iteration_0_samples_under_formats_and_trains_without_them"
-GATE_DPO = f"{OPTIMA}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer"
-TASKS_DRAWN = f"{OPTIMA}test_tasks_are_drawn_once"
+GATE_DPO = f"{OPTIMA}test_the_score_gate_and_thresholds_of_pairs"
+TASKS_DRAWN = f"{OPTIMA}test_tasks_are_drawn_once_and_each_sample_has_its_own_seed"
 FIRST_DIALOGUE = (
     f"{SWEET}test_the_first_dialogue_of_every_task_gets_candidates_before_the_second_of_any"
 )
@@ -40,10 +39,10 @@ HEAD_GIVES = f"{SWEET}test_a_head_gives_the_mean_of_a_candidate_or_the_value_at_
 SUCCESS = f"{MOAT}test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out"
 PAIR_BEST = f"{MOAT}test_a_pair_is_the_best_and_the_worst_plan_of_a_task"
 HELD_OUT = f"{GAP}test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt"
-TRACE_AGENT = f"{GAP}test_a_trace_that_the_agent_could_not_have_said_is_named"
-TRACE_PIECES = f"{GAP}test_a_trace_in_pieces_is_the_trace"
-WRONG_ANSWERS = f"{GAP}test_wrong_answers_and_facts_that_were_not_found_are_not_learned"
-RANDOM_SIDES = f"{DENSE}test_random_sides_are_the_same_pairs_some_of_them_turned"
+TRACE_AGENT = f"{GAP}test_traces_that_the_agents_call_format_cannot_express"
+TRACE_PIECES = f"{GAP}test_traces_of_a_file_are_trained_on_verbatim"
+WRONG_ANSWERS = f"{GAP}test_traces_with_wrong_answers_or_missing_facts_are_not_trained_on"
+RANDOM_SIDES = f"{DENSE}test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes"
 SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_margin"
 
 
@@ -61,7 +60,7 @@ FAULTS = (
     Fault(
         f"{R}optima:Optima.edits",
         becomes({"drop_format": lambda messages: messages}),
-        [ITERATION_0],
+        [FORMATS],
     ),
     Fault(f"{R}optima:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
     Fault(
@@ -69,7 +68,7 @@ FAULTS = (
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
-    Fault(f"{R}optima:Optima.train_tasks", given(iteration=0), [TASKS_DRAWN]),
+    Fault(f"{R}base:Recipe.train_tasks", given(iteration=0), [TASKS_DRAWN]),
     # SWEET-RL.
     Fault(f"{R}sweet_rl:TrainedCritic.__init__", given(privileged=False), [REWARD]),
     Fault(
@@ -104,7 +103,7 @@ FAULTS = (
     Fault(f"{R}gap:Gap._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(
-        f"{R}dense_tree:DenseTree._random_side",
+        "experiments.dense_tree:RandomSides.turn",
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),

@@ -42,9 +42,7 @@ SILENCE_NO = "tests/test_self_consistency.py::test_silence_has_no_vote"
 VALUES_COMPARED = f"{CODING}test_values_are_compared_by_type_too_if_so_set"
 FLOATS_MAY = f"{PLAIN}test_floats_may_differ_by_the_tolerance"
 VALUES_PYTHON = f"{PLAIN}test_values_that_python_never_calls_equal_are_compared_by_what_they_hold"
-ONLY_CRITIC = (
-    "tests/sweet/test_candidates.py::test_only_a_critic_may_read_the_reference_in_its_prompt"
-)
+ONLY_CRITIC = "tests/test_sweet_steps.py::test_only_a_critic_may_read_the_reference_in_its_prompt"
 DIALOGUE_ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
 MARKER_THOUGHTS = "tests/test_coding.py::test_marker_and_thoughts"
 WHAT_REPLY = f"{CODING}test_quotes_of_the_reference_are_counted"

@@ -26,7 +26,7 @@ def list_names() -> None:
     from coterie.recipes.registry import names, settings_type
 
     out = results()
-    recipes = ((name, settings_type(name).summary) for name in names())
+    recipes = ((name, (settings_type(name).__doc__ or "").partition("\n")[0]) for name in names())
     out.print(_table("recipes: coterie run NAME", recipes))
     out.print(
         "environments: coterie evaluate NAME, coterie run RECIPE environment=NAME", style="bold"

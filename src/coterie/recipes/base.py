@@ -125,7 +125,7 @@ class Recipe(ABC):
 
     def trainings(self) -> Mapping[str, TrainingSettings]:
         """Return the settings of trainings on rows or pairs by key. The plan checks them."""
-        return {}
+        return self.settings.trainings
 
     def longest_rows(self) -> tuple[int | None, int]:
         """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
@@ -136,6 +136,15 @@ class Recipe(ABC):
         values = flatten(self.settings.model_dump(mode="json"))
         candidates = (values.get(key) for key in ("rollout.tasks", "tasks"))
         return next((n for n in candidates if isinstance(n, int)), self.settings.evaluate.tasks)
+
+    def draws(self, iteration: int) -> list[int]:
+        """Return the numbers of training tasks that the iterations up to this one draw."""
+        return [self.training_tasks()] * (iteration + 1)
+
+    def train_tasks(self, iteration: int = 0) -> list[Task]:
+        """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
+        *before, count = self.draws(iteration)
+        return self.environment.tasks("train", count, self.settings.seed, before)
 
     def dialogues(self) -> int:
         """Return the maximum number of training dialogues of all iterations; 0 if unknown."""

@@ -25,11 +25,8 @@ Deliberate deviations from the released code:
 * Training and held-out tasks are disjoint. The code trains on test tasks.
 """
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
-from itertools import cycle, islice
 
 from coterie.datasets.conversations import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
@@ -40,10 +37,10 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import only, selected_examples
-from coterie.recipes.trainings import imitate, prefer
+from coterie.recipes.trainings import prefer
 from coterie.record.rows import Edit, Pair
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
-from coterie.record.turn import Message, digest
+from coterie.record.turn import Message
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.page import Section
 from coterie.rollout.branches import Branches
@@ -73,7 +70,6 @@ from coterie.runs.items import (
 )
 from coterie.runs.loop import Stage
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
-from coterie.training.settings import TrainingSettings
 
 MAX_TREES = 64
 """Trees that grow concurrently, each with a window of rollouts in flight."""
@@ -104,7 +100,7 @@ class DenseTree(Recipe):
                 "use an environment with one agent, such as environment=python_maths or babyai",
             )
         (self.agent,) = agents_of(self.environment)
-        self.steps_of_path = most_turns(self.environment)
+        self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
         stages = [self.evaluation(0)]
@@ -124,7 +120,7 @@ class DenseTree(Recipe):
             *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
             *("pairs.margin", "pairs.max_visits"),
         )
-        selection, training = ("learns", "pairs", "budget"), ("learns", "objective", "train")
+        selection, training = ("pairs", "budget"), ("objective", "train")
         sets = self.mix_identity
         rollout = self.stage(i, "rollout", self.sample, before, uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["search.value"])
@@ -174,12 +170,8 @@ class DenseTree(Recipe):
         return totals(run.store, i, "reward", ("nodes", "successes"))
 
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Select sibling pairs with ``V_chosen - V_rejected >= margin``, or successful rollouts for the control."""
-        selections, counts = (
-            self.select_successes(run, i)
-            if self.settings.learns == "successes"
-            else self.select_pairs(run, i)
-        )
+        """Select sibling pairs with ``V_chosen - V_rejected >= margin``."""
+        selections, counts = self.select_pairs(run, i)
         run.select(i, selections)
         return {
             "tasks": len(counts),
@@ -189,12 +181,10 @@ class DenseTree(Recipe):
         }
 
     def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Train by DPO on the pairs, or by SFT for the control; pi_ref is the policy before this training.
+        """Train by DPO on the pairs; pi_ref is the policy before this training.
 
         ``L = -log sigmoid(beta [log pi(a_w|h) / pi_ref(a_w|h) - log pi(a_l|h) / pi_ref(a_l|h)])``
         """
-        if self.settings.learns == "successes":
-            return imitate(self, run, i, self.settings.train, progress)
         pairs = self.pairs(run, i)
         if not pairs:
             raise UserError(
@@ -219,18 +209,14 @@ class DenseTree(Recipe):
             )
         return super().plan()
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return {"train": self.settings.train}
-
     def dialogues(self) -> int:
         s = self.settings
         return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
 
-    def train_tasks(self, iteration: int) -> list[Task]:
+    def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
-        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
-        previous = [s.tasks] * iteration
-        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
+        part, parts = self.settings.rollout.shard
+        return super().train_tasks(iteration)[part::parts]
 
     # -- trees ----------------------------------------------------------------------------------
 
@@ -245,7 +231,7 @@ class DenseTree(Recipe):
             self.speakers(sampler),
             s.search,
             pairs_among,
-            self.steps_of_path,
+            self.max_turns,
             rollouts=list(rollouts_so_far),
             seed=s.seed,
         )
@@ -315,35 +301,11 @@ class DenseTree(Recipe):
         counts = {task: len(pairs) for task, pairs in pairs_by_task.items()}
         indices = densest(counts, self.settings.budget, self.settings.seed)
         context = self.context(self.train_tasks(iteration))
-        selections = [
+        return [
             Selection(better, self.agent, context, rejected=worse)
             for task in sorted(indices)
             for better, worse in map(pairs_by_task[task].__getitem__, indices[task])
-        ]
-        if self.settings.learns == "random_sides":
-            selections = [self._random_side(one) for one in selections]
-        return selections, counts
-
-    def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
-        """Select successful rollouts for the control, one per pair. Rollouts repeat only after all are used."""
-        pairs, counts = self.select_pairs(run, iteration)
-        leaves = [
-            leaf
-            for tree in run.store.outlines(iteration, "rollout")
-            for leaf, outcome in tree.outcomes.items()
-            if (outcome.score or 0.0) >= SUCCESS
-        ]
-        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
-        context = self.context(self.train_tasks(iteration))
-        repeated = islice(cycle(leaves), len(pairs))
-        selections = [Selection(leaf, self.agent, context) for leaf in repeated]
-        return selections, counts
-
-    def _random_side(self, pair: Selection) -> Selection:
-        assert pair.rejected is not None, "it is a pair"
-        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
-            return pair
-        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+        ], counts
 
     def context(self, tasks: Sequence[Task]) -> str | None:
         """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
@@ -401,10 +363,6 @@ class DenseTree(Recipe):
         return pairs, counts
 
 
-SUCCESS = 1.0
-"""Score of a successful rollout."""
-
-
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     return [Judgment(outcome.score or 0.0) for outcome in outcomes]
 
@@ -415,11 +373,7 @@ BINS = 8
 
 def _selected(recipe: DenseTree, run: Run, i: int) -> Section:
     margin = recipe.settings.pairs.margin
-    reason = (
-        "Selected: a rollout that succeeded (a control)."
-        if recipe.settings.learns == "successes"
-        else f"Replies after the same turns. A pair: their values differ by {margin:g} or more, within the budget."
-    )
+    reason = f"Replies after the same turns. A pair: their values differ by {margin:g} or more, within the budget."
     return Section(
         "selected",
         f"What iteration {i} was trained on",

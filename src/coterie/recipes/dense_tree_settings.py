@@ -1,6 +1,6 @@
 """Settings of ``dense_tree``."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,8 +14,6 @@ from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
-
-Learns = Literal["pairs", "random_sides", "successes"]
 
 
 class TreesSettings(Settings):
@@ -82,11 +80,6 @@ class DenseTreeSettings(RecipeSettings):
     iterations: int = key(
         1, "Iterations of growing trees and training on them.", source="DensePolicy: 1", ge=1
     )
-    learns: Learns = key(
-        "pairs",
-        "Training data: the `pairs`. Controls: the same pairs with `random_sides`, or supervised training on "
-        "`successes`, an equal number of successful rollouts.",
-    )
     rollout: TreesSettings = TreesSettings()
     search: DenseSearchSettings = DenseSearchSettings()
     pairs: DensePairSettings = DensePairSettings()
@@ -96,46 +89,42 @@ class DenseTreeSettings(RecipeSettings):
     train: PairTrainingSettings = PairTrainingSettings()
     sandbox: SandboxSettings = SandboxSettings()
 
+    @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.train}
+
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.pairs.margin > 1:
             raise ValueError(f"pairs.margin={self.pairs.margin:g}; values differ by at most 1")
-        if self.mix.sets and self.learns == "successes":
-            raise ValueError("learns=successes trains on rollouts, not on pairs; remove mix.sets")
         if self.search.children == "sampling" or any(self.search.temperatures):
             return self
         raise ValueError("search.temperatures are all 0, so all children would be equal; raise one")
 
 
 class GSM8KSettings(DenseTreeSettings):
-    """Settings of ``dense_tree/gsm8k``."""
+    """DensePolicy: preference pairs from dense tree search on GSM8K."""
 
     recipe: ClassVar[str] = "dense_tree/gsm8k"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on GSM8K."
-
     dataset: DatasetSettings = DatasetSettings(name="gsm8k")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
 
 
 class MathSettings(DenseTreeSettings):
-    """Settings of ``dense_tree/math``."""
+    """DensePolicy: preference pairs from dense tree search on MATH."""
 
     recipe: ClassVar[str] = "dense_tree/math"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on MATH."
-
     dataset: DatasetSettings = DatasetSettings(name="math")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
 
 
 class BabyAISettings(DenseTreeSettings):
-    """Settings of ``dense_tree/babyai``."""
+    """DensePolicy: preference pairs from dense tree search in BabyAI."""
 
     recipe: ClassVar[str] = "dense_tree/babyai"
-    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search in BabyAI."
 
 
 class TinySettings(DenseTreeSettings):
-    """Settings of ``dense_tree/tiny``: the packaged model on its packaged games and sums."""
+    """DensePolicy on the packaged games and model."""
 
     recipe: ClassVar[str] = "dense_tree/tiny"
-    summary: ClassVar[str] = "DensePolicy on the packaged games and model."

@@ -52,11 +52,9 @@ class FileTrainingSettings(RecipeSettings):
 
 
 class SFTFileSettings(FileTrainingSettings):
-    """Settings of ``sft``."""
+    """Supervised fine-tuning on conversations of a file or data set."""
 
     recipe: ClassVar[str] = "sft"
-    summary: ClassVar[str] = "Supervised fine-tuning on conversations of a file or data set."
-
     dataset: FileSettings = FileSettings(name="conversations")
     targets: Targets = key(
         "all", "Train on all messages of the assistant, or only on the last one."
@@ -70,11 +68,9 @@ class PairTrainingSettings(TrainingSettings):
 
 
 class DPOFileSettings(FileTrainingSettings):
-    """Settings of ``dpo``."""
+    """Direct preference optimization on preferences of a file or data set."""
 
     recipe: ClassVar[str] = "dpo"
-    summary: ClassVar[str] = "Direct preference optimization on preferences of a file or data set."
-
     dataset: FileSettings = FileSettings(name="preferences")
     objective: DPOSettings = DPOSettings()
     train: TrainingSettings = PairTrainingSettings()

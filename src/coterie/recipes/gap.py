@@ -63,7 +63,6 @@ from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.roles import Role
 from coterie.tools.calls import Tags
 from coterie.training.batches import max_row_length, steps_for_targets
-from coterie.training.settings import TrainingSettings
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
@@ -196,9 +195,6 @@ class Gap(Recipe):
         if s.reinforces:
             return plan_reinforcement(s, super().plan)
         return super().plan()
-
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return {"train": self.settings.train} if self.settings.imitates else {}
 
     def training_tasks(self) -> int:
         s = self.settings

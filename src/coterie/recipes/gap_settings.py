@@ -42,8 +42,8 @@ class TracesSettings(Settings):
     )
 
 
-class PathSettings(GroupSettings):
-    """Sampling of paths, for reinforcement learning and evaluation."""
+class RolloutSettings(GroupSettings):
+    """Sampling of rollouts, for reinforcement learning and evaluation."""
 
     max_tokens: int = key(1024, "Maximum tokens per message.", ge=1)
 
@@ -84,7 +84,7 @@ class GapSettings(ReinforceRecipeSettings):
         "in this order.",
     )
     traces: TracesSettings = TracesSettings()
-    rollout: PathSettings = PathSettings()
+    rollout: RolloutSettings = RolloutSettings()
     train: ImitationSettings = ImitationSettings()
 
     @property
@@ -96,42 +96,39 @@ class GapSettings(ReinforceRecipeSettings):
         return self.method != "sft"
 
     @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.train} if self.imitates else {}
+
+    @property
     def rounds(self) -> int:
         return self.imitates + self.reinforces
 
 
 class MhqaSettings(GapSettings):
-    """Settings of ``gap/mhqa``."""
+    """GAP: parallel tool calls for multi-hop questions, SFT then RL."""
 
     recipe: ClassVar[str] = "gap/mhqa"
-    summary: ClassVar[str] = "GAP: parallel tool calls for multi-hop questions, SFT then RL."
-
     dataset: DatasetSettings = DatasetSettings(name="hotpot_qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="mhqa")
 
 
 class WebSettings(GapSettings):
-    """Settings of ``gap/web``."""
+    """GAP: parallel tool calls for questions about the web."""
 
     recipe: ClassVar[str] = "gap/web"
-    summary: ClassVar[str] = "GAP: parallel tool calls for questions about the web."
-
     dataset: DatasetSettings = DatasetSettings(name="qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="web")
 
 
 class CodeSettings(GapSettings):
-    """Settings of ``gap/code``, which has no expert and reads traces from a file."""
+    """GAP: programs for coding contests and mathematics."""
 
     recipe: ClassVar[str] = "gap/code"
-    summary: ClassVar[str] = "GAP: programs for coding contests and mathematics."
-
     dataset: DatasetSettings = DatasetSettings(name="livecodebench")
     environment: EnvironmentSettings = EnvironmentSettings(name="code")
 
 
 class TinySettings(GapSettings):
-    """Settings of ``gap/tiny``: the packaged model on the packaged encyclopedia."""
+    """GAP on the packaged encyclopedia and model."""
 
     recipe: ClassVar[str] = "gap/tiny"
-    summary: ClassVar[str] = "GAP on the packaged encyclopedia and model."

@@ -9,7 +9,6 @@ Messages and observations are copied verbatim from the file. The prompts come fr
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ from coterie.environments.protocol import (
     Environment,
     Grade,
     Observation,
-    Shared,
+    Pure,
     State,
-    Syntax,
     Transition,
     agents_of,
 )
@@ -179,19 +177,17 @@ def answer_only(trace: str) -> TracePieces:
     return TracePieces((tagged("answer", answer),), ())
 
 
-class TraceEnvironment:
+class TraceEnvironment(Pure):
     """Replays traces under the prompts of another environment, without opening its tools."""
 
     metric = "none"
-    pure, max_sessions, needs = True, 1, ()
 
     def __init__(
         self, environment: Environment, traces: Sequence[TraceRow], *, closed: bool = False
     ) -> None:
         self.environment = environment
         self.name, self.version = environment.name, environment.version
-        self.syntax: Syntax | None = environment.syntax
-        syntax = environment.syntax
+        self.syntax = syntax = environment.syntax
         self.role: Role = syntax.role if isinstance(syntax, Tags) else "tool"
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
@@ -205,12 +201,6 @@ class TraceEnvironment:
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         return self.own_tasks[:count] if split == "train" else []
-
-    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        return nullcontext()
-
-    async def begin(self, task: Task, live: Any) -> Transition:
-        return Transition()
 
     def acting(self, state: State) -> tuple[str, ...]:
         return (self.agent,)

@@ -79,7 +79,6 @@ from coterie.runs.loop import Stage
 from coterie.runs.roles import Role
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check, describe
-from coterie.training.settings import TrainingSettings
 
 DATA = "data"
 """Author of gold plans and actions."""
@@ -273,15 +272,15 @@ class Moat(Recipe):
 
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Collect the grounder's training rows: accepted, corrected and gold actions."""
-        async with self.open_reviews(run) as (critic, review):
-            work = partial(self.correct_tree, run, critic, review)
+        async with self.open_reviews(run) as (author, review):
+            work = partial(self.correct_tree, run, author, review)
             title = f"correct {i}"
             await on_trees(
                 run.store, i, work, progress, title, in_flight=IN_FLIGHT, stage="correct"
             )
         return totals(run.store, i, "correct", COUNTS)
 
-    async def correct_tree(self, run: Run, critic: str, review: Review, tree: Tree) -> Done:
+    async def correct_tree(self, run: Run, author: str, review: Review, tree: Tree) -> Done:
         """Review the actions for the plan with the highest reward, or for all plans (``correct.candidates``)."""
         task, s = run.store.task(tree.task), self.settings.correct
         target, examples = gold(task), list[Written]()
@@ -301,7 +300,7 @@ class Moat(Recipe):
                     return Done(key, {}, failure=str(error))
                 correction = self.validate(task, correction, actions.text)
                 counts[correction.verdict] += 1
-                examples += self.make_examples(*turns, target.actions, correction, critic)
+                examples += self.make_examples(*turns, target.actions, correction, author)
         if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
@@ -312,7 +311,7 @@ class Moat(Recipe):
 
     @asynccontextmanager
     async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
-        """Yield the name of the critic, and a function that accepts or corrects the actions of a plan.
+        """Yield the author of corrections, and a function that accepts or corrects the actions of a plan.
 
         The script accepts actions that gave the right answer and replaces all others with the gold actions. A chat
         model sees neither the gold actions nor execution results; its truncated reply is unreadable.
@@ -348,7 +347,7 @@ class Moat(Recipe):
         return correction
 
     def make_examples(
-        self, plan: Turn, actions: Turn, right: str, correction: Correction, critic: str
+        self, plan: Turn, actions: Turn, right: str, correction: Correction, author: str
     ) -> list[Written]:
         """Return the plan and the actions to train the grounder on, if any; ``right`` are the gold actions."""
         s, verdict = self.settings.correct, correction.verdict
@@ -358,8 +357,8 @@ class Moat(Recipe):
         )
         if verdict == "corrected":
             if s.subgoals == "corrected":
-                own_plan = WrittenTurn(PLANNER, correction.subgoals, critic)
-            return [(own_plan, WrittenTurn(GROUNDER, correction.actions, critic))]
+                own_plan = WrittenTurn(PLANNER, correction.subgoals, author)
+            return [(own_plan, WrittenTurn(GROUNDER, correction.actions, author))]
         if verdict == "accepted" or s.unreadable == "keep":
             return [(own_plan, own_actions)]
         return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []
@@ -441,9 +440,6 @@ class Moat(Recipe):
             raise UserError("no held-out task has gold actions", "give the data set held-out rows")
         return super().plan()
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return self.settings.trainings
-
     def dialogues(self) -> int:
         """Return the number of plans, including those sampled to measure J."""
         s = self.settings
@@ -464,15 +460,13 @@ class Moat(Recipe):
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
     def draws(self, iteration: int) -> list[int]:
-        first = int(self.settings.start.enabled)
-        return [self.settings.rollout.tasks] * (iteration - first + 1)
+        return super().draws(iteration - int(self.settings.start.enabled))
 
-    def train_tasks(self, iteration: int) -> list[Task]:
+    def train_tasks(self, iteration: int = 0) -> list[Task]:
         s = self.settings
         if s.start.enabled and iteration == 0:
             return self.environment.tasks("train", s.start.tasks, s.seed)
-        *before, count = self.draws(iteration)
-        return self.environment.tasks("train", count, s.seed, before)
+        return super().train_tasks(iteration)
 
     async def role_sampler(
         self, run: Run, role: str, iteration: int, temperature: float

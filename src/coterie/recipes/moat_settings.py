@@ -197,23 +197,18 @@ class MoatSettings(RecipeSettings):
 
 
 class MathsSettings(MoatSettings):
-    """Settings of ``moat/maths``."""
+    """MOAT: joint alignment of a planner and a grounder on mathematics."""
 
     recipe: ClassVar[str] = "moat/maths"
-    summary: ClassVar[str] = "MOAT: joint alignment of a planner and a grounder on mathematics."
 
 
 class ComplexQASettings(MoatSettings):
-    """Settings of ``moat/complex_qa``."""
+    """MOAT: joint alignment of a planner and a grounder on multi-hop questions."""
 
     recipe: ClassVar[str] = "moat/complex_qa"
-    summary: ClassVar[str] = (
-        "MOAT: joint alignment of a planner and a grounder on multi-hop questions."
-    )
 
 
 class WebSettings(MoatSettings):
-    """Settings of ``moat/web``."""
+    """MOAT: joint alignment of a planner and a grounder on web pages."""
 
     recipe: ClassVar[str] = "moat/web"
-    summary: ClassVar[str] = "MOAT: joint alignment of a planner and a grounder on web pages."

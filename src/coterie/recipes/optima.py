@@ -75,8 +75,7 @@ from coterie.runs.items import (
     totals,
 )
 from coterie.runs.loop import Stage
-from coterie.selection import best_demonstrations, random_demonstrations, sibling_pairs
-from coterie.training.settings import TrainingSettings
+from coterie.selection import best_demonstrations, sibling_pairs
 
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""
@@ -211,12 +210,8 @@ class Optima(Recipe):
 
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select each task's best dialogue with R >= theta_sft, keep the top share, in all agents' views."""
-        rewards, s = self.rewards(run, i), self.settings.select
-        if s.rule == "best":
-            demonstrations = best_demonstrations(rewards, s)
-        else:
-            seed = int(digest("select", self.settings.seed, i)[:15], 16)
-            demonstrations = random_demonstrations(rewards, s.counts[i], seed)
+        rewards = self.rewards(run, i)
+        demonstrations = best_demonstrations(rewards, self.settings.select)
         context, agents = self.context(i), self.agents
         run.select(
             i, [Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents]
@@ -341,9 +336,6 @@ class Optima(Recipe):
     def rule(self, iteration: int) -> RewardSettings:
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return self.settings.trainings
-
     def training_tasks(self) -> int:
         return max(self.settings.draws())
 
@@ -360,13 +352,7 @@ class Optima(Recipe):
     # -- tasks and episodes ---------------------------------------------------------------------
 
     def draws(self, iteration: int) -> list[int]:
-        """Return the numbers of tasks that the iterations up to this one draw."""
         return self.settings.draws()[: iteration + 1]
-
-    def train_tasks(self, iteration: int) -> list[Task]:
-        """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
-        *before, count = self.draws(iteration)
-        return self.environment.tasks("train", count, self.settings.seed, before)
 
     def episodes(self, iteration: int) -> list[Episode]:
         """Return N episodes per task; in iteration 0 each has a random format prompt."""

@@ -48,8 +48,6 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
     reason = (
         f"Selected: the best rollout of its task, with a reward of {select.threshold:g} or more, and among the best of "
         "all tasks."
-        if select.rule == "best"
-        else "Selected at random (a control)."
     )
     return selected_examples(recipe, run, i, reason=reason, facts=facts)
 

@@ -44,12 +44,10 @@ class RolloutSettings(Settings):
 
 
 class OptimaSettings(RecipeSettings):
-    """Settings of ``optima/isft``: all iterations are SFT."""
+    """Optima: SFT on the best dialogues of each iteration."""
 
     recipe: ClassVar[str] = "optima/isft"
     questions: ClassVar[str | None] = "debate"
-    summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
-
     model: str = key("tiny-exchange", MODEL)
     iterations: int = key(
         3, "Iterations of rollout, reward, select and train.",
@@ -77,14 +75,12 @@ class OptimaSettings(RecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.rollout.samples == 1 and self.select.rule == "best" and self.reward.lambda_token:
+        if self.rollout.samples == 1 and self.reward.lambda_token:
             raise ValueError(
                 "rollout.samples=1 gives no choice and makes every token term equal to -reward.lambda_token; use at "
                 "least 2 samples, or reward.lambda_token=0"
             )
-        if self.select.rule == "random" and len(self.select.counts) < self.iterations:
-            raise ValueError(f"select.counts needs {self.iterations} numbers, one per iteration")
-        if self.select.rule == "best" and self.select.threshold > self.reward.max_reward:
+        if self.select.threshold > self.reward.max_reward:
             raise ValueError(
                 f"select.threshold={self.select.threshold:g} is above the maximum reward "
                 f"{self.reward.max_reward:g} of these reward settings; lower it"
@@ -174,10 +170,9 @@ class OptimaDPOSettings(OptimaSettings):
 
 
 class IDPOSettings(OptimaDPOSettings):
-    """Settings of ``optima/idpo``: one SFT iteration from the base model, then DPO."""
+    """Optima: one SFT iteration, then DPO on pairs from tree search."""
 
     recipe: ClassVar[str] = "optima/idpo"
-    summary: ClassVar[str] = "Optima: one SFT iteration, then DPO on pairs from tree search."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, DPO, ..."""
@@ -191,10 +186,9 @@ class IDPOSettings(OptimaDPOSettings):
 
 
 class ISFTDPOSettings(OptimaDPOSettings):
-    """Settings of ``optima/isft_dpo``: alternating SFT and DPO."""
+    """Optima: alternating SFT and DPO."""
 
     recipe: ClassVar[str] = "optima/isft_dpo"
-    summary: ClassVar[str] = "Optima: alternating SFT and DPO."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""

@@ -3,7 +3,8 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -159,22 +160,31 @@ def make_plan(recipe: "Recipe") -> Plan:
     count = recipe.training_tasks()
     train = draw_tasks(environment, "train", count, s.seed) if count else []
     heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
-    check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
+    _check_disjoint(map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
         renderer, context = load_renderer(role.model, s.engine.template_args)
-        prompt = longest_prompt(environment, renderer, train + heldout)
+        prompt = _first_prompt(environment, renderer, train + heldout, longest=True)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
-        shortest.append(shortest_prompt(environment, renderer, train or heldout))
+        shortest.append(_first_prompt(environment, renderer, train or heldout, longest=False))
         for name, training in trainings.items():
-            check_length(name, training, context, shortest[-1])
+            if training.max_length > context:
+                raise UserError(
+                    f"{name}.max_length={training.max_length} is more than the model's context of "
+                    f"{context} tokens",
+                    f"use {name}.max_length={context} or less",
+                )
+            check_room(name, training, context, shortest[-1])
             check_training(shared_group(s, name), training, s, role.model)
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest = max(longest, prompt)
         shapes[role.name] = ModelShape.of(checked_skeleton(role.model))
         contexts.append(context)
-    turns, dialogues = _turns(environment), max(len(heldout), recipe.dialogues())
+    turns: int | None = None
+    with suppress(UserError):
+        turns = most_turns(environment)
+    dialogues = max(len(heldout), recipe.dialogues())
     length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.turn_tokens)
     policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
@@ -261,19 +271,11 @@ def _check_services(
         check_script(getattr(environment, "script", None))
 
 
-def _turns(environment: Environment) -> int | None:
-    try:
-        return most_turns(environment)
-    except UserError:
-        return None
-
-
-def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
+def _check_disjoint(train: Iterable[Task], heldout: Iterable[Task]) -> None:
     """Raise ``UserError`` if a held-out task is also a training task, by id or by content."""
-    ids = {task.id for task in train}
-    contents = set(map(content_of, train))
+    known = {key for task in train for key in (task.id, content_of(task))}
     for task in heldout:
-        if task.id in ids or content_of(task) in contents:
+        if not known.isdisjoint((task.id, content_of(task))):
             raise UserError(
                 f"held-out task {task.id} is also a training task",
                 "correct the environment's splits: a score on trained tasks says nothing",
@@ -325,28 +327,21 @@ def _words(text: str) -> Words:
     return tuple(_WORD.findall(visible))
 
 
-def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
-    """Return the tokens of the longest first prompt, among the tasks with the longest texts."""
-    wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
-    hint = max(formats_of(environment), key=len, default=None)
-    return max(n for task in wordiest for n in _prompts(environment, renderer, task, hint))
+def _first_prompt(
+    environment: Environment, renderer: ChatRenderer, tasks: Sequence[Task], *, longest: bool
+) -> int:
+    """Return the tokens of the longest first prompt, or of the shortest one without a format.
 
-
-def shortest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
-    """Return the tokens of the shortest first prompt without a format, among the tasks with the shortest texts."""
-    tersest = sorted(tasks, key=_wordiness)[:RENDERED]
-    return min(n for task in tersest for n in _prompts(environment, renderer, task, None))
-
-
-def _wordiness(task: Task) -> int:
-    return len(str(task.public))
-
-
-def _prompts(
-    environment: Environment, renderer: ChatRenderer, task: Task, hint: str | None
-) -> Iterator[int]:
-    for agent, first in first_prompts(environment, task, variant=hint).items():
-        yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
+    Renders only the tasks with the longest or shortest texts.
+    """
+    some = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
+    hint = max(formats_of(environment), key=len, default=None) if longest else None
+    lengths = (
+        len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
+        for task in some
+        for agent, first in first_prompts(environment, task, variant=hint).items()
+    )
+    return max(lengths) if longest else min(lengths)
 
 
 def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
@@ -364,17 +359,6 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
         )
     if training.method == "lora":
         add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
-
-
-def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
-    """Raise ``UserError`` if ``max_length`` exceeds the context, or is shorter than every prompt."""
-    if training.max_length > context:
-        raise UserError(
-            f"{name}.max_length={training.max_length} is more than the model's context of "
-            f"{context} tokens",
-            f"use {name}.max_length={context} or less",
-        )
-    check_room(name, training, context, shortest)
 
 
 def check_room(name: str, training: TrainingSettings, context: int, shortest: int) -> None:

@@ -31,11 +31,11 @@ class RecipeDescription:
     recipe: "Callable[[RecipeSettings], Recipe]"
 
 
-def _built_in(name: str, module: str, recipe: str, methods: str) -> RecipeDescription:
+def _built_in(name: str, recipe: str, methods: str, module: str = "") -> RecipeDescription:
     """Return the entry of a recipe, whose module and module of settings are imported on first use."""
 
     def load(suffix: str, *names: str) -> tuple[Any, ...]:
-        imported = import_module(f"coterie.recipes.{module}{suffix}")
+        imported = import_module(f"coterie.recipes.{module or name}{suffix}")
         return tuple(getattr(imported, one) for one in names)
 
     return RecipeDescription(
@@ -46,23 +46,15 @@ def _built_in(name: str, module: str, recipe: str, methods: str) -> RecipeDescri
     )
 
 
-BUILT_IN = tuple(
-    _built_in(*row)
-    for row in (
-        (
-            "dense_tree",
-            "dense_tree",
-            "DenseTree",
-            "TinySettings GSM8KSettings MathSettings BabyAISettings",
-        ),
-        ("dpo", "file_training", "DPOOnFile", "DPOFileSettings"),
-        ("gap", "gap", "Gap", "TinySettings MhqaSettings WebSettings CodeSettings"),
-        ("moat", "moat", "Moat", "MathsSettings ComplexQASettings WebSettings"),
-        ("optima", "optima", "Optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
-        ("rl", "rl", "Reinforce", "RLSettings DapoSettings PpoSettings"),
-        ("sft", "file_training", "SFTOnFile", "SFTFileSettings"),
-        ("sweet_rl", "sweet_rl", "SweetRL", "SweetSettings"),
-    )
+BUILT_IN = (
+    _built_in("dense_tree", "DenseTree", "TinySettings GSM8KSettings MathSettings BabyAISettings"),
+    _built_in("dpo", "DPOOnFile", "DPOFileSettings", "file_training"),
+    _built_in("gap", "Gap", "TinySettings MhqaSettings WebSettings CodeSettings"),
+    _built_in("moat", "Moat", "MathsSettings ComplexQASettings WebSettings"),
+    _built_in("optima", "Optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
+    _built_in("rl", "Reinforce", "RLSettings DapoSettings PpoSettings"),
+    _built_in("sft", "SFTOnFile", "SFTFileSettings", "file_training"),
+    _built_in("sweet_rl", "SweetRL", "SweetSettings"),
 )
 RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
 QUICKSTART = "optima/isft"
@@ -279,10 +271,12 @@ def _read_presets(package: str, name: str) -> "Presets":
 
 
 def _packaged(presets: "Presets", dataset: str, who: str) -> dict[str, Any]:
+    from coterie.config.resolve import overlaid
+
     known = list(presets.values)
     if dataset not in known:
         raise UserError(
             f"{who} has no preset for {dataset}",
             f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}",
         )
-    return presets.of(dataset)
+    return overlaid(presets.values[dataset])

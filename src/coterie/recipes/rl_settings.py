@@ -14,12 +14,10 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
 
 
 class RLSettings(ReinforceRecipeSettings):
-    """Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``. Their values are in ``presets/rl``."""
+    """GRPO: advantages relative to a group of rollouts of the same task."""
 
     recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
-    summary: ClassVar[str] = "GRPO: advantages relative to a group of rollouts of the same task."
-
     model: str = key("tiny-exchange", MODEL)
     policies: Literal["one", "each"] = key(
         "one",
@@ -37,16 +35,12 @@ class RLSettings(ReinforceRecipeSettings):
 
 
 class DapoSettings(RLSettings):
-    """Settings of ``rl/dapo``."""
+    """DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."""
 
     recipe: ClassVar[str] = "rl/dapo"
-    summary: ClassVar[str] = (
-        "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."
-    )
 
 
 class PpoSettings(RLSettings):
-    """Settings of ``rl/ppo``."""
+    """PPO: a critic estimates the value before each token."""
 
     recipe: ClassVar[str] = "rl/ppo"
-    summary: ClassVar[str] = "PPO: a critic estimates the value before each token."

@@ -20,6 +20,7 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
 from coterie.runs.folder import RunSettings
+from coterie.training.settings import TrainingSettings
 
 MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
 
@@ -32,13 +33,11 @@ class EvaluateSettings(Settings):
 
 
 class RecipeSettings(RunSettings, PlayedSettings):
-    """Base class of the settings of recipes."""
+    """Base class of the settings of recipes. `coterie list` shows the first line of a subclass's docstring."""
 
     recipe: ClassVar[str]
     questions: ClassVar[str | None] = None
     """Environment for data sets of plain questions: ``question`` (one agent) or ``debate``. Default: from the set."""
-    summary: ClassVar[str] = ""
-    """One line for ``coterie list``."""
 
     model: str = key(..., MODEL)
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
@@ -50,6 +49,11 @@ class RecipeSettings(RunSettings, PlayedSettings):
         """Number of iterations."""
         own: int = getattr(self, "iterations", 1)
         return own
+
+    @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """Settings of trainings on rows or pairs by key."""
+        return {}
 
     @property
     def turn_tokens(self) -> int:
@@ -68,10 +72,6 @@ class Presets:
 
     open: bool = False
     """True if data sets and environments without values use the common values."""
-
-    def of(self, name: str) -> dict[str, Any]:
-        """Return a copy of the values for a data set or environment. Raises ``KeyError`` without values."""
-        return overlaid(self.values[name])
 
 
 NONE = Presets({}, {})

@@ -88,7 +88,7 @@ from coterie.runs.roles import Role, load_selections
 from coterie.selection import ranked_pairs, trajectory_pairs
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import Classifier, Objective, Regression
-from coterie.training.settings import DPOSettings, TrainingSettings
+from coterie.training.settings import DPOSettings
 
 PRIVILEGED = "with_reference"
 """Recontext rule of the critic's rows, whose prompts contain the reference."""
@@ -336,9 +336,6 @@ class SweetRL(Recipe):
         file = self.offline
         return () if file is None else (sha256(file) if file.is_file() else "",)
 
-    def trainings(self) -> dict[str, TrainingSettings]:
-        return self.settings.trainings
-
     def dialogues(self) -> int:
         """Return the number of dialogues; n candidates for every turn of a dialogue count as n dialogues."""
         s = self.settings
@@ -353,9 +350,6 @@ class SweetRL(Recipe):
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
         return self.settings.turn_tokens + reference_tokens
-
-    def train_tasks(self) -> list[Task]:
-        return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
 
     # -- training data --------------------------------------------------------------------------
 

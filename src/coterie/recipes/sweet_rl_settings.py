@@ -129,12 +129,9 @@ class ImitationSettings(Settings):
 
 
 class SweetSettings(RecipeSettings):
-    """Settings of ``sweet_rl/backend``."""
+    """SWEET-RL: a turn-level critic that sees the reference, then DPO on turns."""
 
     recipe: ClassVar[str] = "sweet_rl/backend"
-    summary: ClassVar[str] = (
-        "SWEET-RL: a turn-level critic that sees the reference, then DPO on turns."
-    )
 
     model: str = key("tiny-persona", MODEL)
     method: SweetMethod = key(

@@ -34,22 +34,18 @@ def train_role(
     measure_every: int | None = None,
 ) -> Metrics:
     """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training."""
-    folder, tracker = run.training_folder(iteration, role), run.tracker.of(role)
+    folder, objective = run.training_folder(iteration, role), objective or SFT()
+    named: dict[str, Any] = {
+        "objective": objective,
+        "progress": progress,
+        "tracker": run.tracker.of(role),
+        "heldout": heldout,
+        "measure_every": measure_every,
+    }
     if launches(settings):
-        report = train_on_ranks(
-            *(model, items, settings, folder, objective or SFT(), progress, tracker),
-            heldout=heldout,
-            measure_every=measure_every,
-        )
+        report = train_on_ranks(model, items, settings, folder, **named)
     else:
-        report = train(
-            *(model.model, items, settings, folder),
-            objective=objective,
-            progress=progress,
-            tracker=tracker,
-            heldout=heldout,
-            measure_every=measure_every,
-        )
+        report = train(model.model, items, settings, folder, **named)
     dropped = report.dropped_too_long + report.dropped_empty
     return {
         "rows": len(items) - dropped,
