@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from coterie.engines import run_engines
+from coterie.engines import pool, vllm
 from coterie.engines.pool import ServerPool, running_servers
 from coterie.errors import UserError
 from coterie.models.loading import load, resolve
-from coterie.recipes import plan
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
 from coterie.training.checkpoint import weight_hash
@@ -67,8 +66,8 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     found = Servers()
-    monkeypatch.setattr(run_engines, "vllm_pool", found.pool)
-    monkeypatch.setattr(plan, "check_vllm", lambda settings: None)
+    monkeypatch.setattr(pool, "vllm_pool", found.pool)
+    monkeypatch.setattr(vllm, "check_vllm", lambda settings: None)
     yield found
     assert found.closed == len(found.opened)
 
