@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.environments.registry import make_environment, played_type
-from coterie.evaluation.statistics import task_curve
+from coterie.evaluation import task_curve
 from coterie.recipes.optima import Optima
 from coterie.record.store import Store
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent

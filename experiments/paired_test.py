@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.evaluation.statistics import Floats, finite_values, percentiles, resampled_means
+from coterie.evaluation import Floats, finite_values, percentiles, resampled_means
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from coterie.cli.figures import scaling_section
 from coterie.environments.answers import Vote, exact_match, f1
-from coterie.evaluation.statistics import Draw, marks, scaling, task_curve
+from coterie.evaluation import Draw, marks, scaling, task_curve
 from coterie.reports.charts import svg
 from coterie.runs.benchmark import Consistency
 from tests.conftest import Cli

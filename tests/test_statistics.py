@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.evaluation.statistics import bootstrap_interval
+from coterie.evaluation import bootstrap_interval
 from experiments.paired_test import paired_bootstrap
 
 
@@ -24,7 +24,7 @@ def test_a_seed_fixes_the_result_and_chunks_do_not_show(monkeypatch):
     values = np.random.default_rng(0).random(50)
     whole = bootstrap_interval(values, seed=3)
     assert whole != bootstrap_interval(values, seed=4)
-    monkeypatch.setattr("coterie.evaluation.statistics._DRAWS_AT_ONCE", 120)
+    monkeypatch.setattr("coterie.evaluation._DRAWS_AT_ONCE", 120)
     assert whole == bootstrap_interval(values, seed=3)
 
 

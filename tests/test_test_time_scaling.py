@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coterie.environments.answers import gold_answer
-from coterie.evaluation.statistics import Draw, scaling
+from coterie.evaluation import Draw, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.runs.benchmark import (

@@ -20,7 +20,7 @@ from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
-from coterie.reports.sections import tools
+from coterie.reports.page import tools
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.sessions import sessions_of
 from coterie.runs.items import play

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.engines.inprocess import InProcessEngine
     from coterie.environments.protocol import Environment, Grade, Pure, Transition
     from coterie.errors import UserError
-    from coterie.evaluation.statistics import bootstrap_interval
+    from coterie.evaluation import bootstrap_interval
     from coterie.models.loading import LoadedModel, load
     from coterie.record.rows import Pair, Row
     from coterie.record.tree import Task

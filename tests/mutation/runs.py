@@ -14,7 +14,7 @@ from tests.mutation.fault import (
     without_last,
 )
 
-V = "coterie.evaluation."
+V = "coterie.evaluation"
 REINFORCE = "tests/test_reinforce.py::"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
 FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
@@ -99,21 +99,21 @@ FAULTS = (
     # Statistics and votes.
     Fault("experiments.paired_test:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
     Fault(
-        f"{V}statistics:resampled_means",
+        f"{V}:resampled_means",
         around(lambda original, values, count, rng: original(values[:1], count, rng)),
         [BOOTSTRAP_INTERVAL],
     ),
     Fault("experiments.paired_test:paired_bootstrap", given(margin=0.0), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [PAIRED]),
-    Fault(f"{V}statistics:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
+    Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
     Fault(
-        f"{V}statistics:task_curve",
+        f"{V}:task_curve",
         given(draws=lambda draws: [replace(draw, score=1 - draw.score) for draw in draws]),
         [BY_HAND],
     ),
     Fault(
-        f"{V}statistics:task_curve",
+        f"{V}:task_curve",
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation.statistics import Estimate
-from coterie.evaluation.statistics import Point as CurvePoint
+from coterie.evaluation import Estimate
+from coterie.evaluation import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
-from coterie.reports import sections
+from coterie.reports import page
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example, rollout
 from coterie.reports.page import Report, Section, write_page
@@ -70,9 +70,9 @@ def show(
     for one in figures:
         if one.picked is not None:
             console.print(_picked_line(one.label, one.picked), soft_wrap=True)
-    page = figures[-1].store.with_suffix(".html")
-    write_page(evaluation_report(benchmark, settings, figures, command_line(sys.argv)), page)
-    console.print(f"page: {page}", soft_wrap=True)
+    file = figures[-1].store.with_suffix(".html")
+    write_page(evaluation_report(benchmark, settings, figures, command_line(sys.argv)), file)
+    console.print(f"page: {file}", soft_wrap=True)
     rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
     result = {"benchmark": benchmark, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
@@ -234,14 +234,14 @@ def evaluation_report(
         else:
             single.append((one.label, one.evaluation))
     if single:
-        parts.append(sections.scores(single, metric))
+        parts.append(page.scores(single, metric))
     examples = _examples(settings, figures)
     intro = (
         "Tasks whose scores differ come first, then tasks without a right answer. Nothing is trained here: replies are "
         "in black, prompts in grey."
     )
     with Store.open(figures[-1].store, read_only=True) as store:
-        tools = sections.tools(store.calls())
+        tools = page.tools(store.calls())
     return Report(
         kind="evaluation",
         title=f"{', '.join(one.label for one in figures)} on {benchmark}",
@@ -254,10 +254,10 @@ def evaluation_report(
         commands=(command,) if command else (),
         sections=(
             *parts,
-            sections.changes(settings, None),
+            page.changes(settings, None),
             Section("examples", "Examples", intro, examples=examples),
             tools,
-            sections.settings(settings),
+            page.settings(settings),
         ),
     )
 

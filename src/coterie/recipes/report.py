@@ -12,7 +12,7 @@ from coterie.progress import duration
 from coterie.recipes.base import Recipe
 from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
-from coterie.reports import sections
+from coterie.reports import page
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
@@ -53,22 +53,22 @@ def run_report(recipe: Recipe, run: Run) -> Report:
             *([("method", method)] if method else []),
         ),
         commands=run.commands()[-MAX_COMMANDS:],
-        headlines=sections.headlines(evaluations, metric, recipe.settings.rounds),
+        headlines=page.headlines(evaluations, metric, recipe.settings.rounds),
         sections=(
-            sections.changes(recipe.settings, _preset(recipe)),
+            page.changes(recipe.settings, _preset(recipe)),
             *recipe.sections(run),
-            replace(sections.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
-            sections.measures(
+            replace(page.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
+            page.measures(
                 [
                     (f"training, iteration {step.iteration}", int(run.metrics(step)["n"]), of_stage)
                     for step, of_stage in means
                     if of_stage
                 ]
             ),
-            sections.tools(run.store.calls()),
+            page.tools(run.store.calls()),
             _stages(run, done),
-            sections.failures(run),
-            sections.settings(recipe.settings),
+            page.failures(run),
+            page.settings(recipe.settings),
         ),
     )  # fmt: skip
 

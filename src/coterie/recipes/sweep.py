@@ -16,7 +16,7 @@ from statistics import fmean
 from coterie.config.folders import make_folder
 from coterie.config.resolve import flatten
 from coterie.errors import UserError
-from coterie.evaluation.statistics import bootstrap_interval
+from coterie.evaluation import bootstrap_interval
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of

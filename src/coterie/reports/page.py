@@ -6,7 +6,8 @@ only its own style, by hash, so that unescaped text could not run or load anythi
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,8 +16,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from coterie.reports.charts import Chart, number, svg
+from coterie.config.resolve import flatten
+from coterie.config.settings import Settings
+from coterie.record.turn import ToolCall, ToolResult
+from coterie.reports.charts import Chart, Point, Series, number, svg
 from coterie.reports.examples import Example
+from coterie.runs.folder import Run
+from coterie.runs.items import Evaluation
 
 GLOSSARY: Mapping[str, str] = {
     "advantage": "how much better than expected a rollout was; it scales the gradient of its trained tokens",
@@ -124,3 +130,158 @@ def write_page(report: Report, path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+# -- sections of all pages -----------------------------------------------------------------------
+
+
+def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:
+    """Return score and tokens of a run's policies on held-out tasks, before and after training."""
+    if not evaluations:
+        return ()
+    first, last = evaluations[0], evaluations[-1]
+    trained = last is not first
+    when = f"after iteration {first.version}" if first.version else "before training"
+    interval = interval_text(first)
+    if trained:
+        interval = f"{interval} → {interval_text(last)}"
+    change = f"{signed(100 * (last.tokens / first.tokens - 1))}%" if first.tokens else ""
+    scores = tuple(
+        Point(
+            one.version,
+            one.score,
+            f"iteration {one.version}: {metric} {one.score:.3f}, 95% interval {one.low:.3f} to {one.high:.3f}",
+            one.low,
+            one.high,
+        )
+        for one in evaluations
+    )
+    tokens = tuple(
+        Point(one.version, one.tokens, f"iteration {one.version}: {one.tokens:.1f} tokens")
+        for one in evaluations
+    )
+    return (
+        Headline(
+            f"Score ({metric})",
+            number(first.score, 3),
+            number(last.score, 3) if trained else None,
+            signed(last.score - first.score, 3) if trained else when,
+            f"95% interval {interval}, {last.n:,} held-out tasks",
+            Chart("score", f"{metric} by iteration", "iteration", metric, (Series(metric, scores),),
+                  y_range=(0, 1), last=planned),
+        ),
+        Headline(
+            "Tokens per rollout",
+            number(first.tokens, 1),
+            number(last.tokens, 1) if trained else None,
+            change if trained else when,
+            "mean number of sampled tokens, all agents, on the same tasks",
+            Chart("tokens", "Tokens by iteration", "iteration", "tokens per rollout",
+                  (Series("tokens", tokens),), y_range=(0, 1), last=planned),
+        ),
+    )  # fmt: skip
+
+
+def interval_text(one: Evaluation) -> str:
+    return f"{number(one.low, 3)}–{number(one.high, 3)}"
+
+
+def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
+    """Scores of policies on held-out tasks, with their intervals and other measures."""
+    names = list(dict.fromkeys(name for _, one in rows for name in one.means))
+    return Section(
+        "scores",
+        "Scores on held-out tasks",
+        f"{metric}, with its 95% bootstrap interval over tasks; the other columns are means over rollouts.",
+        ("policy", "tasks", "score", "95% interval", "tokens", "failed", *map(_words, names)),
+        tuple(
+            (
+                label,
+                f"{one.n:,}",
+                number(one.score, 3),
+                interval_text(one),
+                number(one.tokens, 1),
+                f"{one.failed:,}",
+                *(number(one.means[name], 3) if name in one.means else "" for name in names),
+            )
+            for label, one in rows
+        ),
+    )
+
+
+def measures(rows: Sequence[tuple[str, int, Mapping[str, float]]]) -> Section:
+    """Means of what the environment measured of the rollouts of stages."""
+    names = list(dict.fromkeys(name for *_, means in rows for name in means))
+    return Section(
+        "measures",
+        "Measures of the rollouts",
+        "Means over the rollouts of a stage that did not fail.",
+        ("stage", "rollouts", *map(_words, names)),
+        tuple(
+            (label, f"{n:,}", *(number(m[name], 3) if name in m else "" for name in names))
+            for label, n, m in rows
+        ),
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def tools(calls: Iterable[tuple[ToolCall, ToolResult]]) -> Section:
+    """Calls by tool."""
+    known: dict[str, list[ToolResult]] = {}
+    for call, result in calls:
+        known.setdefault(call.name, []).append(result)
+    rows = []
+    for name, results in sorted(known.items()):
+        seconds = sorted(result.seconds for result in results if result.seconds)
+        times = ("", "")
+        if seconds:
+            late = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+            times = f"{statistics.median(seconds):.3f} s", f"{late:.3f} s"
+        errors = sum(result.error for result in results)
+        short = sum(result.left_out > 0 for result in results)
+        rows.append((name, f"{len(results):,}", f"{errors:,}", f"{short:,}", *times))
+    return Section(
+        "tools",
+        "Tools",
+        "Calls of all rollouts. The model sees errors. Times are of calls that were run.",
+        ("tool", "calls", "errors", "shortened", "median", "95% within"),
+        tuple(rows),
+    )
+
+
+def failures(run: Run) -> Section:
+    """Failures that are final, by reason."""
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for key, reason in run.store.failures():
+        groups.setdefault((reason, key.stage, key.iteration), []).append(f"{key.task}/{key.sample}")
+    rows = tuple(
+        (reason, f"{len(items):,}", stage, f"{iteration}", items[0])
+        for (reason, stage, iteration), items in groups.items()
+    )
+    heads = ("reason", "items", "stage", "iteration", "for example")
+    return Section("failures", "Failures", "Items that failed for good.", heads, rows)
+
+
+def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
+    """Return the settings that differ from a preset, or from the defaults without one."""
+    base = "defaults" if preset is None else "preset"
+    if preset is None:
+        defaults = type(own).model_construct()
+        preset = flatten(defaults.model_dump(mode="json", warnings="none"))
+    rows = tuple(
+        (name, f"{preset.get(name, '')}", f"{value}")
+        for name, value in flatten(own.model_dump(mode="json")).items()
+        if name not in preset or preset[name] != value
+    )
+    title = f"Settings that differ from the {base}"
+    return Section("changes", title, "", ("setting", base, "here"), rows)
+
+
+def settings(own: Settings) -> Section:
+    """Return all settings."""
+    values = flatten(own.model_dump(mode="json"))
+    rows = tuple((name, f"{value}") for name, value in values.items())
+    return Section("settings", "All settings", "", ("setting", "value"), rows, folded=True)

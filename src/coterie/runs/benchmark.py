@@ -41,7 +41,7 @@ from coterie.environments.registry import (
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
-from coterie.evaluation.statistics import Point, bootstrap_interval, scaling
+from coterie.evaluation import Point, bootstrap_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Task, Tree

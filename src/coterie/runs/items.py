@@ -32,7 +32,7 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.errors import UserError
-from coterie.evaluation.statistics import Draw, bootstrap_interval
+from coterie.evaluation import Draw, bootstrap_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Credit, Item, ItemKey, Metrics, Task, Tree
