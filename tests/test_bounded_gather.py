@@ -61,6 +61,17 @@ def test_an_exception_in_the_block_or_the_work_ends_the_rest(first: float) -> No
     asyncio.run(test())
 
 
+def test_leaving_the_block_early_ends_the_rest() -> None:
+    async def test() -> None:
+        work = Work()
+        async with bounded_gather(work.of(0.01, 60), limit=8) as results:
+            async for _ in results:
+                break
+        assert work.running == 0
+
+    asyncio.run(test())
+
+
 def test_overlapping_blocks_restore_the_garbage_collector() -> None:
     before, blocks = gc.get_threshold(), [rare_collections() for _ in range(2)]
     for block in blocks:

@@ -11,7 +11,7 @@ from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Turn
 from coterie.rollout.branches import CALLS, Branches, Position
-from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.sessions import SessionError, Sessions, sessions_of
 from tests.games import Asking, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
@@ -102,6 +102,19 @@ def test_what_was_done_or_many_ask_for_at_the_same_time_is_done_once(forks: bool
             ends.append(await step(grown, starts[0], others_follow=True))
             assert len(set(map(id, starts))) == len(set(map(id, ends))) == 1
             assert game.acts == 1 and kept.opened == 1
+
+    asyncio.run(test())
+
+
+def test_a_beginning_that_hangs_fails_in_time() -> None:
+    class Slow(Counting):
+        async def begin(self, *_: Any) -> Any:
+            await asyncio.sleep(60)
+
+    async def test() -> None:
+        async with growing(Slow(), Script(lambda _: "1"), seconds=0.05) as (grown, _):
+            with pytest.raises(SessionError, match="the beginning did not end within"):
+                await grown.start()
 
     asyncio.run(test())
 

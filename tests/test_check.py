@@ -20,7 +20,7 @@ from coterie.errors import UserError
 from coterie.models import check as checking
 from coterie.models import logprobs
 from coterie.models.chat import ChatRenderer
-from coterie.models.check import check
+from coterie.models.check import CheckedModel, check
 from coterie.models.loading import LoadedModel, context_length, load
 from coterie.models.logprobs import body, partial_attention, sequence_logprobs
 from coterie.models.prefix_trie import CostRule
@@ -224,6 +224,10 @@ def test_a_model_whose_rows_depend_on_company_is_not_used(packing: str, tmp_path
     for use in uses:
         with pytest.raises(UserError, match="in a padded batch"):
             use()
+    same, other = torch.zeros(3), torch.tensor([0.0, 0.5, 0.0])
+    differ = CheckedModel("llama", exact=True, rows=()).differ
+    assert differ([same, same], [same, same]) == ""
+    assert differ([same, other], [same, same]) == "0.5 nats", "one row is enough"
 
 
 @pytest.mark.parametrize("step", ["prefill", "decode", "score"])

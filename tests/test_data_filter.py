@@ -116,6 +116,8 @@ def test_rows_are_divided_and_can_be_played_again(cli: Cli, store: Path) -> None
     heldout = load_rows("2wiki", "heldout", "sample")
     assert load_rows("2wiki", "heldout", "worth") == heldout, "the other split is whole"
     assert {row.question for row in load_rows("2wiki", "train", "worth")} == set(order_played[1:3])
+    lenient = cli("data", "filter", *words, "--out", "all", "--most", "1", "--passing", "0")
+    assert "kept: 5 rows" in lenient.err, "every score passes"
     repeated = cli("data", "filter", *words)
     assert repeated.code == 2 and "worth already exists" in repeated.err
 

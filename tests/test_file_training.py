@@ -252,3 +252,9 @@ def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) 
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
     assert read_arguments(recipe, [word], None).words == [setting]
+
+
+def test_a_file_of_settings_names_a_file_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("recipe: sft\ndataset: chats.jsonl\nseed: 5\n")
+    own = read_arguments(None, ["model=tiny-acts"], tmp_path / "mine.yaml").resolve()
+    assert (own.dataset.name, own.dataset.source, own.seed) == ("conversations", "chats.jsonl", 5)  # type: ignore[union-attr]

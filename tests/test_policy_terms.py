@@ -174,6 +174,14 @@ def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
 VOCABULARY = 6
 
 
+def test_tokens_that_a_model_excludes_add_nothing_to_an_entropy():
+    logits = torch.tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
+    entropy = entropies(logits.log_softmax(-1))
+    torch.testing.assert_close(entropy, entropies(logits[:, :2].log_softmax(-1)))
+    (gradient,) = torch.autograd.grad(entropy.sum(), logits)
+    assert gradient.isfinite().all()
+
+
 def logits_of(seed: int) -> torch.Tensor:
     return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)).double()
 

@@ -335,6 +335,7 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
 ) -> None:
     """The second update is by weights that are newer than its samples, which is what ratios are for."""
     moved: list[list[float]] = []
+    ratios: list[tuple[float, float]] = []
     step = Trainer.step
 
     def apart(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
@@ -344,7 +345,9 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
         now = with_old(self.model, items, TrainingSettings(), temperature=1.0)
         moved.append([apart(row.old, then.old) for row, then in zip(now, items, strict=True)])
         assert max(apart(row.old, row.logprobs) for row in items) < 1e-4, "old is what sampled"
-        return step(self, items)
+        metrics = step(self, items)
+        ratios.append((metrics["ratio_min"], metrics["ratio_max"]))
+        return metrics
 
     monkeypatch.setattr(Trainer, "step", watched)
     words = [*telling_words(tmp_path), "steps.count=2", "steps.minibatches=2"]
@@ -354,6 +357,8 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
     assert sum(map(len, moved)) == sum(int(one["paths"]) for one in records.values())
     for first, second in zip(moved[::2], moved[1::2], strict=True):
         assert max(first) == 0 < 1e-4 < max(second)
+    assert set(ratios[::2]) == {(1.0, 1.0)}, "exactly"
+    assert all(least < 1 < most for least, most in ratios[1::2])
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Trackers get every step and metric of a run."""
 
+import sys
 from contextlib import closing
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -31,6 +33,29 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install -e '.\[trackio\]'"):
         make_tracker("trackio", tmp_path, "run", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "folder"),
+    [("wandb", "WandBTracker", "dir"), ("swanlab", "SwanLabTracker", "logdir")],
+)
+def test_hosted_trackers_are_offline_unless_told_otherwise(
+    name, start, folder, tmp_path, monkeypatch
+):
+    started = []
+
+    def tracker(project, **settings):
+        started.append((settings["mode"], settings[folder]))
+        return SimpleNamespace(start=lambda: None, store_init_configuration=lambda _: None)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    monkeypatch.setattr(f"accelerate.tracking.{start}", tracker)
+    monkeypatch.delenv(f"{name.upper()}_MODE", raising=False)
+    make_tracker(name, tmp_path, "run", {})
+    monkeypatch.setenv(f"{name.upper()}_MODE", "online")
+    make_tracker(name, tmp_path, "run", {})
+    assert started == [("offline", str(tmp_path)), ("online", str(tmp_path))]
+    assert name not in sys.modules
 
 
 class Lines:

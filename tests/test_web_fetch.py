@@ -37,6 +37,7 @@ from coterie.tools.web import (
     is_public,
     plain_url,
 )
+from tests.row_files import jsonl
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import Hosts, hosts
@@ -319,6 +320,16 @@ def test_pages_come_in_the_order_of_their_urls_and_fail_alone(host: Hosts) -> No
     ):  # fmt: skip
         assert "was not read" in page and problem in page
     assert pages[6:] == [f"Page 7 [{host.url}/plain]:\nGrüße aus Oslo"]
+
+
+def test_a_file_of_pages_replaces_the_web(host: Hosts, tmp_path: Path) -> None:
+    url = "https://example.org/oslo"
+    file = jsonl(tmp_path / "pages.jsonl", {"url": url, "title": "Oslo", "text": "The capital."})
+    tool = crawler(host, pages=str(file))
+    assert read(tool, url) == f"Page 1 [{url}]:\n# Oslo\nThe capital."
+    with pytest.raises(ToolError, match="there is no such page"):
+        read(tool, f"{host.url}/oslo")
+    assert not host.asked
 
 
 def test_a_call_of_pages_that_can_not_be_read_is_an_error(host: Hosts) -> None:

@@ -86,7 +86,7 @@ def read_arguments(
     words = with_file([_source(word, own) for word in words])
     if file is None:
         return Arguments(recipe, words)
-    named = with_file(_names(tree))
+    named = with_file([_source(word, own) for word in _names(tree)])
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)

@@ -122,7 +122,9 @@ def _entry(key: "SettingsKey", value: str) -> Group:
     first = Text.assemble((key.path, "bold"), " = ", (value, "cyan"))
     if value != key.default:
         first.append(f"   (default: {key.default})", "dim")
-    below = key.meaning + (f" Source: {key.source}." if key.source else "")
+    below = key.meaning
+    if key.source:
+        below += f"{'' if below.endswith('.') else '.'} Source: {key.source}."
     return Group(first, Padding(Text(below), (0, 0, 0, 4)))
 
 

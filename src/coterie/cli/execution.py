@@ -280,7 +280,8 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
         note = f"The time is not estimated: {error.what}."
     else:
         seconds, missing = estimate(recipe, small, measured)
-        note = f"The time is estimated from a trial on {small.plan().tasks} training tasks."
+        tasks = small.plan().tasks
+        note = f"The time is estimated from a {f'trial on {tasks} training tasks' if tasks else 'small trial'}."
         if measured:
             about = "at least" if missing else "about"
             table.add_row("time of all stages", f"{about} {duration(seconds)}")
