@@ -116,6 +116,7 @@ def test_errors_are_short_and_calls_over_the_limit_have_one_unless_they_had() ->
         ({}, "not a schema of an object"),
         ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "does not exist within"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/type"}}}, "'#/type' is not a schema"),
         ({"type": "object", **FIRST, **BOMB}, "refer to each other too often"),
         ({"type": "object", "$ref": "#"}, "recursion"),
     ],

@@ -189,7 +189,11 @@ def generate_tasks(
     larger count extends a smaller one.
     """
     tasks, more = _stream(split, seed, sizes)
-    tasks += islice(more, max(0, count - len(tasks)))
+    try:
+        tasks += islice(more, max(0, count - len(tasks)))
+    except BaseException:  # Ctrl-C ends the iterator
+        _stream.cache_clear()
+        raise
     return tasks[:count]
 
 

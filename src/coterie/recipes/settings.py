@@ -58,8 +58,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     @property
     def turn_tokens(self) -> int:
         """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
-        own: int = getattr(getattr(self, "rollout", self), "max_tokens", 256)
-        return own
+        own: int = getattr(self, "max_tokens", 256)
+        return getattr(getattr(self, "rollout", None), "max_tokens", own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,15 +327,17 @@ def _has_tuples(schema: object) -> bool:
 
 
 def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
-    """Raise ``Unresolvable`` for a reference to something outside this schema."""
+    """Raise ``Unresolvable`` or ``ValueError`` for a reference to something that is not a schema inside this schema."""
     specification: Any = specification_with(draft.META_SCHEMA["$schema"])
     base = str(schema.get("$id", ""))
     resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
     schemas = [schema]
     for one in schemas:  # grows
         for name in ("$ref", "$dynamicRef"):
-            if isinstance(reference := one.get(name), str):
-                resolver.lookup(reference)
+            reference = one.get(name)
+            part = resolver.lookup(reference).contents if isinstance(reference, str) else {}
+            if not isinstance(part, Mapping | bool):
+                raise ValueError(f"{reference!r} is not a schema")
         schemas += [
             part for part in specification.subresources_of(one) if isinstance(part, Mapping)
         ]
