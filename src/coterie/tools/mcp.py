@@ -419,7 +419,10 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
         description = cut_text(one.description or "", MAX_DESCRIPTION)
         name = _OTHER.sub("_", one.name)[:MAX_NAME]
         tools.append(Tool(name, description, one.input_schema, alone=not reads))
-    check_tools(tools)
+    try:
+        check_tools(tools)
+    except UserError as error:
+        raise UserError(f"{settings.server}: {error.what}", "correct the server") from error
     text = json.dumps(fields, sort_keys=True)
     return ToolList(tuple(tools), names, hashlib.sha256(text.encode()).hexdigest()[:16])
 
