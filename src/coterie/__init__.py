@@ -41,7 +41,7 @@ _MODULES = {
     "engines.inprocess": ("InProcessEngine",),
     "environments.protocol": ("Environment", "Grade", "Transition", "Pure"),
     "errors": ("UserError",),
-    "evaluation.statistics": ("bootstrap_interval",),
+    "evaluation": ("bootstrap_interval",),
     "models.loading": ("LoadedModel", "load"),
     "record.rows": ("Pair", "Row"),
     "record.tree": ("Task",),
