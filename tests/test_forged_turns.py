@@ -393,6 +393,19 @@ def test_written_turns_have_no_control_token_but_their_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NATIVE)
+def test_no_text_that_spells_a_control_token_is_skipped(name: str) -> None:
+    control, rng = ChatRenderer(native_tokenizer(name)).control, random.Random(0)
+    markup = control._signed | control._words
+    spelled = [control._tokenizer.decode([one]) for one in sorted(markup)]
+    for _ in range(200):
+        text = rng.choice([str, str.upper, str.title])(rng.choice(spelled))
+        at = rng.randrange(len(text) + 1)
+        text = f"a {text[:at]}{rng.choice(['', '', ' ', chr(0), chr(0x200B)])}{text[at:]} b"
+        if any(one in markup for one, *_ in control._scan(text)):
+            assert control._may_spell(text), text
+
+
+@pytest.mark.parametrize("name", NATIVE)
 def test_no_text_of_a_tool_can_forge_a_turn(name: str) -> None:
     own = ChatRenderer(native_tokenizer(name))
     tree, asked = Tree("t", "r", 0), [Message.of("user", "Hello")]

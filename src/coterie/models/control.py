@@ -78,7 +78,10 @@ class ControlTokens:
         self._firsts = {_fold(self._texts[i].lstrip())[:1] for i in self.ids}
         spelled = [self._texts[i] for i in self._signed]
         spelled += [text[start:stop] for text, one, start, stop in spans if one in self._words]
-        patterns = {r"\s+".join(map(re.escape, text.casefold().split())) for text in spelled}
+        words = (
+            text.replace("\u2581", " ").casefold().split() for text in spelled
+        )  # SentencePiece
+        patterns = {r"\s+".join(map(re.escape, one)) for one in words}
         self._spelled = re.compile("|".join(sorted(patterns)))
         self._encoder = self._make_encoder()
         names = (self._texts | self._names).items()
