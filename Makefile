@@ -7,17 +7,18 @@ export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
+WITH_TEXTWORLD := .venv-textworld
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,docs_check faults outside test_tiny_rebuild.py test_trl_parity.py vllm)
+OTHERS := $(addprefix --ignore tests/,cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
-	$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not faults and not ranks" $(OTHERS)
+	$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not faults and not ranks and not cluster" $(OTHERS)
 
 # Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
 test-ranks: $(VENV)/.dev
@@ -58,6 +59,14 @@ mutmut: $(VENV)/.dev
 test-vllm: $(WITH_VLLM)/.ready
 	$(WITH_VLLM)/bin/python -m pytest -m vllm tests/vllm
 
+# Games of TextWorld, whose package builds one of its parts from source.
+test-textworld: $(WITH_TEXTWORLD)/.ready
+	$(WITH_TEXTWORLD)/bin/python -m pytest tests/textworld
+
+# A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
+test-cluster: $(WITH_VLLM)/.ready
+	$(WITH_VLLM)/bin/python -m pytest -m "cluster or vllm" tests/cluster tests/vllm
+
 # Every method at a base commit and here, compared (CONTRIBUTING.md). METHODS=optima/isft,rl/grpo does only these,
 # BASE=COMMIT takes another base, WRITE=1 writes tests/golden/expected.json anew.
 golden: $(VENV)/.dev
@@ -76,8 +85,9 @@ tiny: $(VENV)/.run
 	$(PY) -m scripts.tiny problems --out src/coterie/assets/tiny-problems
 	$(PY) -m scripts.tiny acts --out src/coterie/assets/tiny-acts
 	$(PY) -m scripts.tiny encyclopedia --out src/coterie/assets/tiny-encyclopedia
+	$(PY) -m scripts.tiny pages --out src/coterie/assets/tiny-pages
 
-# MICRO_WORLD=exchange, persona, problems, acts or encyclopedia rebuilds one of them.
+# MICRO_WORLD=exchange, persona, problems, acts, encyclopedia or pages rebuilds one of them.
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 
@@ -95,7 +105,7 @@ $(VENV)/.dev: $(VENV)/.run
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# vLLM pins other versions of some packages than coterie, hence an environment of its own.
+# vLLM pins other versions of some packages than coterie, hence an environment of its own, which also has Ray.
 $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproject.toml
 	test -x $(WITH_VLLM)/bin/python || $(PYTHON) -m venv $(WITH_VLLM)
 	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
@@ -103,5 +113,12 @@ $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproj
 	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+$(WITH_TEXTWORLD)/.ready: $(VENV)/.dev
+	test -x $(WITH_TEXTWORLD)/bin/python || $(PYTHON) -m venv $(WITH_TEXTWORLD)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_TEXTWORLD)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(WITH_TEXTWORLD)/bin/python -m pip install --quiet --constraint constraints.txt 'textworld>=1.7'
+	$(WITH_TEXTWORLD)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) build dist *.egg-info src/*.egg-info

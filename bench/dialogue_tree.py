@@ -54,7 +54,7 @@ from coterie.record.rows import view
 from coterie.record.tree import Credit, Tree
 from coterie.rollout.episodes import Driver, bounded_gather
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.tree_search import Rollout, TreeGrower, TreeSearch, growth
+from coterie.rollout.tree_search import Rollout, TreeGrower, TreeSearch
 
 SEED = 5
 MAX_TOKENS = 120
@@ -95,13 +95,13 @@ class Bench:
         sampler = TokenSampler(self.engine, self.loaded.renderer.render, sampling, context)
         agents = agents_of(self.environment)
         judge = TreeJudge(s.dpo.reward, MAX_TOKENS, self.base, agents, settings="bench")
-        samplers, rule = dict.fromkeys(agents, sampler), growth(s.dpo.search)
+        samplers = dict.fromkeys(agents, sampler)
         driver = Driver(self.environment, samplers, seed=0, shared=Shared())
         self.trees = []
         async with driver.sessions() as sessions:
             for task in self.environment.tasks("train", self.tasks, SEED):
                 branches = driver.branches(task, Tree(task.id, "rollout", 0), sessions)
-                tree = TreeSearch(branches, judge, samplers, rule)
+                tree = TreeSearch(branches, judge, samplers, s.dpo.search)
                 old = tree.grower
                 tree.grower = kind(branches, old.samplers, old.seed, old.merge, old.known)
                 self.trees.append(tree)

@@ -34,7 +34,10 @@ from coterie.runs.loop import EVALUATION, Stage, fork, run_steps
 from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 
-NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-sft")
+NAMES = (
+    *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree", "gap"),
+    "gap-sft",
+)
 SIGNIFICANCE = 0.05
 MIN_TASKS = 500
 """Held-out tasks a seed that a claim needs."""
@@ -103,6 +106,7 @@ class Experiment:
     ) -> None:
         self.folder, self.words, self.seeds = folder, list(words), seeds
         self.say, self.progress = say, progress
+        self.min_tasks = MIN_TASKS
         self.rows: list[PolicyResult] = []
         self.tasks: dict[tuple[str, int], Mapping[str, HeldOutResult]] = {}
         """Held-out results of each method's newest policy, by (method, seed)."""
@@ -263,7 +267,7 @@ def above(
 
     With ``at_no_more_tokens``, the name of the other method, also that its mean tokens are no more.
     """
-    theirs = {seed: theirs[seed] for seed in ours}
+    ours, theirs = common_tasks(ours, {seed: theirs[seed] for seed in ours})
     test, tried = compare(ours, theirs, _score, margin)
     used, holds = token_ratio(ours, theirs), test.p < SIGNIFICANCE
     if at_no_more_tokens:
@@ -378,7 +382,7 @@ def print_claims(x: Experiment, claims: Sequence[Claim]) -> None:
             for task, one in sorted(tasks.items()):
                 row = {"method": method, "seed": seed, "task": task, **asdict(one)}
                 file.write(json.dumps(row) + "\n")
-    for table in (_results_table(x.rows), _means_table(x.rows)):
+    for table in (_results_table(x.rows, x.min_tasks), _means_table(x.rows)):
         if table.row_count:
             results(120).print(table)
     table = Table("claim", "holds", "effect", "p", "tried", title="claims", box=None)
@@ -388,9 +392,9 @@ def print_claims(x: Experiment, claims: Sequence[Claim]) -> None:
     print(json.dumps({"claims": [asdict(c) for c in claims], "rows": [r.row for r in x.rows]}))
 
 
-def _results_table(rows: Sequence[PolicyResult]) -> Table:
-    few = any(r.n < MIN_TASKS for r in rows)
-    note = f" (fewer than {MIN_TASKS} tasks: for trying out, not a test)" * few
+def _results_table(rows: Sequence[PolicyResult], least: int) -> Table:
+    few = any(r.n < least for r in rows)
+    note = f" (fewer than {least} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)
     table.add_column("method", min_width=max(len(r.method) for r in rows))
     for title in ("seed", "iteration", "n", "score", "tokens", "rows", "steps"):

@@ -52,9 +52,11 @@ def reproduce(x: Experiment) -> list[Claim]:
     )
 
 
-def run_method(x: Experiment, method: str, words: list[str]) -> None:
-    """Run a method. A judge that makes no pair trains nothing."""
-    recipe: SweetRL = make_recipe("sweet_rl/backend", words)
+def run_method(
+    x: Experiment, method: str, words: list[str], name: str = "sweet_rl/backend"
+) -> None:
+    """Run a method of a recipe. A judge that makes no pair trains nothing."""
+    recipe: SweetRL = make_recipe(name, words)
     *before, _ = recipe.steps()
     before = [step for step in before if step.stage != "train"]
     steps, shares = (before if method == "judge" else None), "sweet" if method != "sweet" else None

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -131,3 +131,29 @@ def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
     runner.run(pool.__aenter__())
     yield pool
     runner.run(pool.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Program of Chromium or Chrome, installed or of Playwright; skips without one."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        with sync_api.sync_playwright() as playwright:
+            path = playwright.chromium.executable_path
+    if not Path(path).exists():
+        pytest.skip("there is no Chromium or Chrome")
+    return path
+
+
+@pytest.fixture
+def browser(chromium: str) -> Iterator[Any]:
+    """Headless Chromium, for pages of our own."""
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        one = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield one
+        one.close()

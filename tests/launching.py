@@ -1,11 +1,16 @@
-"""Starting a module of the tests on CPU ranks by ``accelerate launch``."""
+"""Starting a module of the tests on CPU ranks by ``accelerate launch``, and a training of five steps."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import coterie
+from coterie.training import trainer
+from coterie.training.trainer import train
+from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "accelerate"
@@ -31,3 +36,15 @@ def launch(config: str, ranks: int, module: str, *words: object) -> None:
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def trained(optimizer: str, folder: Path) -> None:
+    """Take five steps with SGD or AdamW on fixed rows; ranks call it together."""
+    settings = SETTINGS.model_copy(update={"epochs": 1, "learning_rate": 1e-3})
+    if optimizer == "sgd":
+        trainer.make_optimizer = lambda weights, _: torch.optim.SGD(weights.values(), lr=1e-3)
+    train(tiny_llama(), some_rows(), settings, folder)
+
+
+if __name__ == "__main__":
+    trained(sys.argv[1], Path(sys.argv[2]))

@@ -31,7 +31,7 @@ from coterie.record.turn import (
 )
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.tools.calls import CallLimits, NativeCalls, Tag, Tags, run_calls
 from tests.games import GAME, TOOLS, Base
 
@@ -314,7 +314,7 @@ def play(
 
     async def played() -> Played:
         sampler = TokenSampler(engine, renderer.render, sampling, 10_000, renderer.calls)
-        async with sessions_of(1, 5.0) as sessions:
+        async with Sessions(1, 5.0) as sessions:
             grown = Branches(
                 *(game, {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
                 seed=0, shared=Shared(), sessions=sessions, seconds=5.0,

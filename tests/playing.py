@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coterie.environments.coding import AGENT
-from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.environments.protocol import AGENT, Environment, Grade, Shared, State
 from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn

@@ -113,8 +113,9 @@ def _speak(rng: random.Random, tree: Tree, node: str, speaker: Speaker, draw: in
         tuple(rng.uniform(-9, 0) for _ in ids),
         rng.choice(["end", "stop_string", "length"]),
     )
-    behavior = (logprobs, finish, "policy", "3", rng.getrandbits(64))
-    sample = Sample(request.id, ids, *behavior, rng.choice([0.7, 1.0]), 0.95)
+    spans = (("3", 2), ("4", len(ids) - 2)) if len(ids) > 4 else ()
+    behavior = (logprobs, finish, "policy", "4" if spans else "3", rng.getrandbits(64))
+    sample = Sample(request.id, ids, *behavior, rng.choice([0.7, 1.0]), 0.95, spans)
     calls = tuple(
         ToolCall(f"c{i}", "search", '{"q": "é"}', rng.choice(["", "cut off"]))
         for i in range(rng.randint(0, 2))

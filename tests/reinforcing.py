@@ -1,6 +1,8 @@
 """Runs of reinforcement learning that take seconds, and what kills them."""
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from coterie.progress import Silent
@@ -68,3 +70,17 @@ def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> d
 
 def final(folder: Path, role: str = "policy") -> str:
     return weight_hash(folder / f"training/{role}/iteration-00/final")
+
+
+def recorded(folder: Path) -> dict[str, list[tuple[object, ...]]]:
+    """The items of a run in order, and its turns: all but what may differ by rounding."""
+    columns = {
+        "item": "iteration, stage, task, sample, failure",
+        "turn": "id, parent, ids, request, policy, version, seed, temperature",
+        "outcome": "leaf, sample, reason, answer, score",
+    }
+    with closing(sqlite3.connect(folder / "store.sqlite")) as store:
+        return {
+            table: sorted(map(tuple, store.execute(f"SELECT {what} FROM {table}")), key=repr)
+            for table, what in columns.items()
+        }

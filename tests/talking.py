@@ -13,7 +13,7 @@ from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt, utterance
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from tests.games import Script
 
 SECONDS = 60.0
@@ -77,7 +77,7 @@ async def branching(
     environment: Environment, task: Task, script: Script, shared: Shared | None = None
 ) -> AsyncIterator[Branches]:
     """The branches of a new tree, all of whose actors are played by one script."""
-    async with sessions_of(1, SECONDS) as sessions:
+    async with Sessions(1, SECONDS) as sessions:
         yield Branches(
             environment, dict.fromkeys(environment.actors, script), task, Tree(task.id, "talk", 0),
             seed=0, shared=shared or Shared(), sessions=sessions, seconds=SECONDS,

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from coterie.errors import UserError
-from coterie.models.adapters import add_head
-from coterie.training import trainer
-from coterie.training.losses import DPO, DPOSettings, Regression
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.launching import CONFIGS, launch
@@ -69,17 +65,6 @@ def main(method: str, folder: Path, stop_at: int) -> None:
         train(model, referenced_pairs(), settings_of(method), folder, objective=objective)
     sharded = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
     (folder / "sharded.txt").write_text("\n".join(sharded))
-
-
-def test_a_value_head_is_refused_under_fsdp(monkeypatch, tmp_path):
-    class Sharded:
-        distributed_type = DistributedType.FSDP
-
-    monkeypatch.setattr(trainer, "open_accelerator", lambda *_: contextlib.nullcontext(Sharded))
-    model = tiny_llama()
-    add_head(model)
-    with pytest.raises(UserError, match="can't be trained under FSDP"):
-        train(model, referenced_pairs(), settings_of("full"), tmp_path, objective=Regression())
 
 
 def test_configurations_are_what_accelerate_reads():

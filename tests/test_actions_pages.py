@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from coterie.datasets.plans import PageElement
 from coterie.engines.chat_model import Answer
 from coterie.engines.endpoint import Utterance
 from coterie.environments.plan_domains import (
@@ -17,7 +18,6 @@ from coterie.environments.plan_domains import (
 )
 from coterie.tools.actions.executors import (
     CANDIDATES,
-    Element,
     Executed,
     Gold,
     choose,
@@ -138,15 +138,19 @@ def test_the_reader_of_rules_reads_plain_sentences(question: str, answer: str) -
 # -- web pages ----------------------------------------------------------------------------------
 
 PAGE = (
-    Element("11", "a", "Sign in"),
-    Element("12", "button", "Search flights"),
-    Element("13", "input", "From airport"),
-    Element("14", "label", "From airport"),
-    Element("15", "select", "Cabin class"),
-    Element("16", "a", "Search hotels"),
+    PageElement("11", "a", "Sign in"),
+    PageElement("12", "button", "Search flights"),
+    PageElement("13", "input", "From airport"),
+    PageElement("14", "label", "From airport"),
+    PageElement("15", "select", "Cabin class"),
+    PageElement("16", "a", "Search hotels"),
 )
-OTHERS = tuple(Element(str(n), "a", "other") for n in range(CANDIDATES))
-CITY = (Element("1", "label", "City"), Element("2", "input", "City"), Element("3", "label", "City"))
+OTHERS = tuple(PageElement(str(n), "a", "other") for n in range(CANDIDATES))
+CITY = (
+    PageElement("1", "label", "City"),
+    PageElement("2", "input", "City"),
+    PageElement("3", "label", "City"),
+)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,7 @@ CITY = (Element("1", "label", "City"), Element("2", "input", "City"), Element("3
     ],
 )
 def test_the_element_whose_text_fits_best_is_chosen(
-    call: str, page: tuple[Element, ...], operation: str
+    call: str, page: tuple[PageElement, ...], operation: str
 ) -> None:
     (action,) = parse(f"R1 = {call}").actions
     try:

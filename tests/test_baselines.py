@@ -22,7 +22,8 @@ from tests.played import coding_in, talk_in
 
 PLANNED = (*PLANS, *WEB, "problems", "shop")
 ACTING = ("sums", "babyai", "encyclopedia")
-TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING))
+DESIGNED = ("pages", "websight")
+TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING, *DESIGNED))
 
 
 def environment(name: str, method: Method = "dialogue") -> Talk:

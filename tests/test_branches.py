@@ -11,7 +11,7 @@ from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Turn
 from coterie.rollout.branches import CALLS, Branches, Position
-from coterie.rollout.sessions import SessionError, Sessions, sessions_of
+from coterie.rollout.sessions import SessionError, Sessions
 from tests.games import Asking, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
@@ -22,7 +22,7 @@ async def growing(
     game: Environment, *samplers: Script, seconds: float = 5.0, sessions: int = 4
 ) -> AsyncIterator[tuple[Branches, Sessions]]:
     cast = dict(zip(game.actors, samplers, strict=True))
-    async with sessions_of(sessions, seconds) as kept:
+    async with Sessions(sessions, seconds) as kept:
         yield branches(game, cast, Tree("t", "rollout", 0), kept, seconds), kept
 
 

@@ -10,21 +10,10 @@ import pytest
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.baselines import by_method
-from coterie.environments.coding import (
-    AGENT,
-    MARKER,
-    TESTS,
-    Coding,
-    answer_in,
-    code_of,
-    coding_task,
-    compared,
-    hidden_calls,
-    transcript,
-    visible,
-)
+from coterie.environments.coding import TESTS, Coding, code_of, coding_task, compared, hidden_calls
+from coterie.environments.collaboration import MARKER, answer_in, transcript, visible
 from coterie.environments.persona import HIDDEN, Persona, PersonaSettings
-from coterie.environments.protocol import WELL_FORMED, Shared, State
+from coterie.environments.protocol import AGENT, WELL_FORMED, Shared, State
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -86,7 +75,7 @@ def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight(play: Play) -
     shown = environment.see(state, AGENT)
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
     assert [part.text for part in shown[2].parts] == ["Which number?"]
-    assert transcript(environment, state.turns)[1] == (AGENT, "Which number?")
+    assert transcript(state.turns)[1] == (AGENT, "Which number?")
     assert user.transcripts == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
 
 

@@ -13,16 +13,17 @@ from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.record.store import Store
-from coterie.record.tree import CONTEXT, Outcome, Tree
+from coterie.record.tree import CONTEXT, Tree
 from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
-from coterie.rollout.sessions import sessions_of
-from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import TreeSearch, path_tree
 from coterie.runs.items import play
 from tests.games import Counting, Script
 from tests.talking import finished
 from tests.test_branches import TASK, branches
+from tests.test_grower import GrowthRule, ruled
 
 
 class Short(Script):
@@ -61,18 +62,15 @@ def test_a_path_that_outgrows_the_context_ends_truncated_and_is_graded(tmp_path:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None:
-    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
-        return [Judgment(outcome.score or 0.0) for outcome in outcomes]
-
     def search(tree: Tree, kept: Any, **more: Any) -> TreeSearch:
         words = cycle("121")
         sampler: Any = Short(lambda _: next(words), 6)
         grown = branches(Counting(forks=forks), {"agent": sampler}, tree, kept)
         rule = GrowthRule(2, 3, lambda tree, *_: next(iter(tree.turns), tree.root))
-        return TreeSearch(grown, judge, {"agent": sampler}, rule, **more)
+        return ruled(grown, {"agent": sampler}, rule, **more)
 
     async def test() -> None:
-        async with sessions_of(4, 5.0) as kept:
+        async with Sessions(4, 5.0) as kept:
             first = search(Tree("t", "rollout", 0), kept)
             first.searches = 1
             await first.grow(lambda *_: None)

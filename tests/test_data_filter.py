@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie.cli.data_rows import pass_rates, step_rates
+from coterie.cli.data_rows import pass_rates, rate_of, step_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.answers import gold_answer
 from coterie.environments.protocol import Grade
@@ -86,8 +86,8 @@ def test_rates_count_scores_that_pass_and_are_found_by_id_or_question(store: Pat
         all_pass = pass_rates(opened, 0, ["evaluate"], passing=0.0)
     for name in ("2wiki", "another"):
         expected = [0, 0.25, 0.5, 0.75, 1]
-        assert [rates.of(name, rows[one]).rate for one in played_questions()] == expected
-    assert {one.rate for one in all_pass.by_task.values()} == {1.0}
+        assert [rate_of(rates, name, rows[one]).rate for one in played_questions()] == expected
+    assert {one.rate for one in all_pass.values()} == {1.0}
 
 
 def test_rows_are_divided_and_can_be_played_again(cli: Cli, store: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_policy_is_played_on_training_rows_and_what_was_played_is_read(cli: Cl
 def test_what_cannot_be_filtered_is_refused(cli: Cli, store: Path, run: Path) -> None:
     rows, known = ["mhqa", *CLOSED[:2]], ["--store", store]
     for words, problem in (
-        ([*rows, "--store", "no.sqlite"], "there is no file no.sqlite"),
+        ([*rows, "--store", "no.sqlite"], "there is no store at"),
         ([*rows, *known, "--split", "heldout"], "no heldout row of this data set"),
         ([*rows, *known, "--least", "0.3", "--most", "0.4"], "no row is kept: 0 kept"),
         ([*rows, *known, "--least", "0.8", "--most", "0.2"], "no rate is"),
@@ -202,8 +202,8 @@ def test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard(
         run_whole(made("rl/grpo", words), folder, Killing(1, sampled=3))
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         early = step_rates(store, 0, REINFORCE, 1.0)
-        assert sorted(one.graded for one in early.by_task.values()) == [4] * 4, "whole steps alone"
-        assert early.by_task[f"2wiki-{learned}"].rate == 0
+        assert sorted(one.graded for one in early.values()) == [4] * 8, "whole steps alone"
+        assert early[f"2wiki-{learned}"].rate == 0
     run_whole(made("rl/grpo", words), folder)
     write(Path("rows"), 6)
     own = made("rl/grpo", words)

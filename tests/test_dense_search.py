@@ -19,7 +19,7 @@ from coterie.rollout.dense_search import (
     agent_path,
 )
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, path_tree
 from coterie.selection import DensePairSettings, count_pairs
 from tests.games import Counting, Script
@@ -82,7 +82,7 @@ def grow(
     speakers = [Digits(lambda prompt: str(prompt.seed % 3)) for _ in range(own.base)]
 
     async def run() -> Grown:
-        async with sessions_of(sessions, 5.0) as kept:
+        async with Sessions(sessions, 5.0) as kept:
             search = DenseSearch(
                 branches(game or Counting(), {"agent": speakers[0]}, tree, kept),
                 exactly,

@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.environments.registry import task_word
-from coterie.environments.settings import draws
+from coterie.environments.settings import last_draw
 from coterie.recipes.optima import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
@@ -14,15 +14,15 @@ from tests.played import talk_in
 def test_draws_of_any_sizes_go_through_all_rows_before_one_comes_again() -> None:
     rows = list(range(10))
     for seed in range(20):
-        parts = draws(rows, [7, 7, 6, 99, 7, 3], seed)
+        counts = [7, 7, 6, 99, 7, 3]
+        parts = [last_draw(rows, counts[: n + 1], seed) for n in range(len(counts))]
         assert [len(one) for one in parts] == [7, 7, 6, 10, 7, 3], "at most all of them"
         assert all(len(set(one)) == len(one) for one in parts)
         assert sorted(parts[0] + parts[1][:3]) == rows
         assert sorted(parts[1][3:] + parts[2]) == rows
         assert sorted(parts[4] + parts[5]) == rows
         assert parts[0] + parts[1][:3] != parts[3], "shuffled anew"
-    assert draws(rows, [10], seed=3) != draws(rows, [10], seed=4)
-    assert draws(rows, [4, 5, 6], 1)[:2] == draws(rows, [4, 5], 1), "of those before it alone"
+    assert last_draw(rows, [10], seed=3) != last_draw(rows, [10], seed=4)
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "hotpot_qa", "exchange", "persona", "colbench_code"])

@@ -43,7 +43,7 @@ def world() -> Encyclopedia:
 
 @cache
 def questions(split: Any, count: int = 600) -> list[Question]:
-    return generate(split, count, 1, world())
+    return generate(split, 1, world())[:count]
 
 
 def test_an_answer_depends_on_entities_of_its_split_alone() -> None:

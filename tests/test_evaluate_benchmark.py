@@ -63,10 +63,8 @@ def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
 
 
 def test_what_cannot_be_evaluated_is_refused(cli: Cli, url: str) -> None:
-    Path("mine.py").touch()
     for words, problem in (
         (("exchang", "policy=tiny-exchange"), "exchange"),
-        (("mine.py", "policy=tiny-exchange"), "mine.py:NAME"),
         (("exchange",), "policy"),
         (("exchange", "policy=tiny-exchange", "samples=4"), "temperature=0.5"),
         (("exchange", "policy=tiny-exchange", "--checkpoints", "all"), "run folder"),

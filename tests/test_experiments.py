@@ -136,3 +136,9 @@ def test_nothing_is_trained_if_the_gate_is_not_passed(
     assert "have no gate" in refused(cli, "reproduce", "optima", "--gate")
     on_data = refused(cli, "reproduce", "moat", "dataset=gsm8k_plans")
     assert "claims are tested on the micro-world problems" in on_data
+
+
+def test_the_gate_of_web_pages_has_an_oracle_that_is_always_right(cli: Cli, chromium: str) -> None:
+    gate = cli("reproduce", "sweet_rl-frontend", "--gate", "evaluate.tasks=16")
+    values = json.loads(gate.out.splitlines()[-1])
+    assert values["oracle"] == 1.0 and 0.4 < values["base"] < 0.9, values

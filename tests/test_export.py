@@ -167,7 +167,6 @@ def test_what_cannot_be_exported_is_refused(cli: Cli, run: Path, trained: Path) 
         ((*data, "trl", "--role", "polcy"), "did you mean 'policy'?"),
         ((*data, "trl", "--iteration", 7), "no finished stage in iteration 7"),
         ((*model, "--iteration", 7), "has no version 7"),
-        ((*model, "--merge"), "not an adapter"),
     ):
         assert problem in refused(cli, "export", *words)
     assert not Path("x").exists()

@@ -13,7 +13,7 @@ from coterie.recipes.registry import BUILT_IN
 
 FLOORS = (  # noqa: SIM905
     "errors progress terminal config record datasets models engines tools environments rollout rewards selection "
-    "training evaluation runs reports recipes api cli"
+    "training clusters evaluation runs reports recipes api cli"
 ).split()
 PACKAGE = Path(coterie.__file__).parent
 PLAIN = ("rl", "sft", "dpo")

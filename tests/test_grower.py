@@ -16,12 +16,12 @@ from coterie.record.tree import ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
 from coterie.rollout.branches import Branches, context_at
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import (
-    GrowthRule,
     Judgment,
     Merge,
     Rollout,
+    SearchSettings,
     TreeSearch,
     never_merge,
     path_tree,
@@ -59,6 +59,24 @@ def anywhere(tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng
     return rng.choice([tree.root, *sorted(node for node in spoken if tree.children(node))])
 
 
+@dataclass(frozen=True)
+class GrowthRule:
+    """Number of searches and rollouts, choice of the start node, and merging."""
+
+    searches: int
+    rollouts: int
+    choose: Callable[[Tree, Sequence[Rollout], Container[str], Random], str]
+    merge: Merge = never_merge
+
+
+def ruled(own: Branches, samplers: Mapping[str, Any], rule: GrowthRule, **more: Any) -> TreeSearch:
+    settings = SearchSettings(searches=rule.searches, rollouts=rule.rollouts)
+    search = TreeSearch(own, by_score, samplers, settings, **more)
+    search.choose_start = lambda rng: rule.choose(search.tree, search.rollouts, own.nodes(), rng)  # type: ignore[method-assign]
+    search.grower.merge = rule.merge
+    return search
+
+
 def grow(
     game: Environment,
     samplers: Mapping[str, Candidates],
@@ -72,9 +90,9 @@ def grow(
     tree, rollouts = begun or (Tree("t", "rollout", 0), ())
 
     async def run() -> TreeSearch:
-        async with sessions_of(sessions, seconds) as kept:
+        async with Sessions(sessions, seconds) as kept:
             own = branches(game, dict(samplers), tree, kept, seconds)
-            grown = TreeSearch(own, by_score, samplers, rule, rollouts=list(rollouts))
+            grown = ruled(own, samplers, rule, rollouts=list(rollouts))
             await grown.grow(lambda *_: None)
             return grown
 
@@ -265,7 +283,7 @@ async def say(grown: Branches, at: Any, text: str) -> Any:
 def test_a_pruned_tree_goes_on_and_what_stood_elsewhere_is_closed() -> None:
     async def check() -> None:
         game = Counting()
-        async with sessions_of(100, 5.0) as kept:
+        async with Sessions(100, 5.0) as kept:
             own = branches(game, dict(agent("1")), Tree("t", "rollout", 0), kept)
             start = await own.start()
             one, two = await say(own, start, "1"), await say(own, start, "2")

@@ -1,4 +1,4 @@
-"""What held-out dialogues come to: those that could not be graded count as failed ones do."""
+"""What held-out dialogues come to: those that could not be graded count as failed ones do, or are left out."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SCORES = {"a": 1.0, "b": 0.5, "c": None}
 
 
 def played(path: Path) -> Store:
-    """Dialogues on three tasks, of which one could not be graded, and one that failed."""
+    """Dialogues on three tasks, of which one could not be graded, one that failed, and a task that is left out."""
     store = Store.open(path)
     for task, score in SCORES.items():
         tree = Tree(task, "evaluate", 0)
@@ -20,6 +20,7 @@ def played(path: Path) -> Store:
         tree.end(Outcome(turn.id, 0, ending, task, score))
         store.finish(ItemKey(0, "evaluate", task, "0000"), tree=tree, metrics={"tokens": 8})
     store.finish(ItemKey(0, "evaluate", "d", "0000"), failure="the server is gone")
+    store.finish(ItemKey(0, "evaluate", "e", "0000"), failure="left out: the page does not render")
     return store
 
 
@@ -29,6 +30,7 @@ def test_what_could_not_be_graded_counts_as_failed(tmp_path: Path) -> None:
         assert (found.n, found.failed, found.score) == (4, 2, 1.5 / 4)
         said = summary(store, 0, "evaluate")
         assert (said["n"], said["failed"], said["score"]) == (4, 2, 1.5 / 4)
+        assert found.means["left_out"] == said["left_out"] == 1
 
 
 def test_only_graded_dialogues_that_were_not_cut_off_have_a_vote(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from coterie.engines.padded import Slots
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.engines.sequence import uniforms
 from coterie.errors import UserError
+from tests.engine_models import BOTH, PROMPT, engine_of, loaded
 from tests.templates import model
 
 Job = tuple[list[int], int, Sampling]
@@ -209,9 +210,7 @@ def test_a_failing_step_fails_those_in_flight_and_leaves_the_engine_usable(
     assert one.stats.failures == 1
 
 
-def test_load_replaces_weights_and_is_refused_in_flight_and_for_other_shapes(
-    tmp_path: Path,
-) -> None:
+def test_load_replaces_weights_and_is_refused_for_other_shapes(tmp_path: Path) -> None:
     other = model("chatml", seed=1)
     other.model.save_pretrained(tmp_path / "other")
     model("chatml", heads=4).model.save_pretrained(tmp_path / "heads")
@@ -221,21 +220,53 @@ def test_load_replaces_weights_and_is_refused_in_flight_and_for_other_shapes(
     assert asyncio.run(one.sample(*ask)) != want
     with pytest.raises(UserError, match="do not fit"):
         asyncio.run(one.load(tmp_path / "heads", "1"))
-
-    async def during() -> None:
-        task = asyncio.create_task(one.sample(*ask))
-        await asyncio.sleep(0)
-        try:
-            await one.load(tmp_path / "other", "1")
-        finally:
-            await task
-
-    with pytest.raises(EngineError, match="in flight"):
-        asyncio.run(during())
     assert one.version == "0"
     asyncio.run(one.load(tmp_path / "other", "1"))
     assert one.version == "1"
     assert asyncio.run(one.sample(*ask)) == want
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_a_completion_in_flight_spans_a_load_and_leaves_no_old_keys(
+    tmp_path: Path, way: str
+) -> None:
+    one, other = engine_of(loaded(BOTH[way])), loaded(BOTH[way])
+    other.model.save_pretrained(tmp_path / "0")
+    for weight in other.model.parameters():
+        torch.nn.init.normal_(weight, std=0.4)
+    other.model.save_pretrained(tmp_path / "1")
+    settings = Sampling(max_tokens=50)
+    (before,) = asyncio.run(engine_of(loaded(BOTH[way])).sample(PROMPT, [0], settings))
+    assert len(before.ids) == 50
+    later = (PROMPT + list(before.ids[:20]), [1], settings)
+    (want,) = asyncio.run(engine_of(other).sample(*later))
+
+    async def spanning(version: str) -> tuple[Completion, Completion]:
+        ids: list[int] = []
+        task = asyncio.create_task(one.sample(PROMPT, [0], settings, on_token=ids.append))
+        while len(ids) < 20:
+            await asyncio.sleep(0)
+        await one.load(tmp_path / version, version)
+        (beside,) = await one.sample(*later)
+        (completion,) = await task
+        (after,) = await one.sample(*later)
+        assert after.ids == beside.ids
+        assert after.logprobs == pytest.approx(beside.logprobs, abs=1e-5)
+        return completion, after
+
+    completion, after = asyncio.run(spanning("1"))
+    longer = (PROMPT + list(completion.ids[:48]), [1], replace(settings, max_tokens=20))
+    (fresh,), (reread,) = (asyncio.run(some.sample(*longer)) for some in (engine_of(other), one))
+    assert reread.ids == fresh.ids
+    assert reread.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+    assert completion.versions == (("0", 20), ("1", 30))
+    assert completion.ids[:20] == before.ids[:20] and completion.ids != before.ids
+    assert after.versions == (("1", len(after.ids)),)
+    assert after.ids == want.ids
+    assert after.logprobs == pytest.approx(want.logprobs, abs=1e-5)
+    asyncio.run(one.load(tmp_path / "0", "0"))
+    completion, _ = asyncio.run(spanning("0"))
+    assert completion.ids == before.ids, "equal weights and kept keys: as if nothing had happened"
 
 
 def test_slots_that_grow_in_length_touch_no_rows_that_are_not_in_use() -> None:

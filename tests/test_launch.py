@@ -16,10 +16,12 @@ from coterie.models.adapters import add_head, add_lora, load_adapter, load_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.record.rows import Row
-from coterie.training import distributed
-from coterie.training.distributed import check_launch, train_on_ranks
+from coterie.training import ranks
+from coterie.training.distributed import check_launch
 from coterie.training.losses import DPO, SFT, DPOSettings, Regression
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
+from coterie.training.ranks import RankTrainer, ranks_of
+from coterie.training.ranks import train_on_ranks as train_with
 from coterie.training.reference import read_rows, row_logprobs
 from coterie.training.settings import Tracker, TrainingSettings
 from coterie.training.trainer import train
@@ -51,6 +53,11 @@ def sampled(model: torch.nn.Module) -> list[Row]:
             new = {"logprobs": far, "reference": far, "path_tokens": 14}
             rows.append(replace(row, **new, advantages=(1.0 - number % 3,) * len(own)))
     return rows
+
+
+def train_on_ranks(saved, items, settings, folder, *rest):
+    with ranks_of(saved, settings, folder) as started:
+        return train_with(*started, saved.model, items, settings, folder, *rest)
 
 
 class Steps(Silent):
@@ -142,37 +149,52 @@ RUN = Path({folder!r})
 class Dies(SFT):
     def losses(self, items, logprobs):
         saved = [int(folder.name[-8:]) for folder in RUN.glob("checkpoint-????????")]
-        if os.environ["RANK"] == "1" and max(saved, default=0) >= 2 and not (RUN / "died").exists():
-            (RUN / "died").touch()
+        deaths = len(list(RUN.glob("died-*")))
+        if os.environ["RANK"] == "1" and max(saved, default=0) >= 2 and deaths < {deaths}:
+            (RUN / f"died-{{deaths}}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().losses(items, logprobs)
 """
 
 
-def ranks() -> list[psutil.Process]:
+def rank_processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [one for one in children if "coterie.training.distributed" in one.cmdline()]
+    return [one for one in children if "coterie.training.rank" in one.cmdline()]
 
 
 @pytest.mark.ranks
-def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_path):
-    settings = TWO.model_copy(update={"save_every_steps": 1})
-    whole = train(load(tmp_path / "model").model, some_rows(), settings, tmp_path / "one")
+@pytest.mark.parametrize("deaths", [2, 9], ids=["twice", "always"])
+def test_ranks_start_again_at_the_last_checkpoint_when_one_dies(saved, tmp_path, deaths):
+    settings = TWO.model_copy(update={"save_every_steps": 2})
     folder, file = tmp_path / "two", tmp_path / "dies.py"
-    file.write_text(DIES.format(folder=str(folder)))
-    objective = at_place(f"{file}:Dies")()
-    with pytest.raises(
-        UserError, match=r"(?s)one of 2 ranks died.*resume from the last checkpoint.*SIGKILL"
+    file.write_text(DIES.format(folder=str(folder), deaths=deaths))
+    objective, watched = at_place(f"{file}:Dies")(), Steps()
+    arguments = saved, some_rows(), settings, folder, objective, watched, Tracker()
+    if deaths == 9:
+        problem = r"(?s)2 ranks ended 4 times in a row: rank 1 .*resume from the last checkpoint"
+        with pytest.raises(UserError, match=problem):
+            train_on_ranks(*arguments)
+        assert not rank_processes()
+        return
+    report = train_on_ranks(*arguments)
+    whole = train(load(tmp_path / "model").model, some_rows(), settings, tmp_path / "one")
+    assert report.steps == whole.steps == len(watched.losses)
+    assert (report.rows, report.tokens) == (whole.rows, whole.tokens)
+    assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-5)
+    assert len(list(folder.glob("died-*"))) == 2
+
+
+@pytest.mark.ranks
+def test_a_step_that_is_sent_again_is_taken_once(saved, tmp_path):
+    rows = some_rows(8)
+    with (
+        ranks_of(saved, TWO, tmp_path / "two") as (started, source),
+        RankTrainer(started, source, SFT(), TWO, tmp_path / "two", Row, steps=2) as trainer,
     ):
-        train_on_ranks(saved, some_rows(), settings, folder, objective, Silent(), Tracker())
-    assert not ranks()
-    done = max(int(checkpoint.name[-8:]) for checkpoint in folder.glob("checkpoint-*"))
-    assert 2 <= done < whole.steps
-    watched = Steps()
-    report = train_on_ranks(saved, some_rows(), settings, folder, objective, watched, Tracker())
-    assert report.steps == whole.steps
-    assert len(watched.losses) == whole.steps - done
-    assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-3)
+        first = trainer.step(rows)
+        trainer.done = 0  # as if its answer was lost
+        assert trainer.step(rows) == first
+        assert trainer.step(rows)["step"] == 2
 
 
 @pytest.mark.ranks
@@ -185,10 +207,10 @@ def test_what_a_rank_refuses_is_reported_as_if_there_were_one(saved, tmp_path):
 
 
 def test_ranks_that_do_not_come_are_named_and_ended(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(ranks, "JOIN_SECONDS", 0.3)
     with pytest.raises(UserError, match=r"ranks 0, 1 of 2 did not connect within 0.3 s"):
         train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent(), Tracker())
-    assert not ranks()
+    assert not rank_processes()
 
 
 def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):

@@ -47,7 +47,7 @@ def test_a_saved_model_comes_back(folder: Path) -> None:
 
 def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
-    for name, problem in (("a/b/c", "no folder"), (tmp_path / "bare", r"no config.json")):
+    for name, problem in (("a/b/c", "no model or folder"), (tmp_path / "bare", r"no config.json")):
         with pytest.raises(UserError, match=problem):
             load(name)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

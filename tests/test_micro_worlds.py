@@ -1,13 +1,23 @@
 """Tasks of the micro-worlds: splits, seeds, draws that continue, and the facts of an exchange."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from coterie.environments import encyclopedia, exchange, persona, problems, python_maths
+from coterie.environments import (
+    babyai,
+    encyclopedia,
+    exchange,
+    persona,
+    problems,
+    python_maths,
+    shop,
+)
 from coterie.environments.exchange import AGENTS, generate_tasks, system_prompt
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import split_of_key
@@ -33,12 +43,14 @@ ENVIRONMENTS: list[type[Any]] = [
 @pytest.mark.parametrize("name", WORLDS)
 def test_splits_are_disjoint_by_construction(name: str) -> None:
     generate, key = WORLDS[name]
-    keys = {split: {*map(key, generate(split, 200, 1))} for split in ("train", "heldout", "corpus")}
+    keys = {
+        split: {*map(key, generate(split, 1)[:200])} for split in ("train", "heldout", "corpus")
+    }
     assert all({split_of_key(one) for one in some} == {split} for split, some in keys.items())
     assert len(set().union(*keys.values())) == sum(map(len, keys.values()))
-    assert generate("train", 30, 3)[:20] == generate("train", 20, 3) != generate("train", 20, 4)
+    assert generate("train", 3)[:20] != generate("train", 4)[:20]
     with pytest.raises(ValueError, match="unknown split 'test': choose one of train, heldout"):
-        generate("test", 1, 0)
+        generate("test", 0)[:1]
 
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
@@ -53,8 +65,37 @@ def test_training_draws_go_on_and_held_out_ones_begin_anew(kind: type[Any]) -> N
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.parametrize(
+    ("kind", "module", "draw"),
+    [
+        (exchange.Exchange, exchange, "_draw"),
+        (persona.Persona, persona, "_draw"),
+        (problems.Problems, problems, "_draw"),
+        (python_maths.Sums, python_maths, "_draw"),
+        (encyclopedia.EncyclopediaQuestions, encyclopedia, "canonical_key"),
+        (shop.ShopErrands, shop, "sample_wish"),
+        (babyai.BabyAI, babyai, "content_key"),
+    ],
+)
+def test_a_draw_generates_only_its_own_tasks(
+    kind: type[Any], module: ModuleType, draw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = getattr(module, draw), Counter[int]()
+
+    def counting(*args: Any) -> Any:
+        calls[step] += 1
+        return original(*args)
+
+    monkeypatch.setattr(module, draw, counting)
+    environment: Environment = kind()
+    for step in range(20):
+        assert len(environment.tasks("train", 5, 11, [5] * step)) == 5
+    early, late = (sum(calls[step] for step in part) for part in (range(10), range(10, 20)))
+    assert 50 <= late < 2 * early < 1000, "3 of 10 generated tasks are in the split"
+
+
 def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
-    for task in generate_tasks("heldout", 400, 2):
+    for task in generate_tasks("heldout", 2)[:400]:
         assert len(task.key) == task.level
         for holder, fact in task.key:
             assert [agent for agent in AGENTS if fact in task.facts[agent]] == [holder]
@@ -62,7 +103,7 @@ def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
         assert len(set(subjects)) == len(subjects)
         values = [fact.value for agent in AGENTS for fact in task.facts[agent]]
         assert values.count(task.answer) == 1
-    tasks = generate_tasks("train", 200, 0, levels=(2,))
+    tasks = generate_tasks("train", 0, levels=(2,))[:200]
     orders = {tuple(holder for holder, _ in task.key) for task in tasks}
     assert orders == {("Alice", "Bob"), ("Bob", "Alice")}
     assert all(task.key[0][1].value == task.key[1][1].subject for task in tasks)

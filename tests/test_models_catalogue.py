@@ -153,8 +153,8 @@ def test_a_wheel_that_is_not_the_right_one_is_refused_and_leaves_nothing(
             archive.writestr(path, text)
     bad = dataclasses.replace(toy, sha256=hashlib.sha256(b"no GGUF at all").hexdigest())
     for name, entry, problem in [
-        ("cut.whl", toy, "is damaged"), ("other.whl", toy, "has no file toy_wheel/Toy"),
-        ("newer.whl", toy, "wrong checksum"), ("none.whl", toy, "no file"), ("bad.whl", bad, "can't be converted"),
+        ("cut.whl", toy, "not a zip file"), ("other.whl", toy, "no item named .*toy_wheel/Toy"),
+        ("newer.whl", toy, "wrong checksum"), ("none.whl", toy, "No such file"), ("bad.whl", bad, "can't be converted"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=problem):
             get(entry, print, tmp_path / name)

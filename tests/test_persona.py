@@ -24,7 +24,7 @@ from coterie.tools.sandbox.worker import SandboxSettings
 from scripts.tiny.persona_dialogues import ASKS, answer_text
 from tests.talking import greedy
 
-TASKS = generate_tasks("heldout", 150, 1)
+TASKS = generate_tasks("heldout", 1)[:150]
 ABOVE_4 = Choice("above", 4)
 TIMES_3 = Choice("times", 3)
 LAST_2 = Choice("last", 2)
@@ -80,7 +80,7 @@ def test_the_user_tells_one_choice_at_a_time(question: str, reply: str):
 
 def test_the_packaged_model_writes_the_function_of_its_choices():
     """After a dialogue in which it has asked for every choice."""
-    tokenizer, tasks = load_renderer("tiny-persona")[0].tokenizer, generate_tasks("heldout", 40, 7)
+    tokenizer, tasks = load_renderer("tiny-persona")[0].tokenizer, generate_tasks("heldout", 7)[:40]
     prompts = []
     for task in tasks:
         dialogue = [("system", SYSTEM_PROMPT), ("user", task.opening)]

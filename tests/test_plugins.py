@@ -151,7 +151,6 @@ PARTS = [
     (ENV, f"{WORLD}pass\n", "has no name, version, actors"),
     (ENV, f"{WORLD}settings_type = dict\n", "settings_type that is not settings"),
     (ENV, f"{WORLD}def __init__(self):\n        self.x = 1 / 0\n", "mine.py, line 3: ZeroDivisionError"),
-    (ENV, "from tests.guess import Guess\nclass World(Guess):\n    act = None\n", "has a method act of the wrong kind"),
     (SET, "class Mine: pass\n", "has no method rows"),
     (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
     (SET, f"{ROWS}        return []\n", "has no train rows"),

@@ -106,6 +106,16 @@ COLBENCH: Table = {
         critic={"max_length": 8192}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
     ),
 }  # fmt: skip
+WEBSIGHT: Table = {
+    **{key: value for key, value in COLBENCH.items() if key != "min_reward"},
+    "dataset.name": "websight", "environment.similarity.kind": "clip", "user_simulator.max_tokens": 4096,
+    "rollout.tasks": 1000, "rollout.repeats": 6, "min_difference": 0.1, "evaluate.tasks": 500,
+    **trainings(
+        {"epochs": 8, "max_length": 16384},
+        critic={"batch_rows": 8}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
+    ),
+}  # fmt: skip
+"""Table 5, and 6,000 dialogues of 1,000 tasks."""
 MOAT: Table = {
     "iterations": 2, "rollout.samples": 15, "rollout.temperature": 1.0, "rollout.top_p": 0.95,
     "rollout.ground_temperature": 0.1, "rollout.max_tokens": 512, "pairs.rule": "best_worst", "pairs.margin": 0.1,
@@ -269,7 +279,7 @@ MATHS = {key: value for key, value in GAP_CODE.items() if not key.startswith("en
 CASES: dict[tuple[str, str], Table] = {
     **{(method, name): column(table, n)
        for method, table in PUBLISHED.items() for n, name in enumerate(SETS)},
-    ("sweet_rl/backend", "colbench_code"): COLBENCH,
+    ("sweet_rl/backend", "colbench_code"): COLBENCH, ("sweet_rl/frontend", "websight"): WEBSIGHT,
     **{(method, name): {**MOAT, **MOAT_SETS.get((method, name), {})}
        for method in names() if method.startswith("moat/") for name in data_sets(method)},
     **{case: {**DENSE, **table} for case, table in DENSE_SETS.items()},
@@ -300,6 +310,7 @@ def test_methods_have_presets_of_these_data_sets() -> None:
     for method in METHODS:
         assert played_by(method) == ["exchange", *sorted(SETS)]
     assert played_by("sweet_rl/backend") == ["persona", "colbench_code"]
+    assert played_by("sweet_rl/frontend") == ["pages", "websight"]
 
 
 @pytest.fixture(scope="module")

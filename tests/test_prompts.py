@@ -8,10 +8,11 @@ import pytest
 
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import by_method
-from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
+from coterie.environments.coding import Coding, coding_task, functions
+from coterie.environments.collaboration import MARKER
 from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
+from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.settings import Method
 from coterie.environments.talk import Talk

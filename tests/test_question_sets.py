@@ -128,9 +128,9 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
     [
         ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"), ("none.jsonl", None, "no file"),
         ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: not JSON"),
-        ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
-        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it repeats the format of line 1"),
-        ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: format"),
+        ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: it has no new format"),
+        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it has no new format"),
+        ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: it has no new format"),
         ("a.yaml", "- x\n- [1]\n", "item 2 is broken"), ("a.yaml", "- x\n- {\n", "line 3"),
     ],
 )  # fmt: skip

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 
 from coterie.engines import pool, vllm
 from coterie.engines.pool import ServerPool, running_servers
+from coterie.engines.protocol import EngineError
+from coterie.engines.transfer import Send
 from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
 from coterie.training.checkpoint import weight_hash
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
-from tests.stub_server import served
+from tests.stub_server import Stub, served
+from tests.vllm.references import other_checkpoint
 
 SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl=0")
 LORA = ("train.method=lora", "train.lora_r=4", "engine.vllm.lora_rank=4")
@@ -52,8 +56,9 @@ class Servers:
         ):
             load_weights = pool.load
 
-            async def noted(path: Path, version: str) -> None:
-                await load_weights(path, version)
+            async def noted(path: Path, version: str, send: Send | None, expected: Any) -> None:
+                assert (expected is None) == (version == "1"), "the last has no trainer any more"
+                await load_weights(path, version, send, expected)
                 self.loaded.append(version)
                 model = pool.members[0].client.model
                 self.adapters += [model] if model != policy else []
@@ -122,6 +127,23 @@ def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers:
     for one in records.values():
         assert one["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
         assert one["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_server_that_did_not_get_what_the_trainer_has_ends_the_run(
+    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = other_checkpoint(tmp_path / "other")
+
+    async def load_other(self: Stub, request: Any) -> JSONResponse:
+        self._new = str(other)
+        await self._load()
+        return JSONResponse({})
+
+    monkeypatch.setattr(Stub, "reload_weights", load_other)
+    words = [*telling_words(tmp_path), *SERVED]
+    with pytest.raises(EngineError, match=r"the trainer and http.* have different weights"):
+        run_whole(made("rl/grpo", words), tmp_path / "run")
+    assert servers.loaded == []
 
 
 @pytest.mark.parametrize(

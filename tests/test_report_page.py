@@ -4,7 +4,6 @@ The last test drives headless Chromium, installed or brought by Playwright, and 
 """
 
 import json
-import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -154,23 +153,6 @@ def test_charts_have_room_for_all_values() -> None:
     assert all(26 <= end <= 186 for end in ends) and drawn.count("<circle") == 2
     with pytest.raises(ValueError, match="other cells"):
         Section("mine", "t", "i", ("a", "b"), (("1",),))
-
-
-@pytest.fixture
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    with sync_api.sync_playwright() as playwright:
-        try:
-            chromium = playwright.chromium.launch(executable_path=path, args=flags)
-        except sync_api.Error as error:
-            if path:
-                raise
-            pytest.skip(f"no Chromium or Chrome: {error.message.splitlines()[0]}")
-        yield chromium
-        chromium.close()
 
 
 def test_the_page_asks_for_nothing_and_never_scrolls_sideways(browser, tmp_path: Path) -> None:

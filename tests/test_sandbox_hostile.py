@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 import coterie
-from coterie.environments.coding import MARKER, coding_task
+from coterie.environments.coding import coding_task
+from coterie.environments.collaboration import MARKER
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import Grade, Shared
 from coterie.record.tree import Task

@@ -19,6 +19,7 @@ from coterie.selection import (
     count_pairs,
     dense_pairs,
     densest,
+    difference_pairs,
     first_differences,
     needed_visits,
     ranked_pairs,
@@ -127,6 +128,20 @@ def test_repeats_make_pairs_of_a_full_success_and_what_is_worse(
     rewards: list[float], least: float, pairs: list[tuple[str, str]]
 ) -> None:
     assert trajectory_pairs([(str(i), one) for i, one in enumerate(rewards)], least) == pairs
+
+
+def test_pairs_of_trajectories_have_a_gap() -> None:
+    rewards = [("a", 0.5), ("b", 0.75), ("c", 0.25), ("d", 0.5)]
+    assert difference_pairs(rewards, 0.25) == [
+        ("a", "c"),
+        ("b", "a"),
+        ("b", "c"),
+        ("b", "d"),
+        ("d", "c"),
+    ]
+    assert (
+        difference_pairs(rewards, 0.5) == [("b", "c")] and difference_pairs(rewards[:1], 0.1) == []
+    )
 
 
 def test_pairs_are_drawn_from_the_best_and_the_worst_and_never_inverted() -> None:

@@ -87,7 +87,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_exported(
         assert f"can't listen on port {port}" in refused(cli, *words, port, NAME)
     for more, problem in (
         ((NAME, "--iteration", 1), "not a run folder"),
-        (("./nowhere",), "no folder nowhere"),
+        (("./nowhere",), "no model or folder './nowhere'"),
         ((finished, "--iteration", 7), "has no version 7"),
         ((NAME, "--python", "/no/python"), "can't run /no/python"),
     ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.rollout.sessions import SessionError, Sessions, sessions_of
+from coterie.rollout.sessions import SessionError, Sessions
 
 SECONDS = 5.0
 
@@ -57,7 +57,7 @@ def test_each_session_is_closed_by_the_task_that_opened_it_also_after_a_fault() 
     table = Table()
 
     async def fails() -> None:
-        async with sessions_of(3, SECONDS) as sessions:
+        async with Sessions(3, SECONDS) as sessions:
             for node in ("a", "b"):
                 await sessions.keep(node, await sessions.open(table.game()))
             await sessions.open(table.game())  # in use
@@ -74,7 +74,7 @@ def test_each_session_is_closed_by_the_task_that_opened_it_also_after_a_fault() 
 def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> None:
     async def test() -> None:
         table = Table()
-        async with sessions_of(2, SECONDS) as sessions:
+        async with Sessions(2, SECONDS) as sessions:
             for node in ("a", "b", "c", "d"):
                 await sessions.keep(node, await sessions.open(table.game([node])))
             assert (table.most, sessions.closed_early) == (2, 2)
@@ -88,7 +88,7 @@ def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> 
 def test_a_copy_goes_on_and_what_it_was_copied_from_stays_if_it_can(forks: bool, room: int) -> None:
     async def test() -> None:
         table = Table(forks=forks)
-        async with sessions_of(room, SECONDS) as sessions:
+        async with Sessions(room, SECONDS) as sessions:
             assert await sessions.fork("a") is None
             await sessions.keep("a", await sessions.open(table.game(["x"])))
             session = await sessions.fork("a")
@@ -124,7 +124,7 @@ async def slow(ended: list[str]) -> AsyncIterator[Game]:
 def test_what_does_not_open_gives_its_place_back() -> None:
     async def test() -> None:
         ended: list[str] = []
-        async with sessions_of(1, 0.05) as sessions:
+        async with Sessions(1, 0.05) as sessions:
             with pytest.raises(SessionError, match="OSError: no such game"):
                 await sessions.open(broken())
             with pytest.raises(SessionError, match="did not open within"):
@@ -173,12 +173,12 @@ async def timed(work: Coroutine[Any, Any, None]) -> float:
 
 def test_a_session_that_never_ends_or_can_not_be_copied_gives_its_place_back() -> None:
     async def deaf_ends() -> None:
-        async with sessions_of(1, 0.02) as sessions:
+        async with Sessions(1, 0.02) as sessions:
             await sessions.keep("a", await sessions.open(deaf()))
             await sessions.open(Table().game())
 
     async def dead_ends() -> None:
-        async with sessions_of(2, SECONDS) as sessions:
+        async with Sessions(2, SECONDS) as sessions:
             for _ in range(3):
                 await sessions.keep("a", await sessions.open(dead()))
                 with pytest.raises(OSError, match="the process is gone"):
@@ -202,7 +202,7 @@ def test_a_branch_that_is_cancelled_gives_its_place_back(when: str) -> None:
 
     async def test() -> None:
         table = Table()
-        async with sessions_of(2, SECONDS) as sessions:
+        async with Sessions(2, SECONDS) as sessions:
             first = await sessions.open(leisurely(table))
             if when == "keeping a second one":
                 await sessions.keep("a", await sessions.open(leisurely(table)))
@@ -231,7 +231,7 @@ def test_nothing_opens_when_the_run_has_ended() -> None:
     table = Table()
 
     async def test() -> None:
-        async with sessions_of(1, SECONDS) as sessions:
+        async with Sessions(1, SECONDS) as sessions:
             await sessions.open(table.game())
             waits = asyncio.ensure_future(sessions.open(table.game()))
             await asyncio.sleep(0)

@@ -159,10 +159,6 @@ def test_a_tree_can_be_read_without_its_tokens(tmp_path):
             turns = [Turn(t.id, t.parent, t.speaker, t.parts) for t in tree.turns.values()]
             assert list(outline.turns.values()) == turns and not outline.requests
             assert outline.outcomes == tree.outcomes
-        assert store.size(0, "rollout") == (4, sum(len(tree.turns) for tree in trees))
-        assert store.size(1, "rollout") == (0, 0)
-        scores = {leaf: one.score for tree in trees for leaf, one in tree.outcomes.items()}
-        assert store.scores(0, "rollout") == scores != store.scores(0, "evaluate") == {}
 
 
 def test_selections_are_references_in_stored_order(tmp_path):

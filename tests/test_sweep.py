@@ -51,7 +51,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
     assert "kept from" in lines[-1] and "align of iteration 0" in lines[-1]
     times = list(map(seconds, sweep))
     assert all(set(some) == set(first.recipe.steps()) for some in times)
-    assert [step for step in times[0] if times[0][step] == times[1][step]] == common
+    assert all(times[0][step] == times[1][step] for step in common)
     for point, row in zip(sweep, rows, strict=True):
         with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
             last = evaluation(run.store, 2)

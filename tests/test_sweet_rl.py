@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.coding import CRITIC
+from coterie.environments.collaboration import CRITIC
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, token_values, using
 from coterie.models.loading import is_adapter

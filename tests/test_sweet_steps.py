@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
-from coterie.environments.coding import AGENT, CRITIC, with_reference
+from coterie.environments.collaboration import CRITIC, with_reference
+from coterie.environments.protocol import AGENT
 from coterie.models.adapters import HEAD_FILE, find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent

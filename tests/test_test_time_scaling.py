@@ -85,7 +85,7 @@ def by_judge(
     async def work(url: str) -> BestOfN:
         settings = PickerSettings(model="paid", url=url, concurrency=1)
         with Store.open(store, read_only=True) as opened:
-            return await score_best_of_n(opened, 0, "evaluate", TASKS, SAMPLES, settings, file)
+            return await score_best_of_n(opened, 0, "evaluate", SAMPLES, settings, file)
 
     with service(judge(choose)) as server:
         *_, result = [asyncio.run(work(server.url)) for _ in range(times)]

@@ -14,7 +14,7 @@ from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, Speaker, ToolResult, Turn, make_turn
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.tools.calls import NativeCalls, closing
 from tests.games import TOOLS, Asking
 from tests.test_endpoint import Answer, says, service, settings
@@ -42,7 +42,7 @@ def played(*script: Answer, game: Asking | None = None) -> tuple[list[Turn], lis
     """The path of a game, and the requests that the service had."""
 
     async def play(url: str) -> list[Turn]:
-        async with Endpoint(settings(url)) as endpoint, sessions_of(1, 5.0) as sessions:
+        async with Endpoint(settings(url)) as endpoint, Sessions(1, 5.0) as sessions:
             sampler = TextSampler(endpoint, Sampling(max_tokens=20, stop=("END",)))
             grown = Branches(
                 *(game or Looking(), {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),

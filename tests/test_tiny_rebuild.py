@@ -1,7 +1,7 @@
 """A shortened rebuild of each packaged model runs, and has the packaged shape and tokenizer.
 
-Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts`` or ``encyclopedia`` for
-one of them. The rebuild has a fraction of the tokens, so it knows less.
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts``, ``encyclopedia`` or
+``pages`` for one of them. The rebuild has a fraction of the tokens, so it knows less.
 """
 
 import json
@@ -19,7 +19,7 @@ from scripts.tiny.world import load
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 TOKENS = 200_000
 """Of the first phase after its drills."""
-MICRO_WORLDS = ("exchange", "persona", "problems", "acts", "encyclopedia")
+MICRO_WORLDS = ("exchange", "persona", "problems", "acts", "encyclopedia", "pages")
 
 pytestmark = pytest.mark.slow
 

@@ -71,7 +71,7 @@ def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
 @pytest.mark.parametrize(
     ("file", "damage", "reason"),
     [
-        ("final/training.json", {"report": {}}, "it has no 'steps'"),
+        ("final/training.json", {"report": {}}, "it has no 'rows'"),
         ("state.json", {"counts": {}}, "it has no 'rows'"),
     ],
 )
@@ -112,3 +112,11 @@ def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
     assert (report.final / "config.json").exists()
     again = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "run", progress=StopAt(0))
     assert again == report, "a finished training is not repeated"
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(1e-9, 1), (1e9, 0), (None, 0)])
+def test_a_checkpoint_is_due_after_some_time(tmp_path, seconds, saved):
+    settings = with_(save_every_seconds=seconds)
+    with Trainer(tiny_llama(), SFT(), settings, tmp_path, steps=3) as trainer:
+        trainer.step(some_rows(8))
+        assert len(list(tmp_path.glob("checkpoint-*"))) == saved

@@ -24,7 +24,6 @@ from coterie.rollout.tree_search import (
     TreeSearch,
     Value,
     choose,
-    growth,
     node_values,
 )
 
@@ -112,12 +111,12 @@ def test_every_rollout_ends_every_turn_is_where_it_was_sampled_and_near_siblings
     (task,) = environment.tasks("train", 1, 3)
     samplers = dict.fromkeys(environment.actors, sampler)
     driver = Driver(environment, samplers, seed=0, shared=Shared())
-    rule = growth(SearchSettings(searches=2, rollouts=6, merge_distance=limit))
+    settings = SearchSettings(searches=2, rollouts=6, merge_distance=limit)
 
     async def grow() -> TreeSearch:
         async with driver.sessions() as sessions:
             branches = driver.branches(task, Tree(task.id, "rollout", 1), sessions)
-            search = TreeSearch(branches, by_score, samplers, rule)
+            search = TreeSearch(branches, by_score, samplers, settings)
             await search.grow(lambda *_: None)
             return search
 

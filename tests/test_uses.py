@@ -55,6 +55,8 @@ def _others(value: Any, kind: Any) -> list[Any]:
     if isinstance(value, float):
         return [value / 2 + 0.01]
     kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    if value is None and int in kinds:
+        return [100]
     choices = [one for each in kinds if get_origin(each) is Literal for one in get_args(each)]
     return [one for one in choices if one != value][:1]
 

@@ -213,12 +213,8 @@ def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
 def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
     with pytest.raises(UserError, match="which the model does not have"):
         train(tiny_llama(), some_pairs(), SETTINGS, tmp_path, objective=Regression())
-    with pytest.raises(UserError, match="has no value head"):
-        token_values(tiny_llama(), [(1, 2)], [[1]])
-    with pytest.raises(UserError, match=f"no {HEAD_FILE}"):
-        load_head(tiny_llama(), tmp_path)
     report = train(with_head(), some_pairs(), SETTINGS, tmp_path / "t", objective=Regression())
-    with pytest.raises(UserError, match="hidden states of width 16"):
+    with pytest.raises(UserError, match=r"value head in .* does not fit this model"):
         load_head(tiny_llama(hidden_size=32), report.final)
     with pytest.raises(UserError, match="weight >= 0"):
         Classifier().count(replace(some_labelled()[0], weight=-1.0))
@@ -235,7 +231,7 @@ def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_pa
     load_head(model, report.final)
     (values,) = token_values(model, [(1, 2, 3)], [(1, 2)])
     assert len(values) == 2 and float(values.abs().max()) > 0
-    with pytest.raises(UserError, match="hidden states of width 8, but the model's width is 16"):
+    with pytest.raises(UserError, match=r"value head in .* does not fit this model"):
         load_head(tiny_llama(), report.final)
 
 

@@ -67,6 +67,19 @@ def talk() -> tuple[Tree, list[Turn]]:
     return tree, turns
 
 
+def test_a_target_names_the_writer_of_each_span_of_its_tokens():
+    tree = Tree("t", "rollout", 0)
+    request = Request.make("Alice", tree.root, None, (1, 2), OPENING)
+    spans = (("0", 1), ("0.1", 2))
+    own = replace(sample(request, (3, 4, 5)), version="0.1", versions=spans)
+    tree.add(turn := make_turn(tree.root, ALICE, [Part("said")], sample=own), request)
+    ((target,),) = [row.targets for row in rows(view(tree, turn.id, "Alice"))]
+    assert target.writer == "policy@0.1"
+    assert target.writers == (("policy@0", 1), ("policy@0.1", 2))
+    with pytest.raises(ValueError, match="versions"):
+        replace(own, versions=(("0", 2),))
+
+
 def test_a_view_is_what_went_through_the_engine():
     tree, turns = talk()
     assert prompts(tree, turns[3].id, "Alice") == [

@@ -1,12 +1,10 @@
 """Command, environment and weights of vLLM servers, without vLLM (``tests/vllm`` runs it)."""
 
 import ast
-import asyncio
 import os
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -15,31 +13,29 @@ from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
 
 
-def reload_method(backend: VLLMBackend) -> str:
-    """Return the method of its workers by which a server reads new weights."""
-    client = AsyncMock()
-    asyncio.run(backend.reload(client, "runs/x/final"))
-    (path, body), _ = client.post.call_args
-    assert path == "/collective_rpc" and body["kwargs"] == {"weights_path": "runs/x/final"}
-    return str(body["method"])
-
-
-def test_a_server_on_a_cpu_reads_new_weights_into_a_tied_output_layer_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_has_the_extension_that_loads_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    on_cpu, on_gpu = (VLLMBackend(VLLMSettings(), devices) for devices in ([], ["0"]))
-    words = list(on_cpu.command("model", "policy", 8000))
-    module, _, name = words[words.index("--worker-extension-cls") + 1].partition(".")
-    assert on_cpu.environment(0)["PYTHONPATH"] == f"{INSIDE}{os.pathsep}elsewhere"
-    body = ast.parse((INSIDE / f"{module}.py").read_text()).body
-    (extension,) = [node for node in body if isinstance(node, ast.ClassDef)]
-    methods = {node.name for node in extension.body if isinstance(node, ast.FunctionDef)}
-    assert extension.name == name and reload_method(on_cpu) in methods
-    assert "--worker-extension-cls" not in on_gpu.command("model", "policy", 8000)
-    assert "PYTHONPATH" not in on_gpu.environment(0)
-    external = VLLMBackend(VLLMSettings(urls=("http://host:8000",)), [])
-    assert reload_method(on_gpu) == reload_method(external) == "reload_weights"
+    for devices in ([], ["0"]):
+        backend = VLLMBackend(VLLMSettings(), devices)
+        words = list(backend.command("model", "policy", 8000))
+        module, _, name = words[words.index("--worker-extension-cls") + 1].partition(".")
+        assert backend.environment(0)["PYTHONPATH"] == f"{INSIDE}{os.pathsep}elsewhere"
+        body = ast.parse((INSIDE / f"{module}.py").read_text()).body
+        assert name in {node.name for node in body if isinstance(node, ast.ClassDef)}
+
+
+@pytest.mark.parametrize(
+    ("transfer", "engine"), [("disk", "files"), ("shm", "files"), ("nccl", "nccl")]
+)
+def test_a_server_has_the_transfer_of_the_settings(transfer: Any, engine: str) -> None:
+    words = list(VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", 8000))
+    assert words[words.index("--weight-transfer-config") + 1] == f'{{"backend": "{engine}"}}'
+
+
+def test_shared_memory_needs_servers_on_this_machine() -> None:
+    VLLMSettings(transfer="shm", urls=("http://127.0.0.1:8000",))
+    with pytest.raises(ValueError, match="transfer=shm needs servers on this machine"):
+        VLLMSettings(transfer="shm", urls=("http://node-2:8000",))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def fetch(url: str, settings: FetchSettings, trust: ssl.SSLContext | None = None
         try:
             return await fetcher.fetch(url, KINDS)
         finally:
-            await fetcher.close()
+            await fetcher.aclose()
 
     return asyncio.run(get())
 
@@ -189,7 +189,7 @@ def test_nothing_of_one_page_is_sent_with_another(
         fetcher = Fetcher(allowing(host))
         await fetcher.fetch(f"{host.url}/cookie", KINDS)
         await fetcher.fetch(f"{host.url}/oslo", KINDS)
-        await fetcher.close()
+        await fetcher.aclose()
 
     asyncio.run(both())
     assert [head.get("Cookie") for head in host.heads] == [None, None]

@@ -145,7 +145,6 @@ def test_temporary_failures_are_tried_again_and_others_are_errors(
     ("settings", "problem"),
     [
         ({"backend": "serper"}, "SERPER_API_KEY is not set"),
-        ({"backend": "corpus"}, "no pages to search"),
         ({"backend": "corpus", "pages": "nowhere"}, "there is no file"),
         ({"backend": "corpus", "pages": "bad.jsonl"}, "line 2, is not a page"),
         ({"backend": "corpus", "pages": "twice.jsonl"}, "two pages of u"),

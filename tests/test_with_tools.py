@@ -22,7 +22,7 @@ from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
 from coterie.reports.page import tools
 from coterie.rollout.episodes import Driver, Episode
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.runs.items import play
 from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
@@ -159,7 +159,7 @@ def test_a_session_is_forked_or_replayed_and_calls_that_only_look_are_not_run_ag
     made = equipped(game, source)
 
     async def test() -> tuple[str, str, int]:
-        async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
+        async with open_toolbox([source], ToolsSettings()) as box, Sessions(4, 5.0) as kept:
             grown = branches(made, {"agent": Script(lambda _: "")}, Tree("t", "r", 0), kept)
             grown.shared = Shared(box)
             at = await grown.start()
@@ -214,7 +214,7 @@ MULTIPLY = "examples/tool.py:multiply"
     ("names", "config", "error"),
     [
         (["abacus"], None, "no tool is called 'abacus'"),
-        ([MULTIPLY, MULTIPLY], None, "is listed twice"),
+        ([MULTIPLY, MULTIPLY], None, "two tools are called 'multiply'"),
         ([MULTIPLY], "tools: 3", "has no list of tools"),
         ([MULTIPLY], "tools: [{tool: x}, {tool: x}]", "two tools called 'x'"),
         (["calc"], f"tools: [{{name: calc, tool: '{MULTIPLY}', depth: 3}}]", "has no settings"),
@@ -256,7 +256,7 @@ def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_o
         async with (
             Sandbox(SandboxSettings(workers=1)) as sandbox,
             open_toolbox([source], ToolsSettings()) as box,
-            sessions_of(4, 20.0) as kept,
+            Sessions(4, 20.0) as kept,
         ):
             grown = branches(made, {"agent": Script(lambda _: "")}, Tree("t", "r", 0), kept, 20.0)
             grown.shared = Shared(box, sandbox)

@@ -81,7 +81,7 @@ def _texts(seed: int) -> Iterator[str]:
         for step in steps:
             yield step.told
             yield write_action(step.action)
-    for problem in sums.generate("corpus", 2000, seed):
+    for problem in sums.generate("corpus", seed)[:2000]:
         says = corrected_play if problem.trap else right_play
         yield from (text for _, text in says(problem, rng))
     often = [*map(write_action, ACTIONS), *(f" {one}" for one in PLACES)]
@@ -138,7 +138,7 @@ def sums_row(
 def _played(count: int, habit: float, seed: int) -> Iterator[list[Step]]:
     """Yield games of the corpus, as the script plays them."""
     rng, game = random.Random(f"acts/games/{habit}/{seed}"), Game(new_level(LEVEL))
-    for draw in games(LEVEL, "corpus", seed, 0, count):
+    for draw in games(LEVEL, "corpus", seed)[:count]:
         yield play(game, draw.seed, STEPS, habit, rng)
 
 
@@ -146,7 +146,7 @@ def groups(tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> Itera
     """Yield games, with dialogues on sums between them."""
     rng = random.Random(f"acts/stage/{seed}")
     for block in count(1):
-        problems = iter(sums.generate("corpus", BLOCK, seed + block))
+        problems = iter(sums.generate("corpus", seed + block)[:BLOCK])
         for number, steps in enumerate(_played(BLOCK, stage.habit, seed + block)):
             rows = [game_row(tokenizer, steps, f"babyai/{seed + block}/{number}")]
             if rng.random() < stage.sums:

@@ -170,7 +170,7 @@ class Block:
         hops: tuple[int, ...] = (2, 2, 2, 3),
     ) -> list[Question]:
         """Questions over its entries."""
-        return generate("corpus", count, self.seed, self.encyclopedia, kinds, compared, hops)
+        return generate("corpus", self.seed, self.encyclopedia, kinds, compared, hops)[:count]
 
     def said(self, question: Question, form: TraceForm, conclusion: str = "") -> list[str]:
         """An expert's messages, and between them what it is shown, as play shows it.

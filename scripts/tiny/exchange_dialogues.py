@@ -181,7 +181,7 @@ class ExchangeMix:
 def corpus(seed: int, count: int, mix: ExchangeMix = ExchangeMix()) -> Iterator[ExchangeDialogue]:
     """`count` scripted dialogues on tasks of the `corpus` split."""
     rng = random.Random(f"exchange/corpus/{seed}")
-    for task in generate_tasks("corpus", count, seed, mix.levels, mix.facts_per_agent):
+    for task in generate_tasks("corpus", seed, mix.levels, mix.facts_per_agent)[:count]:
         if rng.random() < mix.hint_share:
             style = rng.choice(mix.hint_styles)
             hint = FORMAT_POOL[style]

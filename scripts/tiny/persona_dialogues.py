@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.environments.coding import MARKER, SHOWN_REFERENCE
+from coterie.environments.collaboration import MARKER, SHOWN_REFERENCE
 from coterie.environments.persona import (
     ASPECTS,
     CHOICES,
@@ -143,7 +143,7 @@ class PersonaDialogue:
 def corpus(seed: int, count: int, mix: PersonaMix = HABITS) -> Iterator[PersonaDialogue]:
     """`count` scripted dialogues on tasks of the `corpus` split."""
     rng = random.Random(f"persona/corpus/{seed}")
-    for task in generate_tasks("corpus", count, seed, mix.sizes):
+    for task in generate_tasks("corpus", seed, mix.sizes)[:count]:
         yield scripted_dialogue(task, mix, rng, shown=rng.random() < mix.shown)
 
 

@@ -56,7 +56,7 @@ def _texts(seed: int) -> Iterator[str]:
     """Yield problems in both wordings, plans and actions."""
     rng = random.Random(f"problems/tokenizer/{seed}")
     for wording in ("near", "far"):
-        for problem in generate("corpus", 1500, seed, PARTS, wording, OFTEN):
+        for problem in generate("corpus", seed, PARTS, wording, OFTEN)[:1500]:
             yield problem_text(problem)
             yield plan_text(subgoals(problem, 0.5, rng, careful=False))
             yield actions_text(actions(problem))
@@ -102,8 +102,8 @@ OFTEN = 0.4
 def _mixed(stage: Stage, seed: int, rng: random.Random) -> list[Problem]:
     """Draw problems in both wordings, shuffled; more owners have several quantities than in tasks."""
     far = round(1000 * stage.far)
-    problems = generate("corpus", 1000 - far, seed, stage.parts, "near", OFTEN)
-    problems += generate("corpus", far, seed, stage.parts, "far", OFTEN)
+    problems = generate("corpus", seed, stage.parts, "near", OFTEN)[: 1000 - far]
+    problems += generate("corpus", seed, stage.parts, "far", OFTEN)[:far]
     rng.shuffle(problems)
     return problems
 

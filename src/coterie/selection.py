@@ -169,6 +169,17 @@ def trajectory_pairs(
     return [(chosen, leaf) for leaf, reward in rewards if reward < best]
 
 
+def difference_pairs(
+    rewards: Sequence[tuple[str, float]], min_difference: float
+) -> list[tuple[str, str]]:
+    """Return all (chosen, rejected) leaves of a task whose rewards differ by at least ``min_difference``."""
+    return [
+        (chosen, rejected)
+        for (chosen, best), (rejected, worse) in permutations(rewards, 2)
+        if best - worse >= min_difference
+    ]
+
+
 def ranked_pairs(
     scores: Mapping[str, float], settings: RankedPairSettings, seed: str
 ) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from coterie.record.tree import CONTEXT, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Message, Tool
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import Prompt, TokenSampler, utterances
-from coterie.rollout.sessions import sessions_of
+from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, TreeGrower
 from coterie.tools.calls import Function, NativeCalls, Tag
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
@@ -109,7 +109,7 @@ def grown(name: str, way: str) -> tuple[Tree, Heard]:
     async def grow() -> None:
         sampler = TokenSampler(engine, renderer.render, Sampling(), room(name), renderer.calls)
         cast = dict.fromkeys(made.actors, sampler)
-        async with open_toolbox([source], settings) as box, sessions_of(1, 5.0) as sessions:
+        async with open_toolbox([source], settings) as box, Sessions(1, 5.0) as sessions:
             branches = Branches(
                 *(made, cast, task, tree),
                 seed=0, shared=Shared(box), sessions=sessions, seconds=5.0,

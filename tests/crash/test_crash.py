@@ -15,6 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey, Metrics
+from coterie.runs.group_queue import groups_taken
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import step_records
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGINS = (
     f"{EXAMPLES}/recipe.py:BestOfN", f"environment={EXAMPLES}/environment.py:Guess", "model=tiny-exchange",
@@ -24,7 +30,6 @@ REINFORCED = (
     "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.count=4",
     "steps.save_every=2", "update.learning_rate=1e-3", "engine.device=cpu",
 )  # fmt: skip
-ZYGOTE = Path(__file__).parent / "zygote.py"
 SHARES = 8
 """Tests into which the sweep over all write boundaries is divided, for several processes."""
 
@@ -34,7 +39,8 @@ class Zygote:
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(ZYGOTE), *words],
+            [sys.executable, "-m", "tests.crash.zygote", *words],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,6 +117,35 @@ def test_reinforcement_learning_killed_within_a_step_resumes_to_the_same_weights
             folder, kill_at = tmp_path / f"run-{n}", f"reinforce:{generator.randint(1, 40)}"
             assert zygote.run(folder, kill_at)["killed"], kill_at
             assert zygote.run(folder)["digest"] == undisturbed["digest"], kill_at
+
+
+@pytest.mark.slow
+def test_sampling_beside_training_killed_anywhere_loses_no_group_and_takes_none_twice(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.py").write_text("def short(dialogue):\n    return -dialogue.tokens / 100\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    overlap = ("engine.kind=vllm", "rollout.max_staleness=1", "loss.kl=0", term)
+    with closing(Zygote("rl/grpo", *REINFORCED, *overlap)) as zygote:
+        generator = random.Random(0)
+        for n in range(8):
+            folder, finished = tmp_path / f"run-{n}", set[ItemKey]()
+            steps: dict[int, Metrics] = {}
+            for kill_at in (f"reinforce:{generator.randint(1, 60)}" for _ in range(2)):
+                zygote.run(folder, kill_at)
+                with Store.open(folder / "store.sqlite", read_only=True) as store:
+                    finished |= {item.key for item in store.items(0)}
+                    steps |= step_records(store, 0, REINFORCE)
+            zygote.run(folder)
+            with Store.open(folder / "store.sqlite", read_only=True) as store:
+                records = step_records(store, 0, REINFORCE)
+                assert finished <= {item.key for item in store.items(0)}
+                taken = [group for step in range(4) for group in groups_taken(records[step])]
+                for draw, task in taken:
+                    keys = store.finished_keys(0, f"{REINFORCE}/{draw:05d}")
+                    assert sum(one == task for one, _ in keys) == 3
+            assert steps == {step: records[step] for step in steps}
+            assert len({*taken}) == len(taken) >= 8
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Runs a small recipe in forked children and kills them, really, at a chosen write boundary.
 
-    python tests/crash/zygote.py [RECIPE KEY=VALUE...]
+    python -m tests.crash.zygote [RECIPE KEY=VALUE...]
 
 Started by the crash tests as a process of its own, so that every child begins from warm imports and
 an untouched torch. It reads lines ``FOLDER KILL_AT`` and answers one JSON line each:
@@ -33,6 +33,7 @@ from coterie.record.rows import rows, view
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import Stage, run_steps
 from coterie.runs.roles import load_selections
+from tests.separate_engine import use_separate_engines
 
 WORDS = [
     "iterations=2", "rollout.tasks=3", "rollout.samples=2", "rollout.max_tokens=12",
@@ -127,6 +128,8 @@ def child(folder: Path, kill_at: str, answer: int) -> None:
     torch.set_num_threads(1)
     name, *words = sys.argv[1:] or ["optima/isft", *WORDS]
     own, killer = settings(name, words), Killer(str(folder), kill_at)
+    if own.engine.kind == "vllm":
+        use_separate_engines([])
     recipe = watched(recipe_of(own), killer)
     sys.addaudithook(killer.audit)
     with open_run(folder, own.recipe, own) as run:

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.engines.pool import running_servers
 from coterie.engines.protocol import Engine, Sampling
-from coterie.engines.server import free_port, port_taken
+from coterie.engines.server_process import free_port, port_taken
 from coterie.engines.settings import VLLMSettings
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx2
 
+from coterie.engines.vllm import TOKENS
+
 Body = dict[str, Any]
-COMPLETIONS = "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ async def _serve(
     ]
     content = await reader.readexactly(int(lengths[0])) if lengths else b""
     bad = None
-    if path == COMPLETIONS:
+    if method == "POST" and path == TOKENS:
         body = json.loads(content)
         state.bodies.append(body)
         bad = state.plan(state.count, body)

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coterie.engines import server, vllm
+from coterie.engines import server_process as processes
+from coterie.engines import vllm
 from coterie.engines.pool import ServerPool, running_servers, vllm_pool
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.engines.settings import VLLMSettings
@@ -109,7 +110,7 @@ def test_a_server_that_does_not_start_or_is_missing_says_why(
     with pytest.raises(UserError, match=r"ended with status 1 before it answered") as error:
         asyncio.run(enter(opened(model, tmp_path, name=folder)))
     assert str(tmp_path / "vllm-0.log") in str(error.value) and str(folder) in str(error.value)
-    url = f"http://127.0.0.1:{server.free_port()}"
+    url = f"http://127.0.0.1:{processes.free_port()}"
     missing = running_servers(model.renderer, at(url), policy="talker", version="0")
     with pytest.raises(UserError, match=f"no inference server answers at {url}"):
         asyncio.run(enter(missing))
@@ -121,8 +122,8 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
     with socket.socket() as theirs:
         theirs.bind(("127.0.0.1", 0))
         theirs.listen()
-        free, taken = server.free_port, [theirs.getsockname()[1]]
-        monkeypatch.setattr(server, "free_port", lambda: taken.pop() if taken else free())
+        free, taken = processes.free_port, [theirs.getsockname()[1]]
+        monkeypatch.setattr(processes, "free_port", lambda: taken.pop() if taken else free())
 
         async def run() -> None:
             async with opened(model, tmp_path) as pool:

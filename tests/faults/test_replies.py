@@ -36,14 +36,15 @@ FAULTS = {
     "connection cut": Bad(keep=80),
     "stall": Bad(stall=True),
     "an id too few": edited(lambda choice: choice["token_ids"].pop()),
-    "a log-prob too few": edited(lambda choice: choice["logprobs"]["token_logprobs"].pop()),
-    "log-prob above 0": edited(
-        lambda c: c["logprobs"].update(token_logprobs=[0.5] * len(c["token_ids"]))
-    ),
+    "a log-prob too few": edited(lambda choice: choice["logprobs"]["content"].pop()),
+    "log-prob above 0": edited(lambda c: c["logprobs"]["content"][0].update(logprob=0.5)),
     "log-prob of nothing": edited(
-        lambda c: c["logprobs"].update(token_logprobs=[float("nan")] * len(c["token_ids"]))
+        lambda c: c["logprobs"]["content"][0].update(logprob=float("nan"))
     ),
-    "another prompt": edited(lambda choice: choice["prompt_token_ids"].reverse()),
+    "another prompt": Bad(
+        edit=lambda reply: reply | {"prompt_token_ids": reply["prompt_token_ids"][::-1]}
+    ),
+    "unknown weights": edited(lambda choice: choice["weight_versions"][0].update(version="9")),
     "another model": Bad(edit=lambda reply: reply | {"model": "impostor"}),
 }
 
@@ -89,8 +90,8 @@ def test_an_item_that_fails_for_good_is_recorded_and_the_others_are_unharmed(
 
     def plan(number: int, body: Body) -> Bad | None:
         if number == OPENING + 6:
-            victims.append(body["seed"])
-        return Bad(status=500) if body.get("seed") in victims else None
+            victims.append(body["sampling_params"]["seed"])
+        return Bad(status=500) if body["sampling_params"].get("seed") in victims else None
 
     settings = QUICK.model_copy(update={"attempts": 3})
     played, stats, _ = _play(server, model, plan, settings)
@@ -143,7 +144,8 @@ def test_a_server_that_fails_is_passed_over_for_one_that_works(
 def test_a_request_asks_for_exactly_what_is_recorded(server: str, model: LoadedModel) -> None:
     _, _, between = _play(server, model, lambda number, body: None)
     body = between.bodies[OPENING]
-    assert all(isinstance(token, int) for token in body["prompt"])
-    wanted = {"temperature": 1.2, "top_p": 0.98, "max_tokens": 64, "return_token_ids": True}
-    assert wanted.items() <= body.items()
-    assert set(body["stop_token_ids"]) == model.renderer.end_ids and type(body["seed"]) is int
+    assert all(isinstance(token, int) for token in body["token_ids"]) and body["return_token_ids"]
+    parameters = body["sampling_params"]
+    wanted = {"temperature": 1.2, "top_p": 0.98, "max_tokens": 64, "logprobs": 0}
+    assert wanted.items() <= parameters.items() and type(parameters["seed"]) is int
+    assert set(parameters["stop_token_ids"]) == model.renderer.end_ids

@@ -161,6 +161,7 @@ FAULTS = (
     ),
     # Selections.
     Fault("coterie.selection:best_demonstrations", around(_last_selected), [SELECT]),
+    Fault("coterie.selection:difference_pairs", reverse, [SELECT]),
     Fault("coterie.selection:best_demonstrations", settings(threshold=-math.inf), [SELECT]),
     Fault("coterie.selection:best_demonstrations", settings(top_share=1.0), [SELECT]),
     Fault("coterie.selection:best_demonstrations", settings(skip_share=0.0), [SELECT]),

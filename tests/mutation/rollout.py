@@ -40,6 +40,7 @@ FORGED = "tests/test_forged_turns.py::"
 OWN_TURNS = f"{FORGED}test_own_turns_stay_as_sampled_in_any_company"
 ROLES = "tests/test_roles.py::"
 DRAWS = "tests/test_inprocess_engine.py::test_draws_follow_the_distribution_and_top_p_cuts_its_tail"
+SPANS = "tests/test_inprocess_engine.py::test_a_completion_in_flight_spans_a_load_and_leaves_no_old_keys"
 SEEDS_DIFFER = "tests/test_inprocess_engine.py::test_one_call_with_many_seeds_equals_many_calls"
 VALUE_CAN = f"{DENSE}test_a_value_can_be_the_mean_of_the_children"
 FIRST_CHILD = f"{DENSE}test_the_first_child_is_greedy_and_the_others_take_the_temperatures_in_turn"
@@ -155,6 +156,7 @@ FAULTS = (
     Fault(f"{M}adapters:untie", returns(None), [ADAPTERS]),
     Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
     # What an engine draws.
+    Fault("coterie.engines.llama:CompiledLlama.leave", given(reuse=True), [SPANS]),
     Fault("coterie.engines.inprocess:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
     Fault("coterie.engines.inprocess:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
     Fault("coterie.engines.sequence:uniforms", given(seed=0), [SEEDS_DIFFER]),

@@ -91,7 +91,7 @@ FAULTS = (
         [NEXT_RUN],
     ),
     # Roles: versions, shared bases.
-    Fault("coterie.runs.roles:_check_shared", returns(None), [ROLES_CANNOT]),
+    Fault("coterie.runs.roles:check_roles", returns(None), [ROLES_CANNOT]),
     Fault("coterie.runs.loop:check_stages", returns(None), [STAGES_CANNOT]),
     # What resumes and what does not.
     Fault("coterie.runs.items:_has_succeeded", returns(True), [NOTHING_RECORDED]),

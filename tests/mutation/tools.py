@@ -47,12 +47,26 @@ DIALOGUE_ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_t
 MARKER_THOUGHTS = "tests/test_coding.py::test_marker_and_thoughts"
 WHAT_REPLY = f"{CODING}test_quotes_of_the_reference_are_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
+FRONTEND = "tests/test_frontend.py::"
+LAST_PAGE = f"{FRONTEND}test_only_the_last_page_is_rendered_and_scored"
+ONE_DIFFERENCE = f"{FRONTEND}test_the_scripted_user_names_the_largest_difference_alone"
+ADDRESSES = f"{FRONTEND}test_whole_addresses_of_pictures_are_replaced"
+SIMILARITY = "tests/test_similarity.py::"
+IMAGE_SIZES = "tests/test_render.py::test_placeholder_images_have_their_size"
+OTHER_LINKS = "tests/test_render.py::test_other_links_stay"
+MISSING_BLACK = f"{SIMILARITY}test_a_missing_page_has_the_raw_similarity_of_a_black_image"
+BY_HAND = f"{SIMILARITY}test_layout_by_hand"
+COSINE = f"{SIMILARITY}test_clip_is_the_cosine_of_transformers"
 ONLY_CALLS = f"{WORKFLOW}test_only_the_calls_of_a_plan_can_be_too_early_for_it"
 EACH_VIOLATION = "tests/test_workflow_plan.py::test_each_violation_is_counted_once"
 RESULT_CAN = f"{TAGS}test_a_result_can_neither_close_its_tag_nor_open_another"
 GROUNDER_SEES = (
     "tests/test_plan_ground.py::test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools"
 )
+
+
+def _dot_of_parts(original, self, first, second):
+    return original(self, first[:-1], second[:-1])
 
 
 def _one_gold(original, prediction, golds):
@@ -121,19 +135,35 @@ FAULTS = (
     Fault(f"{B}sandbox.results:same", given(tolerance=0.0), [FLOATS_MAY]),
     Fault(f"{B}sandbox.results:has_nan", returns(False), [VALUES_PYTHON]),
     Fault(f"{E}coding:hidden_calls", without_last, [FRACTION]),
-    Fault(f"{E}coding:with_reference", returns(lambda messages: messages), [ONLY_CRITIC]),
+    Fault(f"{E}collaboration:with_reference", returns(lambda messages: messages), [ONLY_CRITIC]),
     Fault(
-        f"{E}coding:Coding.limits",
+        f"{E}collaboration:Collaboration.limits",
         result(lambda limits: {name: most + 1 for name, most in limits.items()}),
         [DIALOGUE_ENDS],
     ),
-    Fault(f"{E}coding:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
+    Fault(f"{E}collaboration:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
+    # Web pages.
+    Fault(f"{E}frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]),
+    Fault(f"{E}pages:largest_difference", returns("bar"), [ONE_DIFFERENCE]),
+    Fault(
+        "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
+    ),
     Fault(f"{E}user_simulator:overlap", returns(0), [WHAT_REPLY]),
     # Plans: levels, early calls, violations.
     Fault(f"{E}traces:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
     Fault(f"{E}workflow:calls_before_their_turn", returns(0), [ONLY_CALLS]),
     Fault(f"{E}traces:violations", without_first, [EACH_VIOLATION]),
     Fault(f"{B}calls:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
+    # Similarity of pages.
+    Fault(
+        f"{B}render:_gray_image", result(lambda url: url.replace("%27600", "%27599")), [IMAGE_SIZES]
+    ),
+    Fault(
+        f"{B}render:inline_resources", result(lambda html: html.replace("<link", "")), [OTHER_LINKS]
+    ),
+    Fault(f"{B}similarity:_plain", given(white=1), [MISSING_BLACK]),
+    Fault(f"{B}similarity:_overlap", result(lambda overlap: max(overlap, 0.5)), [BY_HAND]),
+    Fault(f"{B}similarity:Encoder.similarity", around(_dot_of_parts), [COSINE]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
 )

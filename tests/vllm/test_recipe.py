@@ -14,7 +14,12 @@ VLLM = (
 )  # fmt: skip
 
 
+def processes() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 def test_a_run_by_one_server_that_loads_each_policy(cli: Cli) -> None:
+    before = processes()
     said = cli("run", "optima/isft", *SMALL, *VLLM, "--folder", "run")
     assert said.code == 0, said.err
     with Store.open(Path("run/store.sqlite"), read_only=True) as store:
@@ -25,4 +30,4 @@ def test_a_run_by_one_server_that_loads_each_policy(cli: Cli) -> None:
             assert {sample.version for sample in samples if sample} == {str(version)}
     log = Path("run/servers/vllm-0.log").read_text()
     assert len(re.findall("Application startup complete", log)) == 1
-    assert not [p for p in psutil.Process().children(recursive=True) if "vllm" in str(p.cmdline())]
+    assert not [one for one in processes() - before if "vllm" in str(one.cmdline())]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coterie.engines import pool
 from coterie.engines.vllm import ServerClient
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
@@ -43,6 +44,7 @@ def test_the_server_speaks_by_each_version_that_the_trainer_makes(
     weights, served = tmp_path / "weights", list[str]()
     _keep_published(monkeypatch, weights)
     _note_adapters(monkeypatch, served)
+    monkeypatch.setattr(pool, "TRAINER_TOLERANCE", 5 * TOLERANCE)  # both compute in float32
     words = [
         *(*telling_words(tmp_path), *VLLM, *own, "loss.kl=0"),
         *(f"steps.count={STEPS}", f"rollout.temperature={TEMPERATURE}"),

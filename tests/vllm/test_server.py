@@ -210,19 +210,6 @@ def test_a_checkpoint_is_read_in_place_and_no_old_key_or_value_is_used(
     assert served == ["talker"]
 
 
-def test_weights_are_not_changed_under_a_request(
-    runner: asyncio.Runner, pool: ServerPool, model: LoadedModel
-) -> None:
-    async def both() -> None:
-        talking = asyncio.create_task(pool.sample(prompts(model)[0], SEEDS, HOT))
-        await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="in flight"):
-            await pool.load(Path(model.source), "now")
-        await talking
-
-    runner.run(both())
-
-
 def test_a_server_that_is_killed_comes_back_with_the_weights_it_had(
     runner: asyncio.Runner, pool: ServerPool, model: LoadedModel
 ) -> None:

@@ -24,6 +24,7 @@ from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
+from coterie.clusters.cluster import IN_JOB, SLURM, UNDER_TORCHRUN
 from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
@@ -119,7 +120,8 @@ def run(
     A file of settings has lines such as `recipe: optima/isft` and `seed: 3`, and groups such as `rollout:` with
     `samples: 4` below. The config.yaml of a run folder is such a file.
 
-    --dry-run estimates the time from a small trial, usually within a minute, and leaves no files.
+    --dry-run estimates the time from a small trial, usually within a minute, and leaves no files. With cluster=slurm
+    it prints the file for sbatch, and without --dry-run the run is submitted.
 
     Examples:
 
@@ -131,19 +133,23 @@ def run(
     """
     from coterie.cli.arguments import read_arguments, stored_settings
 
+    if UNDER_TORCHRUN in os.environ:
+        from coterie.clusters.torchrun import torchrun_job
+
+        if (job := torchrun_job()).rank:
+            return job.serve()
     arguments = read_arguments(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
-    # These imports take seconds, so invalid settings are reported first.
-    from coterie.cli.execution import run_recipe
-    from coterie.recipes.registry import recipe as recipe_of
+    # This import takes seconds, so invalid settings are reported first.
+    from coterie.cli import execution
 
-    if dry_run:
-        from coterie.cli.execution import dry_run as show
-
-        show(recipe_of(own), results(), console)
+    if own.cluster == SLURM and IN_JOB not in os.environ:
+        execution.submit_run(own, folder, results(), dry_run=dry_run)
+    elif dry_run:
+        execution.dry_run(own, results(), console)
     else:
-        run_recipe(own, folder, console, fork_to=fork)
+        execution.run_recipe(own, folder, console, fork_to=fork)
 
 
 app.command("sweep")(sweep)
@@ -184,7 +190,8 @@ Paper = Annotated[
     bool,
     typer.Option(
         "--paper",
-        help="Use 1000 held-out tasks; for colbench-code, temperature 1 and 1024 tokens per turn.",
+        help="Use 1000 held-out tasks; for colbench-code and colbench-frontend (500 tasks), temperature 1 and 1024 "
+        "tokens per turn.",
     ),
 ]
 
@@ -215,10 +222,11 @@ def evaluate(
 
         coterie evaluate runs/mine --iteration 1
     """
-    from coterie.environments.registry import is_played
+    from coterie.environments.registry import ALIASES, is_played
 
     words = words or []
     benchmark = target if is_played(target) else target.replace("-", "_")
+    benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
         from coterie.cli.evaluate import play_benchmark
         from coterie.cli.figures import show
@@ -241,8 +249,6 @@ def _check_run(target: str) -> None:
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
-    if target.endswith(".py"):
-        raise UserError(f"{target} is a file of plug-ins", f"name a class in it: {target}:NAME")
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     raise UserError(
         f"no benchmark or run folder is called {target!r}",
@@ -522,7 +528,3 @@ def _refuse_usage(error: TyperException) -> NoReturn:
     for old, new in WORDING.items():
         text = re.sub(old, new, text)
     _refuse(text, help_)
-
-
-if __name__ == "__main__":
-    main()

@@ -73,6 +73,8 @@ def read_arguments(
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []
         recipe = None
+    if recipe is not None and recipe.endswith((".yaml", ".yml")) and file is None:
+        file, recipe = Path(recipe), None
     tree = {} if file is None else read_yaml(file)
     if recipe is None:
         recipe = tree.get("recipe")
@@ -80,6 +82,7 @@ def read_arguments(
         recipe = read_config(folder)[0]
     if not isinstance(recipe, str):
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
+        where += f", and {folder} is not a run folder" if folder else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = absolute_name(recipe)
     own = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)

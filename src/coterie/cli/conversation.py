@@ -17,7 +17,6 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.environments.protocol import Shared
-from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
@@ -198,9 +197,7 @@ def read_settings(words: Sequence[str]) -> ChatSettings:
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
     """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
     engine = read_settings(words).engine
-    if not is_run(source):
-        if iteration is not None:
-            raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
+    if iteration is None and not is_run(source):
         loaded = load(source, device=engine.device_name, template_args=engine.template_args)
     else:
         own = [word for word in words if word.startswith("engine")]

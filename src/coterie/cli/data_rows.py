@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from coterie.cli.evaluate import play_benchmark
-from coterie.config.folders import check_new_folder, expanded, whole_folder
+from coterie.config.folders import check_new, expanded, whole_folder
 from coterie.datasets.catalogue import SPLITS, DataSet, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
@@ -35,6 +34,7 @@ from coterie.recipes.registry import settings as recipe_settings
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.folder import read_config
+from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import EVALUATION, REINFORCE
 from coterie.runs.reinforce import step_records
 from coterie.runs.reinforce_batch import step_stage
@@ -60,7 +60,7 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
     if not issubclass(entry.row, CodeRow):
         raise UserError(f"rows of {entry.name} have no code to run", "use colbench_code")
     if out is not None:
-        check_new_folder(out, "give another folder")
+        check_new(out, "give another folder")
     file = expanded(source)
     splits: Mapping[str, Sequence[CodeRow]]
     if file.is_file() and out is None:
@@ -74,21 +74,19 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
 
     with closing(ConsoleProgress(console)) as progress:
         findings = asyncio.run(check_splits())
-    table = Table("split", "finding", "meaning", "rows", "row numbers", box=None)
     reports = []
     for name, rows in findings.items():
         numbers: dict[Kind, list[int]] = {}
-        for kind in MEANING:
-            if places := [n for n, one in enumerate(rows, 1) if one and one[0] == kind]:
-                numbers[kind] = places
-                text = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
-                table.add_row(name, kind, MEANING[kind], f"{len(places):,}", text)
-        known = {"name": name, "rows": len(rows), "unusable": sum(map(bool, rows))}
+        for number, one in enumerate(rows, 1):
+            if one:
+                numbers.setdefault(one[0], []).append(number)
+        count = sum(map(bool, rows))
+        results().print(f"{name}: {len(rows):,} rows, {count:,} can't be tasks")
+        for kind, places in numbers.items():
+            text = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
+            results().print(f"  {kind}: {MEANING[kind]}; {len(places):,} rows: {text}")
+        known = {"name": name, "rows": len(rows), "unusable": count}
         reports.append({**known, "findings": numbers})
-    if table.rows:
-        results().print(table)
-    for one in reports:
-        results().print(f"{one['name']}: {one['rows']:,} rows, {one['unusable']:,} can't be tasks")
     if out is not None:
         usable = {
             name: [row for row, bad in zip(split, findings[name], strict=True) if not bad]
@@ -118,7 +116,7 @@ async def check_rows(
 
 
 async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
-    if not row.usable:
+    if row.flaw:
         return "empty", "no tests" if row.answer.strip() else "no reference"
     calls = [compared(call) for call in row.tests]  # as in the environment
     runs = [await sandbox.run_reference(row.answer, calls) for _ in range(2)]  # two processes
@@ -155,28 +153,25 @@ class PassRate(NamedTuple):
         return self.passed / self.graded
 
 
-class PassRates(NamedTuple):
-    """Pass rates of all tasks of a stage."""
+PassRates = Mapping[str, PassRate]
+"""Pass rates by task id, and by question key for tasks whose ids differ from the row ids."""
 
-    by_task: Mapping[str, PassRate]
-    by_question: Mapping[str, PassRate]
-    """Pass rates by question key, for tasks whose ids differ from the row ids."""
 
-    def of(self, data_set: str, row: QuestionRow) -> PassRate | None:
-        """Return the pass rate of a row's task; ``None`` if it has no graded dialogue."""
-        return self.by_task.get(f"{data_set}-{row.id}") or self.by_question.get(row.key)
+def rate_of(rates: PassRates, data_set: str, row: QuestionRow) -> PassRate | None:
+    """Return the pass rate of a row's task; ``None`` if it has no graded dialogue."""
+    return rates.get(f"{data_set}-{row.id}") or rates.get(row.key)
 
 
 def pass_rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
     """Return the pass rates of stages; later stages count. A dialogue passes with a score of at least ``passing``."""
-    by_task, by_question = dict[str, PassRate](), dict[str, PassRate]()
+    rates: dict[str, PassRate] = {}
     for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
         scores = [one.score for one in tree.outcomes.values() if one.score is not None]
         if scores:
             rate = PassRate(sum(score >= passing for score in scores), len(scores))
-            by_task[tree.task] = rate
-            by_question[question_key(question_of(store.task(tree.task)))] = rate
-    return PassRates(by_task, by_question)
+            rates[tree.task] = rate
+            rates[question_key(question_of(store.task(tree.task)))] = rate
+    return rates
 
 
 def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
@@ -184,8 +179,9 @@ def step_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
 
     Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
-    steps = sorted(step_records(store, iteration, stage))
-    return pass_rates(store, iteration, [step_stage(stage, step) for step in steps], passing)
+    records = step_records(store, iteration, stage)
+    draws = {draw for one in records.values() for draw, _ in groups_taken(one)} or {*records}
+    return pass_rates(store, iteration, [step_stage(stage, n) for n in sorted(draws)], passing)
 
 
 Place = Literal["kept", "too_easy", "too_hard", "not_played"]
@@ -223,7 +219,7 @@ def filter_rows(
     console: Console,
 ) -> None:
     """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows."""
-    check_new_folder(out, "give another folder")
+    check_new(out, "give another folder")
     settings: PlayedSettings
     if file is None:
         typed = {word.partition("=")[0] for word in words}
@@ -237,8 +233,6 @@ def filter_rows(
         where = "`coterie data filter --help` has examples"
         settings = benchmark_settings(PlayedSettings, benchmark, words, where=where)
     rows = _rows(settings)
-    if not file.is_file():
-        raise UserError(f"there is no file {file}", "give a store (runs/evaluations/*.sqlite)")
     with Store.open(file, read_only=True) as store:
         rates = pass_rates(store, _newest(store, file, EVALUATION), [EVALUATION], rule.passing)
     _write(rows, rates, file, out, rule, split, console)
@@ -246,7 +240,7 @@ def filter_rows(
 
 def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> None:
     """Filter a run's training rows by its reinforcement learning, and write a folder of rows."""
-    check_new_folder(out, "give another folder")
+    check_new(out, "give another folder")
     name, stored = read_config(folder)
     file = folder / "store.sqlite"
     with Store.open(file, read_only=True) as store:
@@ -288,7 +282,7 @@ def _write(
     }  # fmt: skip
     passed = Counter[str]()
     for row in rows.split(split):
-        rate = rates.of(rows.name, row)
+        rate = rate_of(rates, rows.name, row)
         places[rule.place(rate.rate if rate else None)].append(row)
         passed.update([f"{rate.passed}/{rate.graded}"] if rate else [])
     counts = {place.replace("_", " "): len(part) for place, part in places.items()}

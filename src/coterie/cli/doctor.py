@@ -7,16 +7,16 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from coterie.config.plugins import Kind, find, installed
+from coterie.config.plugins import Kind, find, installed, settings_type_of
 from coterie.errors import UserError
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
 TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")
-KINDS = ("environment", "dataset", "recipe", "reward", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def checks() -> Iterator[Check]:
     yield Check("compiled loops for the CPU", not NUMBA_ERROR, text, optional=True)
     yield _store()
     yield _sandbox()
+    yield _renderer()
     yield from _model("tiny-exchange")
     yield from check_plugins()
     for name in TRACKERS:
@@ -102,6 +103,21 @@ def _sandbox() -> Check:
     return Check(what, True, "starts and runs an answer", optional=True)
 
 
+def _renderer() -> Check:
+    from coterie.tools.render import Renderer, RenderSettings
+    from coterie.tools.sandbox.worker import find_bubblewrap
+
+    async def start() -> str:
+        async with Renderer(RenderSettings(pages=1)) as renderer:
+            return f"{renderer.chromium} {renderer.version} in {find_bubblewrap('')}"
+
+    what = "renderer of web pages"
+    try:
+        return Check(what, True, asyncio.run(start()), optional=True)
+    except UserError as error:
+        return Check(what, False, str(error), optional=True)
+
+
 def _model(name: str) -> Iterator[Check]:
     """Check that a packaged model loads, and gives equal samples alone and in a batch."""
     from coterie.engines.inprocess import InProcessEngine
@@ -132,49 +148,28 @@ def _model(name: str) -> Iterator[Check]:
     yield Check(what, same, f"{result} ({limits})", optional=bool(NUMBA_ERROR))
 
 
-# -- plug-ins -------------------------------------------------------------------------------------
-
-
 def check_plugins() -> Iterator[Check]:
     """Import each installed plug-in."""
-    for kind in KINDS:
+    from coterie.datasets.load import dataset_type
+    from coterie.environments.registry import ENVIRONMENTS
+    from coterie.environments.settings import EnvironmentSettings
+    from coterie.recipes.registry import plugin as recipe_plugin
+    from coterie.rewards.dialogue_reward import load_terms
+    from coterie.tools.registry import TOOLS
+
+    loaders: dict[str, Callable[[str], object]] = {
+        "environment": lambda name: settings_type_of(find(ENVIRONMENTS, name), EnvironmentSettings),
+        "dataset": dataset_type,
+        "recipe": recipe_plugin,
+        "reward": lambda name: load_terms((name,), ()),
+        "tool": partial(find, TOOLS),
+    }
+    for kind, load in loaders.items():
         for name in installed(Kind(kind, {})):
+            problem = ""
             try:
-                check(kind, name)
+                load(name)
             except UserError as error:
-                yield Check(f"plug-in: {kind} {name}", False, error.what, optional=True)
-            else:
-                yield Check(f"plug-in: {kind} {name}", True, "can be imported", optional=True)
-
-
-def check(kind: str, name: str) -> None:
-    """Import a plug-in. Raises ``UserError`` if it is incomplete."""
-    if kind == "environment":
-        from coterie.config.plugins import settings_type_of
-        from coterie.environments.protocol import METHODS
-        from coterie.environments.registry import ENVIRONMENTS
-        from coterie.environments.settings import EnvironmentSettings
-
-        plugin = find(ENVIRONMENTS, name)
-        settings_type_of(plugin, EnvironmentSettings)
-        missing = [one for one in METHODS if not callable(getattr(plugin.thing, one, None))]
-        missing += sorted(getattr(plugin.thing, "__abstractmethods__", ()))
-        if missing:
-            raise UserError(f"{plugin} has no {', '.join(dict.fromkeys(missing))}")
-    elif kind == "dataset":
-        from coterie.datasets.load import dataset_type, row_type
-
-        dataset_type(name)
-        row_type(name)
-    elif kind == "recipe":
-        from coterie.recipes.registry import plugin as recipe_plugin
-
-        recipe_plugin(name)
-    elif kind == "reward":
-        from coterie.rewards.dialogue_reward import load_terms
-
-        load_terms((name,), ())
-    else:
-        from coterie.tools.registry import TOOLS, FunctionSource
-
-        FunctionSource(find(TOOLS, name))
+                problem = error.what
+            text = problem or "can be imported"
+            yield Check(f"plug-in: {kind} {name}", not problem, text, optional=True)

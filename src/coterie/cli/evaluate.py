@@ -19,7 +19,7 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.figures import Figures
-from coterie.config.folders import check_new_file, expanded, make_folder
+from coterie.config.folders import check_new, expanded, make_folder
 from coterie.config.plugins import absolute_name
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
@@ -60,6 +60,7 @@ from coterie.runs.benchmark import (
     sampler_per_agent,
     score_best_of_n,
     store_name,
+    win_rate,
     write_dialogues,
 )
 from coterie.runs.folder import Run, read_config
@@ -128,11 +129,6 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
     names = list(dict.fromkeys(named.values()))
-    if every and (len(names) > 1 or not is_run(names[0])):
-        raise UserError(
-            f"--checkpoints all: {', '.join(names)} is not one run folder",
-            "give one run folder as policy=",
-        )
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
     if engine.template_args:
         words.append(f"engine.template_args={json.dumps(engine.template_args)}")
@@ -151,7 +147,9 @@ def candidates(
                     for version in _versions(recipe, run, agents, every=every)
                 ]
             else:
-                part = [(f"{before}{name}", (_of_model(name, agents, engine),))]
+                source, args = resolve_model(name), engine.template_args
+                own = partial(load, source, device=engine.device_name, template_args=args)
+                part = [(f"{before}{name}", (Player(agents, 0, source, source, own, args),))]
             parts.append(part)
         own_folder = len(names) == 1 and is_run(names[0])
         folder = Path(names[0]) / "evaluations" if own_folder else FOLDER
@@ -193,12 +191,6 @@ def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tu
     return tuple(players)
 
 
-def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Player:
-    source, args = resolve_model(name), engine.template_args
-    own = partial(load, source, device=engine.device_name, template_args=args)
-    return Player(agents, 0, source, source, own, args)
-
-
 def _role(recipe: Recipe, agent: str) -> str:
     return recipe.players().get(agent, recipe.main_role)
 
@@ -207,6 +199,12 @@ class EvaluatedSettings(BenchmarkSettings):
     """Settings of a benchmark and its outputs. Outputs do not affect the dialogues."""
 
     picker: PickerSettings = PickerSettings()
+    against: str | None = key(
+        None,
+        "Page (.html) or store (.sqlite) of another policy's evaluation on the same tasks: also report the win rate. A "
+        "win is a strictly higher score, and a tie counts half.",
+        source="SWEET-RL table 2: GPT-4o",
+    )
     dump: str | None = key(
         None,
         "Also write the dialogues to NAME_step_V.jsonl, V being the version of the policy, as rows with step, input, "
@@ -222,28 +220,45 @@ class EvaluatedSettings(BenchmarkSettings):
 
 
 async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
-    """Dump the dialogues and add the judge's choice. Raises ``UserError``."""
+    """Dump the dialogues, and add the judge's choice and the win rate. Raises ``UserError``."""
     picker = settings.picker
-    if settings.dump is None and not picker.picks:
+    if settings.dump is None and settings.against is None and not picker.picks:
         return figures
     with Store.open(figures.store, read_only=True) as store:
+        if (rival := rival_store(settings)) is not None:
+            with Store.open(rival, read_only=True) as other:
+                figures = replace(figures, wins=win_rate(store, other, rival.name))
         attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
             await write_dialogues(file, store, attempt, EVALUATION, settings, figures.version)
         if not picker.picks:
             return figures
-        file, n = figures.store.with_suffix(".picks.jsonl"), figures.evaluation.n
+        file = figures.store.with_suffix(".picks.jsonl")
         try:
-            best = await score_best_of_n(
-                store, attempt, EVALUATION, n, settings.samples, picker, file
-            )
+            best = await score_best_of_n(store, attempt, EVALUATION, settings.samples, picker, file)
         except EngineError as error:
             raise UserError(
                 f"picker={picker.model}: {error}",
                 "repeat the command: it keeps the dialogues and requests only the missing picks",
             ) from error
     return replace(figures, picked=best)
+
+
+def rival_store(settings: EvaluatedSettings) -> Path | None:
+    """Return the store of ``against``. Raises ``UserError`` if there is none."""
+    if settings.against is None:
+        return None
+    store = expanded(settings.against).with_suffix(".sqlite")
+    if not store.is_file():
+        raise UserError(
+            f"against={settings.against}: there is no store {store}",
+            "evaluate the other policy first, and give the page that `coterie evaluate` prints",
+        )
+    with Store.open(store, read_only=True) as other:
+        if not other.iterations(EVALUATION):
+            raise UserError(f"{store} has no evaluation", "give the store of a finished evaluation")
+    return store
 
 
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
@@ -307,11 +322,13 @@ def play_benchmark(
             )
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     words, as_trained = _as_trained(benchmark, words, policy, console)
+    named = [name for name in dict.fromkeys([policy, *own.values()]) if name]
+    if every and (len(named) != 1 or not is_run(named[0])):
+        raise UserError(
+            f"--checkpoints all: {', '.join(named) or 'no policy'} is not one run folder",
+            "give one run folder as policy=",
+        )
     if is_url:
-        if every:
-            raise UserError(
-                "--checkpoints all: a server has no checkpoints", "give a run folder as policy="
-            )
         layers = [preset, {"endpoint": {"url": policy}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
         _check(server, split)
@@ -324,9 +341,9 @@ def play_benchmark(
             f"critic={model.critic} scores only code, and {model.played} has no code",
             f"use one of: {', '.join(CODING)}",
         )
-    named = agent_policies(model, model.policy, own)
+    policies = agent_policies(model, model.policy, own)
     _check(model, split)
-    return model.played, model, _by_models(model, named, every, console, split), None
+    return model.played, model, _by_models(model, policies, every, console, split), None
 
 
 def _as_trained(
@@ -367,13 +384,14 @@ def _as_trained(
 def _check(settings: EvaluatedSettings, split: Split) -> None:
     """Raise ``UserError`` for unavailable data, judge, user simulator or dump file, before a policy is loaded."""
     check_chat("picker", settings.picker, NOBODY)
+    rival_store(settings)
     if settings.dump is not None:
         name = expanded(settings.dump)
         for file in name.parent.glob(f"{escape(name.name)}_step_*.jsonl"):
-            check_new_file(file)
+            check_new(file)
     environment = settings.build_environment()
     check_graded(environment)
-    draw_tasks(environment, split, 1, settings.seed)
+    draw_tasks(environment, split, settings.tasks, settings.seed)
     if hasattr(environment, "script"):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,11 +23,12 @@ from coterie.datasets.catalogue import Split
 from coterie.environments.answers import known_answers
 from coterie.environments.protocol import agents_of, draw_tasks
 from coterie.environments.registry import is_name_word, task_word
-from coterie.errors import UserError, nearest
+from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
-from coterie.recipes.plan import Plan
+from coterie.recipes.cost import cost_table, process_table, workload
+from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
 from coterie.recipes.registry import (
     QUICKSTART,
     played_by,
@@ -55,22 +57,27 @@ def run_recipe(
     """Print the plan, then run or resume all steps and write the report."""
     recipe = recipe_of(own)
     console.print(plan_table(recipe))
+    if own.cluster == "none" and is_elsewhere(own):
+        raise UserError(
+            f"gpu={own.gpu}, but this machine has no GPU",
+            "add --dry-run to see the plan only, or use gpu=none",
+        )
     if fork_to is not None:
         steps = fork(recipe, folder, fork_to, recipe.settings)
         console.print(f"kept from {folder}: {', '.join(map(str, steps)) or 'nothing'}")
         folder = fork_to
     with open_run(folder, own.recipe, own) as run:
         run_all(recipe, run, console)
-        console.print(*summary(recipe, run), sep="\n")
         print(run.report)
 
 
 def run_all(recipe: Recipe, run: Run, console: Console) -> None:
-    """Run the remaining steps. Writes the report after each step."""
+    """Run the remaining steps, and print the results. Writes the report after each step."""
     began = time.monotonic()
     with _report_at_end(recipe, run):
         run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
+    console.print(*summary(recipe, run), sep="\n")
 
 
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
@@ -102,7 +109,6 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
             shutil.rmtree(folder)
     with open_run(folder, recipe.name, own) as run:
         run_all(recipe, run, console)
-        console.print(*summary(recipe, run), sep="\n")
         figures = [
             {
                 "score": round(point.score, 4),
@@ -130,15 +136,20 @@ def run_stage(
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
     recipe.check()
-    if not folder.exists() and recipe.at(_step(recipe, stage, iteration)).after:
+    step = _step(recipe, stage, iteration)
+    if not folder.exists() and recipe.at(step).after:
+        runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
         raise UserError(
-            f"there is no run folder {folder}, and {stage} needs one{_near(folder)}",
-            f"make one with: coterie run {name} --folder {folder}",
+            f"there is no run folder {folder}, and {stage} needs one",
+            f"{did_you_mean(str(folder), runs)}make one with: coterie run {name} --folder {folder}",
         )
     if not (folder / "config.yaml").is_file():
         console.print(f"{folder} does not exist: starting a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
-        step = _next_step(recipe, run, stage, iteration)
+        steps = [step for step in recipe.steps() if step.stage == stage]
+        unfinished = (step for step in steps if not run.is_finished(step))
+        if iteration is None:
+            step = next(unfinished, steps[-1])
         with _report_at_end(recipe, run):
             run_steps(recipe, run, ConsoleProgress(console), [step])
         metrics = {k: v for k, v in run.metrics(step).items() if k != "settings"}
@@ -173,36 +184,19 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
 
 def summary(recipe: Recipe, run: Run) -> list[Table]:
     """Return tables of the score, tokens and other metrics of each policy."""
-    done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
-    points = [evaluation(run.store, step.iteration) for step in done]
+    done = [step for step in recipe.steps() if run.is_finished(step)]
+    points = [evaluation(run.store, step.iteration) for step in done if step.stage == EVALUATION]
     rows = [(f"{point.version}" if point.version else "base", point) for point in points]
-    tables = [score_table(f"{recipe.title} on {recipe.settings.played}", rows)]
-    measurements = [
-        step for step in recipe.steps() if step.stage == "measure" and run.is_finished(step)
-    ]
-    return [*tables, _measures(run, measurements)] if measurements else tables
-
-
-def _measures(run: Run, steps: Sequence[Step]) -> Table:
-    """Return the metrics on held-out rows, with a column for each policy."""
-    table = Table(
-        "held-out rows",
-        *(f"policy {s.iteration}" if s.iteration else "base" for s in steps),
-        box=None,
-    )
-    metrics = [run.metrics(step) for step in steps]
-    for name in metrics[0]:
-        if name not in ("settings", "seconds"):
-            table.add_row(name, *(f"{float(values[name]):.4g}" for values in metrics))
-    return table
-
-
-def _next_step(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:
-    if iteration is not None:
-        return _step(recipe, stage, iteration)
-    first = _step(recipe, stage, None)
-    steps = [step for step in recipe.steps() if step.stage == first.stage]
-    return next((step for step in steps if not run.is_finished(step)), steps[-1])
+    title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
+    tables = [score_table(title, rows)]
+    if measured := [step for step in done if step.stage == "measure"]:
+        policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
+        table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]
+        for name in metrics[0]:
+            if name not in ("settings", "seconds"):
+                table.add_row(name, *(f"{float(values[name]):.4g}" for values in metrics))
+        tables.append(table)
+    return tables
 
 
 def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
@@ -217,12 +211,6 @@ def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
         f"--iteration {iteration} is out of range",
         f"use an iteration of {stage}: {', '.join(str(step.iteration) for step in steps)}",
     )
-
-
-def _near(folder: Path) -> str:
-    runs = [config.parent for config in folder.parent.glob("*/config.yaml")]
-    near = nearest(folder.name, [run.name for run in runs])
-    return f" (did you mean {folder.with_name(near)}?)" if near else ""
 
 
 def plan_table(recipe: Recipe) -> Table:
@@ -261,8 +249,28 @@ Measured = Mapping[Step, tuple[float, float]]
 """Seconds of each tried stage, and the seconds that scale with the number of dialogues."""
 
 
-def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
+def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) -> None:
+    """Submit this command as a Slurm job, or print the file that would be submitted."""
+    from coterie.clusters.slurm import batch_file, submit
+
+    recipe = recipe_of(s)
+    recipe.check()
+    policies = sum(not role.head for role in recipe.roles())
+    needs = cluster_needs(s, [*recipe.trainings().values()], policies)
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    command = [sys.executable, "-m", "coterie", *words]
+    text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
+    if dry_run:
+        out.file.write(text)
+        _print_processes(recipe, Console(stderr=True))
+    else:
+        out.print(submit(text, folder))
+
+
+def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
     """Print the plan of a run with an estimate of its time. Leaves no files."""
+    recipe = recipe_of(own)
+    recipe.reach_cluster = False
     table = plan_table(recipe)
     for number, pieces in enumerate(recipe.examples(), 1):
         out.print(Text(f"training row {number} (trained tokens in brackets)", "bold"))
@@ -289,6 +297,15 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
             note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(note), (1, 0, 0, 1)))
+    _print_processes(recipe, out)
+
+
+def _print_processes(recipe: Recipe, out: Console) -> None:
+    """Print the processes of a run, and the time of a step on other numbers of GPUs."""
+    plan = recipe.plan()
+    out.print(Padding(process_table(recipe, plan), (1, 0, 0, 0)))
+    if work := workload(recipe, plan):
+        out.print(Padding(cost_table(work), (1, 0, 0, 0)))
 
 
 def _prompts(recipe: Recipe) -> Iterator[str]:
@@ -340,6 +357,8 @@ def _amount(recipe: Recipe, plan: Plan) -> float:
 def _small(recipe: Recipe) -> Recipe:
     """Return the recipe on few tasks. Raises ``UserError`` if a trial would need a server."""
     values = flatten(recipe.settings.model_dump(mode="json"))
+    if is_elsewhere(recipe.settings):
+        raise UserError("a trial would not run on the machines of the plan")
     if recipe.settings.engine.kind != "inprocess":
         raise UserError("a trial would have to start servers")
     urls = [key for key, value in values.items() if key.endswith("url") and value]

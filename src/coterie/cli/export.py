@@ -11,19 +11,13 @@ from typing import Any
 import yaml
 
 import coterie
-from coterie.config.folders import check_new_folder, whole_folder
+from coterie.config.folders import check_new, whole_folder
 from coterie.config.resolve import flatten
 from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import TESTS
 from coterie.errors import UserError, did_you_mean
-from coterie.models.loading import (
-    ADAPTER_FILE,
-    TOKENIZER_FILES,
-    is_adapter,
-    load,
-    load_renderer,
-    writing,
-)
+from coterie.models.catalogue import ADAPTER_FILE
+from coterie.models.loading import TOKENIZER_FILES, is_adapter, load, load_renderer, writing
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
 from coterie.record import export as jsonl
@@ -37,6 +31,7 @@ from coterie.record.export import (
     export_rows,
 )
 from coterie.record.tree import Task
+from coterie.reports import page
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run
 from coterie.runs.items import evaluation
@@ -59,7 +54,7 @@ def export_data(
     Raises ``UserError`` if the folder exists or the run has no data for it.
     """
     out = out or folder / "export" / to
-    check_new_folder(out, "remove it, or give --out another name")
+    check_new(out, "remove it, or give --out another name")
     with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
         checked_role(recipe, role)
         if to == "verl":
@@ -103,20 +98,20 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
         if not counts[name]:
             (out / f"{name}.jsonl").unlink()
     if form == "llamafactory":
+        pair = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}
+        columns = {ROWS: {"messages": "messages"}, PAIRS: pair}
         info = {
-            f"coterie_{name}": _info(name, name in tools) for name in (ROWS, PAIRS) if counts[name]
+            f"coterie_{name}": {
+                "file_name": f"{name}.jsonl",
+                **LLAMAFACTORY,
+                "ranking": name == PAIRS,
+                "columns": columns[name] | ({"tools": "tools"} if name in tools else {}),
+            }
+            for name in (ROWS, PAIRS)
+            if counts[name]
         }
         (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
     return +counts
-
-
-def _info(name: str, tools: bool) -> dict[str, Any]:
-    """Return the entry of a file in LLaMA-Factory's ``dataset_info.json``."""
-    columns = {"messages": "messages" if name == ROWS else "conversations"}
-    columns |= {key: key for key in ("chosen", "rejected") if name == PAIRS}
-    columns |= {"tools": "tools"} if tools else {}
-    ranking = {"ranking": True} if name == PAIRS else {}
-    return {"file_name": f"{name}.jsonl", **LLAMAFACTORY, **ranking, "columns": columns}
 
 
 def _trained(
@@ -198,11 +193,7 @@ def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: b
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
     kind = "A LoRA adapter of" if adapter else "Trained from"
-    after = (
-        f"version {version} of the role `{role}`, after {version} iterations"
-        if version
-        else "untrained"
-    )
+    after = f"version {version} of the role `{role}`, after {version} iterations"
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
@@ -219,28 +210,19 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
     done = [one for one in recipe.steps() if one.stage == EVALUATION and run.is_finished(one)]
     if not done:
         return []
-    lines = ["## Figures", "", "On held-out tasks; policy 0 is the base.", "",
-             "| policy | score | 95% interval | tokens | tasks |", "|---|---|---|---|---|"]  # fmt: skip
-    for step in done:
-        point = evaluation(run.store, step.iteration)
-        interval = f"{point.low:.3f} to {point.high:.3f}"
-        lines.append(
-            f"| {point.version} | {point.score:.3f} | {interval} | {point.tokens:.1f} | {point.n} |"
-        )
-    return [*lines, ""]
+    points = [evaluation(run.store, step.iteration) for step in done]
+    table = page.scores([(f"{one.version}", one) for one in points], recipe.environment.metric)
+    rows = [table.heads, ("---",) * len(table.heads), *table.rows]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return ["## Figures", "", "On held-out tasks; policy 0 is the base.", "", *lines, ""]
 
 
 def _changes(recipe: Recipe) -> str:
-    s = recipe.settings
-    choice = {
-        "dataset.name": s.dataset.name,
-        "environment.name": s.environment.name,
-        "model": s.model,
-    }
-    names = {name: value for name, value in choice.items() if value is not None}
+    values = flatten(recipe.settings.model_dump(mode="json"))
+    choice = ("dataset.name", "environment.name", "model")
+    names = {name: values[name] for name in choice if values.get(name) is not None}
     preset = settings(recipe.name, [f"{name}={value}" for name, value in names.items()])
     defaults = flatten(preset.model_dump(mode="json"))
-    values = flatten(s.model_dump(mode="json"))
     changes = {path: value for path, value in values.items() if value != defaults.get(path)}
     card = {"recipe": recipe.name, **names, **changes}
     return str(yaml.safe_dump(card, sort_keys=False)).rstrip()
@@ -259,15 +241,10 @@ def export_model(
     iteration: int | None = None,
 ) -> None:
     """Write a new folder. Raises ``UserError`` before a model is loaded."""
-    check_new_folder(out, "remove it, or give --out another name")
+    check_new(out, "remove it, or give --out another name")
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
         version = exported_version(recipe, run, role, iteration)
-        if merge and not is_adapter(recipe.policy_path(run, version, role)):
-            raise UserError(
-                f"--merge: version {version} of {role!r} is a full model, not an adapter",
-                "leave --merge out",
-            )
         with whole_folder(out) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
             card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))

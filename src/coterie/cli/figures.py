@@ -1,6 +1,6 @@
 """Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object (the last line).
 
-The object is {"benchmark", "rows"}, with a row for each policy, or for each policy and number of dialogues k.
+The object is {"benchmark", "metric", "rows"}, with a row for each policy, or for each policy and number of dialogues k.
 """
 
 import json
@@ -20,16 +20,17 @@ from coterie.evaluation import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import page
-from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.charts import Chart, Series, score_point
 from coterie.reports.examples import Example, Shown, example, rollout
 from coterie.reports.page import Report, Section, write_page
+from coterie.reports.pictures import add_pictures
 from coterie.rollout.episodes import CUT_OFF
-from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency
+from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency, WinRate
 from coterie.runs.items import Evaluation
 from coterie.runs.loop import EVALUATION, command_line
 from coterie.terminal import results
 
-CURVE = ("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens")
+CURVE = ("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens", "fraction")
 MOST = 6
 """Maximum number of metrics next to the score."""
 EXAMPLES = 12
@@ -53,6 +54,7 @@ class Figures:
     """Cost of all dialogues, in the currency of the prices; ``None`` without prices, or if some were reused."""
     picked: BestOfN | None = None
     """Best of n by a judge, if the settings have a judge."""
+    wins: WinRate | None = None
 
 
 def show(
@@ -60,27 +62,41 @@ def show(
 ) -> None:
     """Print the table, the path of the page and, as the last line, the JSON object."""
     console = results(WIDTH)
-    title = f"{benchmark}, held-out tasks"
+    metric = settings.build_environment().metric
+    title = f"{benchmark}, held-out tasks, {metric}"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
-    if settings.samples > 1:
-        console.print(_curves(title, figures))
-    else:
-        scores = [(one.label, one.evaluation) for one in figures]
-        console.print(score_table(title, scores, failed=True))  # type: ignore[arg-type]
+    single = [(o.label, o.evaluation) for o in figures if isinstance(o.evaluation, Evaluation)]
+    if single:
+        console.print(score_table(title, single, failed=True))
+    report = evaluation_report(benchmark, settings, figures, command_line(sys.argv))
+    for section in report.sections:
+        if section.charts:
+            console.print(_table(section.title, [section.heads, *section.rows]))
+            console.print(section.intro, soft_wrap=True)
     for one in figures:
-        if one.picked is not None:
-            console.print(_picked_line(one.label, one.picked), soft_wrap=True)
+        if (picked := one.picked) is not None:
+            low, high = picked.interval
+            console.print(
+                f"{one.label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}; "
+                f"{picked.unreadable} tasks without a readable reply",
+                soft_wrap=True,
+            )
+        if one.wins is not None:
+            console.print(f"{one.label}: {_wins_line(one.wins)}", soft_wrap=True)
     file = figures[-1].store.with_suffix(".html")
-    write_page(evaluation_report(benchmark, settings, figures, command_line(sys.argv)), file)
+    write_page(report, file)
     console.print(f"page: {file}", soft_wrap=True)
     rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
-    result = {"benchmark": benchmark, "rows": rows}
+    result = {"benchmark": benchmark, "metric": metric, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
 
 
 def _rows(one: Figures) -> list[dict[str, Any]]:
     result = one.evaluation
     common = {"policy": one.label, "version": one.version, "n": result.n, "failed": result.failed}
+    if wins := one.wins:
+        common |= {"win_rate": round(wins.rate, 4), "win_rate_ci": _rounded(wins.interval)}
+        common |= {"ties": wins.ties, "against": wins.other, "compared": wins.n}
     if isinstance(result, Evaluation):
         score = {
             "score": round(result.score, 4),
@@ -109,7 +125,14 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
         for point in result.points
     ]
     last = result.points[-1]
-    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * result.n) | _picked_row(one.picked)
+    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * result.n)
+    if one.picked is not None:
+        rows[-1] |= {
+            "picked": round(one.picked.score, 4),
+            "picked_ci": _rounded(one.picked.interval),
+            "picked_by": one.picked.judge,
+            "unreadable_picks": one.picked.unreadable,
+        }
     return rows
 
 
@@ -125,21 +148,13 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
     return {"cost": round(cost, 6), "cost_of_pass": each}
 
 
-def _picked_row(picked: BestOfN | None) -> dict[str, Any]:
-    if picked is None:
-        return {}
-    return {
-        "picked": round(picked.score, 4),
-        "picked_ci": _rounded(picked.interval),
-        "picked_by": picked.judge,
-        "unreadable_picks": picked.unreadable,
-    }
-
-
-def _picked_line(label: str, picked: BestOfN) -> str:
-    low, high = picked.interval
-    text = f"{label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}"
-    return text + f"; {picked.unreadable} tasks without a readable reply" * bool(picked.unreadable)
+def _wins_line(wins: WinRate) -> str:
+    low, high = wins.interval
+    without = f" ({wins.left_out} left out)" if wins.left_out else ""
+    return (
+        f"win rate {wins.rate:.3f} ({low:.3f} to {high:.3f}) against {wins.other} on {wins.n} tasks{without}; a win is "
+        f"a higher score, and each of the {wins.ties} ties counts half (SWEET-RL does not say how it counts ties)"
+    )
 
 
 def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
@@ -151,14 +166,15 @@ def score_table(
 ) -> Table:
     """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
     names = list(dict.fromkeys(name for _, one in rows for name in one.means))
-    heads = ["policy", "score", "95% interval", "tokens", *map(_in_words, names), "n", "failed"]
+    words = [name.replace("_", " ") for name in names]
+    heads = ["policy", "score", "95% interval", "tokens", *words, "n", "failed"]
     lines = [
         [
             label,
             f"{one.score:.3f}",
             f"{one.low:.3f} to {one.high:.3f}",
             f"{one.tokens:.1f}",
-            *(_share(one.means, name) for name in names),
+            *(f"{one.means[name]:.2f}" if name in one.means else "" for name in names),
             f"{one.n}",
             f"{one.failed}",
         ]
@@ -172,43 +188,15 @@ def score_table(
     return _table(title, table)
 
 
-def _in_words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _share(means: Mapping[str, float], name: str) -> str:
-    """Format a metric; empty if it was not measured."""
-    return f"{means[name]:.2f}" if name in means else ""
-
-
-def _curves(title: str, figures: Sequence[Figures]) -> Table:
-    """Return the table of coverage and majority by number of dialogues, at points with intervals."""
-    shares = (WELL_FORMED, CUT_OFF)
-    lines = [("policy", *CURVE, "best fraction", "failed", *map(_in_words, shares))]
-    for one in figures:
-        curve = one.evaluation
-        assert isinstance(curve, Consistency), "there are several dialogues of each task"
-        for point in _marked(curve):
-            fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
-            ends = (f"{curve.failed}", *(_share(curve.means, name) for name in shares))
-            lines.append((one.label, *_cells(point), fraction, *ends))
-    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
-    lines = list(zip(*columns, strict=True))
-    return _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", lines)
-
-
-def _marked(curve: Consistency) -> list[CurvePoint]:
-    """Return the points with intervals."""
-    return [point for point in curve.points if point.coverage.interval and point.majority.interval]
-
-
 def _cells(point: CurvePoint) -> tuple[str, ...]:
     """Return the cells of the columns ``CURVE``."""
     cells = [f"{point.k}"]
     for one in (point.coverage, point.majority):
         cells += [f"{one.mean:.3f}", "{:.3f}–{:.3f}".format(*one.interval or (one.mean, one.mean))]
-    spread = "" if point.spread is None else f"{point.spread:.3f}"
-    return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}")
+    spread, fraction = (
+        "" if one is None else f"{one:.3f}" for one in (point.spread, point.fraction)
+    )
+    return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}", fraction)
 
 
 def _table(title: str, lines: Sequence[Sequence[str]]) -> Table:
@@ -264,7 +252,10 @@ def evaluation_report(
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
-    marked = _marked(consistency)
+    marked = [one for one in consistency.points if one.coverage.interval and one.majority.interval]
+    means = consistency.means
+    shares = {name: means[name] for name in (WELL_FORMED, CUT_OFF) if name in means}
+    left_out = f"; {means['left_out']} left out" if "left_out" in means else ""
     charts = []
     for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
         lines = []
@@ -273,8 +264,8 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
             for point in marked:
                 one: Estimate = getattr(point, name)
                 low, high = one.interval or (one.mean, one.mean)
-                title = f"{name} of {point.k}: {metric} {one.mean:.3f}, 95% interval {low:.3f} to {high:.3f}"
-                points.append(Point(getattr(point, what), one.mean, title, low, high))
+                x, title = getattr(point, what), f"{name} of {point.k}: {metric}"
+                points.append(score_point(x, title, one.mean, low, high))
             lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
         title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
         charts.append(
@@ -283,7 +274,9 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
     return Section(
         f"scaling-{n}",
         f"{label}: more rollouts of each task",
-        f"{consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed. Bands are 95% bootstrap intervals.",
+        f"{metric}, {consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed{left_out}"
+        + "".join(f"; {name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
+        + ". Bands are 95% bootstrap intervals.",
         CURVE,
         tuple(map(_cells, marked)),
         tuple(charts),
@@ -304,7 +297,7 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
             for tree in store.outlines(attempt, EVALUATION):
                 outcomes = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
                 scores.setdefault(tree.task, []).extend(outcomes)
-        examples = []
+        examples, environment = [], settings.build_environment()
         for task in _picked_tasks(scores):
             samples: list[Shown] = []
             for one, store, attempt in zip(figures, stores, attempts, strict=True):
@@ -316,12 +309,12 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
                         who = "" if same else f"{one.label}: "
                         named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
                         samples.append(replace(sample, rows=named))
-            environment = settings.build_environment()
             first = stores[0].task(task)
+            decode = partial(_renderer, decoders)
             examples.append(
-                example(first, samples, partial(_renderer, decoders), environment=environment)
+                (example(first, samples, decode, environment=environment), first, samples)
             )
-        return tuple(examples)
+        return add_pictures(examples, environment, figures[-1].store.with_suffix("") / "pictures")
 
 
 def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) -> ChatRenderer:

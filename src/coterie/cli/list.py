@@ -42,11 +42,10 @@ def list_names() -> None:
     for title in ("model", "weights", "context", "where"):
         models.add_column(title, overflow="fold")
     local = list(local_models())
-    for one in local:
-        where = "comes with coterie" if one.packaged else str(one.folder)
-        models.add_row(one.name, f"{one.weights:,}", f"{one.context_length:,}", where)
+    for name, weights, context, where in local:
+        models.add_row(name, f"{weights:,}", f"{context:,}", where)
     for name, entry in MODELS.items():
-        if name not in {one.name for one in local}:
+        if name not in [own[0] for own in local]:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
             models.add_row(name, "", "", where)
     out.print(models)

@@ -74,13 +74,10 @@ def model(
 
     with _listener(port) as probe:
         port = probe.getsockname()[1]
-    run = Path(source) if (Path(source) / "config.yaml").is_file() else None
-    if iteration is not None and run is None:
-        raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
-    if run is None:
+    if iteration is None and not (Path(source) / "config.yaml").is_file():
         settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
-        settings, weights, merge = _policy(run, iteration)
+        settings, weights, merge = _policy(Path(source), iteration)
     name = Path(source).resolve().name if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})
     vllm = _vllm_command(settings, weights, name, port)

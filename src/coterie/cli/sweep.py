@@ -72,11 +72,12 @@ def sweep(
     page = sweep_report(title, command_line(sys.argv), key, first.environment.metric, rows)
     write_page(page, folder / "sweep.html")
     out = results(WIDTH)
+    (section,) = page.sections
     table = Table(title=f"held-out results over {key}", box=None)
-    for title in ("value", *COLUMNS):
-        table.add_column(title, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*_cells(row))
+    for head in section.heads:
+        table.add_column(head, justify="right", overflow="fold")
+    for cells in section.rows:
+        table.add_row(*cells)
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
     print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
@@ -86,18 +87,12 @@ def sweep_report(
     title: str, command: str, key: str, metric: str, rows: "Sequence[SweepRow]"
 ) -> "Report":
     """Return the page of a sweep with the scores by value. Several seeds of a value are one point."""
-    from coterie.reports.charts import Chart, Point, Series
+    from coterie.reports.charts import Chart, Series, score_point
     from coterie.reports.page import Report, Section
 
     plot_rows = [row for row in rows if row.seed is None] or rows
     points = tuple(
-        Point(
-            n,
-            one.score,
-            f"{key}={one.value}: {metric} {one.score:.3f}, 95% interval {one.low:.3f} to {one.high:.3f}",
-            one.low,
-            one.high,
-        )
+        score_point(n, f"{key}={one.value}: {metric}", one.score, one.low, one.high)
         for n, one in enumerate(plot_rows)
     )
     labels = tuple(one.value for one in plot_rows)

@@ -122,33 +122,26 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def check_new_file(file: Path) -> None:
-    """Create the folder of a new file. Raise ``UserError`` if the file exists or can't be created."""
-    if file.exists() or file.is_symlink():
-        raise UserError(f"{file} already exists", "remove it or give another name")
-    make_folder(file.parent)
+def check_new(path: Path, todo: str = "remove it or give another name") -> None:
+    """Create the parent of a new file or folder. Raise ``UserError`` if it exists or can't be created."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path} already exists", todo)
+    make_folder(path.parent)
 
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
     """Yield a temporary path and rename it to ``file`` at the end of the block. Remove it if the block fails.
 
-    Raises ``UserError`` like :func:`check_new_file`.
+    Raises ``UserError`` like :func:`check_new`.
     """
-    check_new_file(file)
+    check_new(file)
     part = file.with_name(f"{file.name}.part")
     try:
         yield part
         part.rename(file)
     finally:
         part.unlink(missing_ok=True)
-
-
-def check_new_folder(folder: Path, todo: str) -> None:
-    """Create the parent of a new folder. Raise ``UserError`` if the folder exists or can't be created."""
-    if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} already exists", todo)
-    make_folder(folder.parent)
 
 
 def reason_of(error: OSError) -> str:

@@ -45,6 +45,7 @@ class DataSet:
     repos: tuple[Repository, ...] = ()
     packaged: bool = True
     first: int | None = None
+    each: int | None = None
     without: str | None = None
     join_name: str = ""
     url: str = ""

@@ -28,8 +28,8 @@ from pydantic import ConfigDict
 from coterie.config.folders import expanded, sha256
 from coterie.config.settings import key
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
-from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files, user_splits
-from coterie.datasets.load import DatasetSettings
+from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files
+from coterie.datasets.load import DatasetSettings, UserFileSet, UserFileSettings
 from coterie.datasets.rows import Frozen, QuestionRow, Raw, parsed_json, question_key
 from coterie.errors import UserError, did_you_mean
 from coterie.record.turn import Tool, ToolCall, call_id
@@ -339,12 +339,6 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def format_of(row: Any, formats: Formats) -> str:
-    if not isinstance(row, Mapping):
-        return ""
-    return next((one for one, columns in formats.items() if set(columns) <= row.keys()), "")
-
-
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
     column, *reply = CONVERSATIONS[name]
     messages, tools, start = _prompt(row, column), parse_tools(row.get("tools")), 0
@@ -393,7 +387,7 @@ def _fields(
 # -- files ----------------------------------------------------------------------------------------
 
 
-class FileSettings(DatasetSettings):
+class FileSettings(UserFileSettings):
     """Settings of a file or data set, and of rows that cannot be trained on."""
 
     source: str = key(
@@ -409,23 +403,19 @@ class FileSettings(DatasetSettings):
     )
 
 
-class Conversations:
+class Conversations(UserFileSet):
     """Conversations of a user's source."""
 
     settings_type = FileSettings
-    kind: ClassVar[str] = "sft"
-    """Word in the name of the preferred training split, if a source has several."""
+    kind = "sft"
     row: ClassVar[type[Conversation]] = Conversation
     formats: ClassVar[Formats] = CONVERSATIONS
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_conversation)
     environment = "conversation"
 
-    def __init__(self, settings: FileSettings) -> None:
-        self.settings = settings
-        self.left_out = Counter[str]()
-
     def rows(self, split: Split) -> list[Conversation]:
-        return self._splits[split]
+        """Return the different rows of a split, which may repeat in several files."""
+        return list({row.id: row for row in super().rows(split)}.values())
 
     def content(self) -> str:
         """Return a hash of the files and their split."""
@@ -433,24 +423,17 @@ class Conversations:
         sums = [sha256(file) for some in files.values() for file in some if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken])
 
-    @cached_property
-    def _splits(self) -> Mapping[Split, list[Conversation]]:
-        name, source, heldout = str(self.settings.name), self.settings.source, self.settings.heldout
-        splits = user_splits(name, source, self.read_file, heldout, self.kind, self.left_out)
-        return {
-            split: list({row.id: row for row in rows}.values()) for split, rows in splits.items()
-        }
-
     def read_file(self, file: Path) -> list[Conversation]:
         rows, first = dict[str, Conversation](), ""
         faults: dict[str, list[str]] = defaultdict(list)
         for place, raw in numbered(file):
-            name = format_of(raw, self.formats)
+            has = raw.keys() if isinstance(raw, Mapping) else set()
+            name = next((one for one, some in self.formats.items() if set(some) <= has), "")
             if not name:
-                has = f"it has {', '.join(raw)}" if isinstance(raw, Mapping) else _kind(raw)
                 known = " | ".join(" and ".join(columns) for columns in self.formats.values())
                 raise UserError(
-                    f"{file}, {place} is of no known form: {has}", f"rename its columns to {known}"
+                    f"{file}, {place} is of no known form: it has {', '.join(has) or 'no columns'}",
+                    f"rename its columns to {known}",
                 )
             first = first or name
             try:
@@ -473,10 +456,10 @@ class Conversations:
 class Preferences(Conversations):
     """Preferences of a user's source."""
 
-    kind: ClassVar[str] = "prefs"
-    row: ClassVar[type[Conversation]] = Preference
-    formats: ClassVar[Formats] = PREFERENCES
-    parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_preference)
+    kind = "prefs"
+    row = Preference
+    formats = PREFERENCES
+    parse = staticmethod(parse_preference)
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
@@ -561,19 +544,19 @@ class PublishedPreferences:
     row = Preference
 
     def __init__(self, settings: HeldOutSettings) -> None:
-        self.settings, self.set = settings, PREFERENCE_SETS[str(settings.name)]
+        self.name, self.heldout = str(settings.name), settings.heldout
         self.left_out = Counter[str]()
 
     def rows(self, split: Split) -> list[Preference]:
         return self._splits[split]
 
     def content(self) -> str:
-        return f"{MixedPreferences(self.set.name).content()} {self.settings.heldout:g}"
+        return f"{MixedPreferences(self.name).content()} {self.heldout:g}"
 
     @cached_property
     def _splits(self) -> dict[Split, list[Preference]]:
-        pairs = list(published_pairs(self.set, self.left_out))
-        return divided(pairs, self.settings.heldout, self.set.name)
+        pairs = list(published_pairs(PREFERENCE_SETS[self.name], self.left_out))
+        return divided(pairs, self.heldout, self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from coterie.config.folders import expanded, make_folder, read_json, reason_of
+from coterie.config.folders import expanded, make_folder, read_json
 from coterie.config.resolve import wrong_at
 from coterie.datasets.catalogue import SPLITS, Repository, Split
 from coterie.datasets.rows import QuestionRow, SetRow
@@ -42,9 +42,12 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
     for place, raw in numbered(file, progress, row.columns):
         try:
             yield row.model_validate(raw)
-        except ValidationError as error:
+        except (ValidationError, AttributeError, KeyError, TypeError) as error:
+            why = f"it has another form ({type(error).__name__} {error})"
+            if isinstance(error, ValidationError):
+                why = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
             raise UserError(
-                f"{file}, {place} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
+                f"{file}, {place} is broken: {why}",
                 f"correct or remove it; a row of this set has {', '.join(row.model_fields)}",
             ) from error
 
@@ -163,19 +166,12 @@ _READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 
 def resume_lines(file: Path) -> bool:
     """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines."""
-    if file.suffix != ".jsonl":
-        raise UserError(f"can't append to {file}", "give a file whose name ends in .jsonl")
     make_folder(file.parent)
     if not file.exists():
         return False
-    try:
-        with file.open("r+b") as opened:
-            content = opened.read()
-            opened.truncate(content.rfind(b"\n") + 1)
-    except OSError as error:
-        raise UserError(
-            f"can't append to {file}: {reason_of(error)}", "give another file"
-        ) from error
+    with file.open("r+b") as opened:
+        content = opened.read()
+        opened.truncate(content.rfind(b"\n") + 1)
     return bool(content[: content.rfind(b"\n") + 1].strip())
 
 
@@ -191,11 +187,21 @@ REVISIONS = ("refs/convert/parquet", "main")
 
 
 def download(name: str, repo: Repository, file: str) -> Path:
-    """Return a file of a data repository in the hub's cache. Download it if missing."""
+    """Return a file of a data repository in the hub's cache. Download it if missing.
+
+    ``file`` may be a pattern with ``*`` that matches one file.
+    """
     from httpx2 import HTTPError
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
+        if "*" in file:
+            folder = snapshot_download(
+                repo.name, repo_type="dataset", revision=repo.revision, allow_patterns=file
+            )
+            for match in Path(folder).glob(file):
+                return match
+            raise OSError(f"no file matches {file}")
         path = hf_hub_download(repo.name, file, repo_type="dataset", revision=repo.revision)
         return Path(path)
     except (HTTPError, OSError) as error:

@@ -116,7 +116,7 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     left_out = Counter[str]()
     if (own := _own_files(data_set, source)) is not None:
         for split, file in own.items():
-            rows[split] = [row for row in read_rows(file, data_set.row) if row.usable]
+            rows[split] = [row for row in read_rows(file, data_set.row) if not row.flaw]
         return Loaded(_check_not_empty(data_set, rows, left_out))
     excluded = set[str]()
     if data_set.without is not None:
@@ -208,9 +208,7 @@ def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | Non
     if source == SAMPLE and not data_set.packaged:
         raise UserError(
             f"coterie has no packaged rows of {data_set.name}",
-            f"download its files ({data_set.url}) and add dataset.source=FILE"
-            if data_set.url
-            else "remove dataset.source=sample",
+            f"add dataset.source=FILE with its files {data_set.url}".rstrip(),
         )
     packaged = FOLDER / data_set.name
     folder = packaged if source == SAMPLE else expanded(source)
@@ -254,8 +252,14 @@ def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, Quest
     if data_set.join is not None:
         yield from ((None, row) for row in data_set.join([file for _, file in paths]))
         return
+    files = all(split is None and file.suffix == ".parquet" for split, file in paths)
+    each = data_set.each if files else None
     for split in dict.fromkeys(split for split, _ in paths):
         rows = (row for one, file in paths if one == split for row in read_rows(file, data_set.row))
+        if each is not None:
+            yield from (("train", row) for row in islice(rows, each))
+            yield from (("heldout", row) for row in islice(rows, each))
+            continue
         yield from (
             (split, row) for row in islice(rows, data_set.first if split == "heldout" else None)
         )
@@ -393,7 +397,7 @@ def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
 def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
     for source in sources:
         if (file := expanded(source)).is_file():
-            yield from (row for row in read_rows(file, find(name).row) if row.usable)
+            yield from (row for row in read_rows(file, find(name).row) if not row.flaw)
         else:
             for rows in load(name, source).rows.values():
                 yield from rows
@@ -471,29 +475,42 @@ class TableRow(AnswerRow):
         return json.dumps(self.raw, ensure_ascii=False, default=str)
 
 
-class QuestionsAndAnswers:
-    """Rows with a question and its right answers. Hashes of the questions divide a single file."""
+class UserFileSet:
+    """Rows of a user's file, folder or set of the hub. Hashes of the questions divide a single file."""
+
+    settings_type: type[UserFileSettings] = UserFileSettings
+    kind: ClassVar[str] = ""
+    """Word in the name of the preferred training split, if a source has several."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.left_out = Counter[str]()
+
+    def rows(self, split: Split) -> list[Any]:
+        return self._splits[split]
+
+    def read_file(self, file: Path) -> list[Any]:
+        raise NotImplementedError
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Any]]:
+        name, source, heldout = str(self.settings.name), self.settings.source, self.settings.heldout
+        return user_splits(name, source, self.read_file, heldout, self.kind, self.left_out)
+
+
+class QuestionsAndAnswers(UserFileSet):
+    """Rows with a question and its right answers."""
 
     settings_type = QASettings
     row = TableRow
 
-    def __init__(self, settings: QASettings) -> None:
-        self.settings = settings
-
-    def rows(self, split: Split) -> list[TableRow]:
-        return self._splits[split]
-
     def content(self) -> str:
         """Return a hash of all columns, and of the columns used as question and answers."""
-        rows = (row for split in SPLITS for row in self._splits[split])
+        rows = (row for split in SPLITS for row in self.rows(split))
         lines = (f"{row.question} {row.answers} {row.model_dump_json()}" for row in rows)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    @cached_property
-    def _splits(self) -> dict[Split, list[TableRow]]:
-        return user_splits("qa", self.settings.source, self._read, self.settings.heldout)
-
-    def _read(self, file: Path) -> list[TableRow]:
+    def read_file(self, file: Path) -> list[TableRow]:
         rows: dict[str, tuple[TableRow, str]] = {}
         columns: tuple[str, str] | None = None
         for place, raw in numbered(file):
@@ -502,7 +519,7 @@ class QuestionsAndAnswers:
                 if not isinstance(raw, dict):
                     raise ValueError("it is not an object")
                 opened = from_verl(raw)
-                columns = columns or self._columns(opened, where)
+                columns = columns or self._columns(opened)
                 row = _table_row(raw, opened, *columns, where)
             except ValueError as error:
                 known = isinstance(error, ValidationError)
@@ -523,7 +540,7 @@ class QuestionsAndAnswers:
             for identity, (row, _) in rows.items()
         ]
 
-    def _columns(self, row: Mapping[str, Any], where: str) -> tuple[str, str]:
+    def _columns(self, row: Mapping[str, Any]) -> tuple[str, str]:
         """Detect the columns of question and answer in the first row of a file; the latter is empty without answers."""
         question, answer = self.settings.question, self.settings.answer
         names = {name.lower(): name for name in reversed([*row])}
@@ -531,15 +548,20 @@ class QuestionsAndAnswers:
             next((names[name] for name in known if name in names), known[0])
             for known in (QUESTIONS, ANSWERS)
         ]
-        columns = (question or usual[0], "" if answer is None else answer or usual[1])
-        _check_columns(filter(None, columns), row, where)
-        return columns
+        return question or usual[0], "" if answer is None else answer or usual[1]
 
 
 def _table_row(
     raw: dict[str, Any], opened: Mapping[str, Any], question: str, answer: str, where: str
 ) -> TableRow:
-    _check_columns(filter(None, (question, answer)), opened, where)
+    columns = [question, answer] if answer else [question]
+    if missing := [
+        one for one in columns if first_of(opened, (one,)) is None and one not in opened
+    ]:
+        raise UserError(
+            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(opened)}",
+            f"{did_you_mean(missing[0], opened)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
+        )
     value = first_of(opened, (answer,)) if answer else ""
     answers = value if isinstance(value, list) else [value]
     if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
@@ -550,12 +572,3 @@ def _table_row(
     if answer and not row.answer.strip():
         raise ValueError("answer: must hold some text")
     return row
-
-
-def _check_columns(columns: Iterable[str], row: Mapping[str, Any], where: str) -> None:
-    missing = [name for name in columns if first_of(row, (name,)) is None and name not in row]
-    if missing:
-        raise UserError(
-            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(row)}",
-            f"{did_you_mean(missing[0], row)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
-        )

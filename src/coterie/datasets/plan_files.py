@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from html.parser import HTMLParser
 from math import isfinite
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from coterie.datasets.catalogue import Split
-from coterie.datasets.files import read_rows, user_splits
-from coterie.datasets.load import UserFileSettings
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import UserFileSet
 from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
 from coterie.datasets.rows import Frozen, LeftOut, Raw, SetRow, Text, parsed_json, question_key
 from coterie.errors import UserError
@@ -370,9 +368,7 @@ class Mind2WebRow(ConvertedRow):
 
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
-        task, reprs, actions = map(raw.get, ("confirmed_task", "action_reprs", "actions"))
-        if not (isinstance(task, str) and isinstance(reprs, list) and isinstance(actions, list)):
-            raise ValueError("expected a text confirmed_task, and lists action_reprs and actions")
+        task, reprs, actions = (raw[one] for one in ("confirmed_task", "action_reprs", "actions"))
         website = str(raw.get("website") or "")
         description = f"a page of {website}" if website else ""
         known = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
@@ -392,28 +388,16 @@ class Mind2WebRow(ConvertedRow):
         return {**known, "answer": last, "steps": steps}
 
 
-class Mind2Web:
-    """Data set of Mind2Web files. A single file is divided by hashes of its tasks."""
+class Mind2Web(UserFileSet):
+    """Data set of Mind2Web files."""
 
-    settings_type = UserFileSettings
     row = Mind2WebRow
 
-    def __init__(self, settings: UserFileSettings) -> None:
-        self.settings = settings
-
-    def rows(self, split: Split) -> list[Mind2WebRow]:
-        return self._splits[split]
-
-    @cached_property
-    def _splits(self) -> dict[Split, list[Mind2WebRow]]:
-        return user_splits("mind2web", self.settings.source, _usable, self.settings.heldout)
-
-
-def _usable(file: Path) -> list[Mind2WebRow]:
-    rows = [row for row in read_rows(file, Mind2WebRow) if row.usable]
-    if not rows:
-        raise UserError(f"{file} has no task with known actions", "give another file")
-    return rows
+    def read_file(self, file: Path) -> list[Mind2WebRow]:
+        rows = [row for row in read_rows(file, Mind2WebRow) if not row.flaw]
+        if not rows:
+            raise UserError(f"{file} has no task with known actions", "give another file")
+        return rows
 
 
 def _step(
@@ -438,12 +422,10 @@ def _step(
 
 def _candidates(action: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """Parse candidates and their attributes, which upstream stores as JSON text."""
-    if not isinstance(candidates := action.get(name) or [], list):
-        raise ValueError(f"{name} must be a list")
     parsed = []
-    for raw in candidates:
+    for raw in action.get(name) or ():
         read = parsed_json(raw, "a candidate")
-        if not isinstance(read, Mapping) or not str(read.get(_ID) or "").strip():
+        if not str(read.get(_ID) or "").strip():
             raise ValueError(f"a candidate has no {_ID}")
         attributes = parsed_json(read.get("attributes") or {}, "the attributes of a candidate")
         parsed.append({**read, "attributes": attributes if isinstance(attributes, Mapping) else {}})

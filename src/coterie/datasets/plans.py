@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
+from pydantic.dataclasses import dataclass as validated
 
 from coterie.config.resolve import wrong_at
 from coterie.datasets.problems import number, parse_formula, value
@@ -38,11 +39,13 @@ def _line(text: str) -> str:
     return one_line(text)
 
 
+TRIMMED = StringConstraints(strip_whitespace=True)
 Line = Annotated[str, AfterValidator(_line)]
 """Non-blank line; models end a subgoal and a list of actions with a line end."""
 
 
-class PageElement(Frozen, extra="forbid"):
+@validated(frozen=True, config=ConfigDict(extra="forbid"))
+class PageElement:
     """Interactive element of a web page."""
 
     id: Annotated[str, StringConstraints(pattern=r"^[^\]\n]+$")]
@@ -84,11 +87,12 @@ class PlanStep(Frozen, extra="forbid"):
 class PlanRow(QuestionRow):
     """Task with the steps of its solution. ``question`` is the task."""
 
-    answer: str
+    question: Annotated[Text, TRIMMED]
+    answer: Annotated[str, TRIMMED]
     """Gold answer, or the last action of a web row. Empty if upstream has no answer."""
     steps: tuple[PlanStep, ...] = Field(min_length=1)
     domain: Domain
-    description: str = ""
+    description: Annotated[str, TRIMMED] = ""
     """Description of the environment at the start; may be empty."""
     aligned: bool = True
     """True if the assignment of actions to subgoals is known.
@@ -104,11 +108,6 @@ class PlanRow(QuestionRow):
     @property
     def actions(self) -> tuple[str, ...]:
         return tuple(action for step in self.steps for action in step.actions)
-
-    @field_validator("question", "answer", "description")
-    @classmethod
-    def _trimmed(cls, value: str) -> str:
-        return value.strip()
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:

@@ -199,9 +199,7 @@ class SvampRow(QuestionRow):
     def normalize(cls, raw: Raw) -> Raw:
         if "Body" not in raw:
             return raw
-        body, question, answer = (raw.get(name) for name in ("Body", "Question", "Answer"))
-        if not isinstance(body, str) or not isinstance(question, str):
-            raise ValueError("expected texts 'Body' and 'Question'")
+        body, question, answer = (raw[name] for name in ("Body", "Question", "Answer"))
         result = number(str(answer))
         if result is None:
             raise ValueError(f"its Answer {answer!r} is not a number")
@@ -254,11 +252,9 @@ class ChoiceRow(QuestionRow):
 
 
 def _arc(value: Raw) -> dict[str, Any]:
-    choices: Any = value.get("choices")
-    if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
-        choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
-    if not isinstance(choices, Mapping) or not {"text", "label"} <= choices.keys():
-        raise ValueError("expected choices with 'text' and 'label'")
+    choices: Any = value["choices"]
+    if isinstance(choices, list):
+        choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
     texts, labels, right = list(choices["text"]), list(choices["label"]), value["answerKey"]
     if len(texts) != len(labels) or right not in labels:
         raise ValueError(f"answerKey {right!r} is not among the labels {labels}")

@@ -33,7 +33,6 @@ Text = Annotated[str, StringConstraints(pattern=r"\S")]
 Keys = tuple[str, ...]
 Raw = Mapping[str, Any]
 """Published row."""
-_NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
 
 class Frozen(BaseModel):
@@ -95,10 +94,6 @@ class QuestionRow(SetRow):
     def passages(self) -> tuple[RowPassage, ...]:
         return ()
 
-    @property
-    def usable(self) -> bool:
-        return not self.flaw
-
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
         """Convert a published row into the fields of the class. Raise ``ValueError`` for a broken row."""
@@ -128,18 +123,18 @@ def question_text(value: Any) -> Any:
     """
     if not isinstance(value, list | tuple):
         return value
-    texts = []
-    for message in value:
-        message = message if isinstance(message, Mapping) else {}
-        content = message.get("content")
-        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
-            pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
-            content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
-        has_role = message.get("role") in ("system", "developer", "user")
-        if not (has_role and isinstance(content, str)):
-            raise ValueError("its question is no list of system and user messages with text")
-        texts.append(content.strip())
-    return "\n\n".join(texts)
+    try:
+        if not {message["role"] for message in value} <= {"system", "developer", "user"}:
+            raise TypeError("another role")
+        contents = [message["content"] for message in value]
+        texts = [
+            one if isinstance(one, str) else "".join(part["text"] for part in one)
+            for one in contents
+        ]
+    except (KeyError, TypeError) as error:
+        what = "its question is no list of system and user messages with text"
+        raise ValueError(what) from error
+    return "\n\n".join(text.strip() for text in texts)
 
 
 def from_verl(row: Raw) -> Raw:
@@ -177,18 +172,18 @@ def parsed_json(value: Any, name: str) -> Any:
         raise ValueError(f"{name} is a text, but not JSON ({error})") from error
 
 
-def _records(value: Any, names: Keys, lists: Keys = ()) -> Any:
-    """Convert tuples, or the hub's parallel ``lists``, into objects with ``names``."""
-    if isinstance(value, Mapping):
-        value = list(zip(*(value.get(name) or () for name in lists), strict=True))
-    if not isinstance(value, list | tuple):
-        return value
-    return [
-        dict(zip(names, item, strict=True))
-        if isinstance(item, list | tuple) and len(item) == len(names)
-        else item
-        for item in value
-    ]
+def _records(*names: str, lists: Keys = ()) -> BeforeValidator:
+    """Return a validator that converts tuples, or the hub's parallel ``lists``, into objects with ``names``."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            value = list(zip(*(value.get(name) or () for name in lists), strict=True))
+        return [
+            dict(zip(names, item, strict=True)) if isinstance(item, list | tuple) else item
+            for item in value
+        ]
+
+    return BeforeValidator(convert)
 
 
 # -- questions with paragraphs ----------------------------------------------------------------
@@ -215,9 +210,13 @@ class HotpotRow(QuestionRow):
     type: str = ""
     """``bridge`` or ``comparison``."""
     level: str = ""
-    context: tuple[Paragraph, ...] = Field(default=(), min_length=1)
+    context: Annotated[
+        tuple[Paragraph, ...], _records("title", "sentences", lists=("title", "sentences"))
+    ] = Field(default=(), min_length=1)
     """Paragraphs; empty in some copies, whose rows are then unusable."""
-    supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
+    supporting_facts: Annotated[
+        tuple[SupportingFact, ...], _records("title", "sentence", lists=("title", "sent_id"))
+    ] = Field(min_length=1)
     glue: ClassVar[str] = ""
     """Separator of sentences in a paragraph."""
 
@@ -232,16 +231,6 @@ class HotpotRow(QuestionRow):
             RowPassage(one.title, self.glue.join(one.sentences).strip(), one.title in gold)
             for one in self.context
         )
-
-    @field_validator("context", mode="before")
-    @classmethod
-    def _paragraphs(cls, value: Any) -> Any:
-        return _records(value, ("title", "sentences"), ("title", "sentences"))
-
-    @field_validator("supporting_facts", mode="before")
-    @classmethod
-    def _facts(cls, value: Any) -> Any:
-        return _records(value, ("title", "sentence"), ("title", "sent_id"))
 
     @model_validator(mode="after")
     def _supported(self) -> "HotpotRow":
@@ -267,12 +256,7 @@ class TwoWikiRow(HotpotRow):
     """
 
     glue: ClassVar[str] = " "
-    evidences: tuple[Evidence, ...] = ()
-
-    @field_validator("evidences", mode="before")
-    @classmethod
-    def _triples(cls, value: Any) -> Any:
-        return _records(value, ("subject", "relation", "object"))
+    evidences: Annotated[tuple[Evidence, ...], _records("subject", "relation", "object")] = ()
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
@@ -292,6 +276,7 @@ class Gsm8kRow(QuestionRow):
     Commas are removed from the number.
     """
 
+    answer: Annotated[str, StringConstraints(pattern=r"^-?(\d+(\.\d*)?|\.\d+)$")]
     solution: Text
     """Solution with calculator annotations (``<<48/2=24>>``)."""
 
@@ -299,22 +284,13 @@ class Gsm8kRow(QuestionRow):
     def normalize(cls, raw: Raw) -> Raw:
         if "solution" in raw:
             return raw
-        question, answer = raw.get("question"), raw.get("answer")
-        if not isinstance(question, str) or not isinstance(answer, str):
-            return {**raw, "id": "unknown", "solution": "unknown"}
+        question, answer = raw["question"], raw["answer"]
         solution, marker, number = answer.rpartition("####")
         if not marker:
             raise ValueError("its answer has no '####' before the final number")
         answer = number.strip().replace(",", "")
         known = {"question": question, "solution": solution.strip(), "answer": answer}
         return {"id": question_key(question), **known}
-
-    @field_validator("answer")
-    @classmethod
-    def _number(cls, value: str) -> str:
-        if not _NUMBER.fullmatch(value):
-            raise ValueError(f"{value!r} is not a number")
-        return value
 
 
 BLANK = "XXXXX"
@@ -334,14 +310,13 @@ class CbtRow(QuestionRow):
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
-        row = {"id": "unknown", **raw}
-        for name in ("sentences", "options"):
-            if isinstance(row.get(name), list | tuple):
-                row[name] = [one for one in row[name] if not _is_blank(one)]
-        question, sentences = row.get("question"), row.get("sentences")
-        if row["id"] == "unknown" and isinstance(question, str) and isinstance(sentences, list):
-            row["id"] = question_key("\n".join((question, *map(str, sentences))))
-        return row
+        lists = {
+            name: [one for one in raw[name] if not _is_blank(one)]
+            for name in ("sentences", "options")
+            if not isinstance(raw[name], str)
+        }
+        id_ = question_key("\n".join((raw["question"], *map(str, lists["sentences"]))))
+        return {"id": id_, **raw, **lists}
 
     @model_validator(mode="after")
     def _answerable(self) -> "CbtRow":
@@ -541,11 +516,7 @@ class MusiqueRow(AnswerRow):
     @classmethod
     def _in_order(cls, value: Any) -> Any:
         """Sort paragraphs by upstream's numbers, to which hops refer."""
-        if isinstance(value, list | tuple) and all(
-            isinstance(one, Mapping) and isinstance(one.get("idx"), int) for one in value
-        ):
-            value = sorted(value, key=lambda one: one["idx"])
-        return value
+        return sorted(value, key=lambda one: one.get("idx", 0))
 
     @model_validator(mode="after")
     def _refers(self) -> "MusiqueRow":

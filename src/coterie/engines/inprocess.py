@@ -182,6 +182,16 @@ class Runner:
         if self._rows is not None:
             self._rows.forget()
 
+    def update(self) -> None:
+        """Use the model's new weights from the next token on. Running rows keep their keys and values."""
+        rows, model = self.rows, self._loaded.model
+        if isinstance(rows, CompiledLlama) != CompiledLlama.fits(model):
+            raise RuntimeError(CHANGED)
+        if isinstance(rows, CompiledLlama):
+            rows.pack(model)
+        rows.forget()
+        self._weights = WatchedWeights(model)
+
     @torch.inference_mode()
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
@@ -289,8 +299,8 @@ class InProcessEngine:
     A completion depends only on weights, prompt, seed and sampling parameters: with compiled loops (Llama and Qwen2 in
     float32 on CPU, no adapters) bitwise on every processor, in any batch and with any number of threads. With
     Transformers the last bits of log-probs may vary with the batch and the processor, so that a token may differ if its
-    random number is that close to a boundary. Weights may change in any way while no request runs. Engines of several
-    roles may share a model with an ``adapter`` each. At most ``max_batch`` sequences run at a time.
+    random number is that close to a boundary. While requests run, weights may change only by :meth:`load`. Engines of
+    several roles may share a model with an ``adapter`` each. At most ``max_batch`` sequences run at a time.
     """
 
     def __init__(
@@ -316,6 +326,7 @@ class InProcessEngine:
         self._running: list[Running] = []
         self._scoring: deque[Scoring] = deque()
         self._patience = 0
+        self._loads = 0
         self._moved = False
         """True if rows were added or removed since the last reordering."""
         self._task: asyncio.Task[None] | None = None
@@ -353,13 +364,19 @@ class InProcessEngine:
             return (await self._results([one.future]))[0]
 
     async def load(self, path: Path, version: str) -> None:
-        """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter."""
-        self._check_idle(f"load {path}")
+        """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
+
+        Running requests go on with the new weights and their old keys and values, which no other request reads.
+        """
         if self.adapter is None:
             reload(self.loaded, path)
         else:
             load_adapter(self.loaded.model, path, name=self.adapter)
-        self._runner.clear()
+        self._loads += 1
+        if self._running:
+            self._runner.update()
+        else:
+            self._runner.clear()
         self.version = version
 
     def forget(self) -> None:
@@ -430,7 +447,7 @@ class InProcessEngine:
         self._patience = PATIENCE
         while self._waiting and len(self._running) + len(joining) < self._max_batch:
             if not (one := self._waiting.popleft()).future.done():
-                one.start = time.monotonic()
+                one.start, one.loads = time.monotonic(), self._loads
                 joining.append(one)
         return joining
 
@@ -474,7 +491,7 @@ class InProcessEngine:
                 self._fail([one], f"after {len(one.ids)} tokens the logits are {NO_NUMBERS}")
                 continue
             try:
-                one.accept(token, logprob, renderer.end_ids, renderer.decode)
+                one.accept(token, logprob, self.version, renderer.end_ids, renderer.decode)
             except (Exception, asyncio.CancelledError) as error:  # such as from on_token
                 self._fail([one], f"taking in a sampled token failed: {error!r}", error)
         self._leave()
@@ -490,7 +507,8 @@ class InProcessEngine:
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
                 done, last = running[row], running.pop()
-                self._runner.rows.leave(row, done.computed_ids, len(running), last.place)
+                ids, reuse = done.computed_ids, done.loads == self._loads
+                self._runner.rows.leave(row, ids, len(running), last.place, reuse=reuse)
                 if row < len(running):
                     running[row] = last
                     self._moved = True

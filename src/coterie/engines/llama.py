@@ -156,9 +156,21 @@ class CompiledLlama:
     def __init__(self, model: Any, cache_bytes: int) -> None:
         if not kernels.are_compiled():
             logger.warning("compiling loops for this CPU (once, about a minute)")
+        self._vocabulary = model.config.vocab_size
+        self.pack(model)
+        self._threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
+        inner, heads = body(model), model.config.num_key_value_heads
+        self.pages = Pages(len(inner.layers), heads, inner.layers[0].self_attn.head_dim)
+        self.fork, self.arrange = self.pages.fork, self.pages.arrange
+        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
+        self._index = BlockIndex()
+        """Cached pages of finished rows, which are completely computed."""
+
+    def pack(self, model: Any) -> None:
+        """Copy the weights of the model."""
         inner = body(model)
         attention = inner.layers[0].self_attn
-        self._vocabulary = model.config.vocab_size
         self._weights = kernels.PackedWeights(
             **_products(inner.layers),
             embedding=_array(inner.embed_tokens.weight),
@@ -172,14 +184,6 @@ class CompiledLlama:
             epsilon=np.float32(inner.norm.variance_epsilon),
             scaling=np.float32(attention.scaling),
         )
-        self._threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
-        heads = model.config.num_key_value_heads
-        self.pages = Pages(len(inner.layers), heads, attention.head_dim)
-        self.fork, self.arrange = self.pages.fork, self.pages.arrange
-        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
-        self._index = BlockIndex()
-        """Cached pages of finished rows, which are completely computed."""
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -236,9 +240,14 @@ class CompiledLlama:
         self._share(count, work)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
-    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """Cache the pages of a row with the tokens ``ids``, free it, and move the last row into its place."""
-        keys = block_keys(ids, part=True)
+    def leave(
+        self, row: int, ids: Sequence[int], last: int, length: int, *, reuse: bool = True
+    ) -> None:
+        """Free a row with the tokens ``ids``, and move the last row into its place.
+
+        Its pages are cached unless ``reuse`` is False: some were computed by older weights.
+        """
+        keys = block_keys(ids, part=True) if reuse else []
         self._keep(row, keys, 0)
         for block, (before, key) in enumerate(pairwise((b"", *keys))):
             page = self.pages.page(row, block)

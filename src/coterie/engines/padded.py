@@ -258,7 +258,9 @@ class PaddedRows:
     def arrange(self, count: int) -> Sequence[int]:
         return range(count)  # any order is as fast
 
-    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
+    def leave(
+        self, row: int, ids: Sequence[int], last: int, length: int, *, reuse: bool = True
+    ) -> None:
         """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
         self.slots.wipe(row, len(ids) + 1)
         if row != last:

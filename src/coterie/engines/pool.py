@@ -19,9 +19,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
-from coterie.engines.endpoint import ReportedUsage, ServerFault, TransientFault, backoff
+from coterie.engines.endpoint import ServerFault, TransientFault, backoff
 from coterie.engines.protocol import (
     Completion,
     EngineError,
@@ -32,11 +33,14 @@ from coterie.engines.protocol import (
     scored_sequences,
 )
 from coterie.engines.sequence import block_keys
-from coterie.engines.server import ServedWeights, Server, absolute
+from coterie.engines.server import FIRST_PAUSE, Server, absolute
+from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import VLLMSettings
+from coterie.engines.transfer import Send, ServedWeights, from_files, from_gpu
 from coterie.engines.vllm import (
     ServedModel,
     ServerClient,
+    Usage,
     VLLMBackend,
     check_vllm,
     device_lists,
@@ -50,20 +54,26 @@ TEXT = "The river is blue, and nobody but the two of us knows why it is so."
 PROBE_IDS = 16
 TOLERANCE = 0.02
 """Nats per token: larger than differences between servers of one dtype, smaller than between other weights."""
+TRAINER_TOLERANCE = 0.5
+"""Nats per token between a server and the trainer, which may compute in different dtypes.
+
+On SmolLM2 (135M) bfloat16 moves log-probs by 0.05, weights with 3% of noise (about FP8) by 0.2, and one layer with
+permuted columns by 2 or more.
+"""
 TEMPERATURE = 2.0
 
 
-async def compare_weights(clients: Sequence[ServerClient], ids: Sequence[int]) -> str:
-    """Return a message if servers have different weights, else "". Raises a ``ServerFault``."""
-    scores = await asyncio.gather(*(client.score(ids, 1) for client in clients))
-    first, _ = scores[0]
-    for client, (score, _) in zip(clients[1:], scores[1:], strict=True):
-        pairs = zip(first, score, strict=True)
-        difference = sum(abs(one - other) for one, other in pairs) / len(first)
-        if difference > TOLERANCE:
+def different_weights(
+    scores: Sequence[tuple[str, Sequence[float]]], tolerance: float = TOLERANCE
+) -> str:
+    """Return a message if servers, by URL and log-probs of the probe, have different weights, else ""."""
+    for url, score in scores[1:]:
+        first, values = fmean(scores[0][1]), fmean(score)
+        difference = fmean(abs(a - b) for a, b in zip(scores[0][1], score, strict=True))
+        if not difference <= tolerance:
             return (
-                f"{clients[0].url} and {client.url} have different weights: the log-probs of a "
-                f"fixed text differ by {difference:.3f} nats per token"
+                f"{scores[0][0]} and {url} have different weights: log-probs of a fixed text ({first:.3f} and "
+                f"{values:.3f} nats per token) differ by {difference:.3f}, more than {tolerance}"
             )
     return ""
 
@@ -130,13 +140,14 @@ class PrefixRouter:
 
 
 Result = TypeVar("Result")
-FIRST_PAUSE = 0.25
 POLL_SECONDS = 0.1
-_LOADING = "weights are being loaded"
 
 
 class ServerPool:
-    """Engine over several servers. Log-probs of ``probe`` show if they have the same weights."""
+    """Engine over several servers. Log-probs of ``probe`` show if they have the same weights.
+
+    ``labels`` are the labels that external servers already have for them.
+    """
 
     def __init__(
         self,
@@ -146,6 +157,7 @@ class ServerPool:
         *,
         policy: str,
         probe: Sequence[int],
+        labels: Collection[str] = (),
     ) -> None:
         self.policy = policy
         self.version = weights.version
@@ -154,11 +166,16 @@ class ServerPool:
         self._stats = Stats()
         self._settings = settings
         self._weights = weights
-        self._probe = probe
-        self._calls = 0
+        self.probe = probe
         self._unusable = ""
         """Reason why the pool can't sample now, or ""."""
-        self._adapters = 0
+        self._loading = asyncio.Lock()
+        self._begun = [weights.version]
+        """Versions that were loaded or are being loaded, in order."""
+        self._done = 0
+        """Index of the newest version that is loaded."""
+        self._versions = dict.fromkeys((weights.version, *labels), weights.version)
+        """Version by the servers' label of weights, or by the name of an adapter."""
         self._adapter_prefix = f"{policy}-{secrets.token_hex(4)}"
 
     @property
@@ -174,7 +191,12 @@ class ServerPool:
             sampling.check()
             ids = tuple(prompt)
             self._check(ids, sampling.max_tokens)
-            return await _all(self._complete(ids, seed, sampling) for seed in seeds)
+            completions = await _all(self._complete(ids, seed, sampling) for seed in seeds)
+            present = {self.version}
+            return [
+                replace(one, versions=()) if {name for name, _ in one.versions} == present else one
+                for one in completions
+            ]
 
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
@@ -186,37 +208,104 @@ class ServerPool:
                 self._check(ids, 1)  # servers score only if they sample one more token
             return await _all(self._score(ids, len(prefix)) for ids in sequences)
 
-    async def load(self, path: Path, version: str) -> None:
+    async def load(
+        self,
+        path: Path,
+        version: str,
+        send: Send | None = None,
+        expected: Sequence[float] | None = None,
+    ) -> None:
         """Load a checkpoint, or a LoRA adapter for the present checkpoint, on all servers concurrently.
 
-        Raises :class:`EngineError` while requests are in flight. After a failure on any server the pool does not sample
-        until a load succeeds.
+        Requests may be in flight. They go on with the new checkpoint, or keep their adapter; their completions have
+        ``versions``. With ``send`` servers get the checkpoint from the trainer's GPU instead of ``path``. A server that
+        misses the update gets no request until it has caught up. Raises :class:`EngineError` if all servers miss it, or
+        if log-probs of ``probe`` differ from the trainer's, ``expected``; then the pool does not sample until a load
+        succeeds.
         """
-        weights = self._new_weights(path, version)
-        if self._calls or self._unusable == _LOADING:
-            raise EngineError(
-                f"can't load {path}: requests of version {self.version} are in flight; await them"
-            )
-        self._unusable = _LOADING
-        try:
+        async with self._loading:
+            weights = self._new_weights(path, version)
             members = [member for member in self.members if not member.lost]
-            if not members:
-                raise EngineError("no server is left")
-            async with asyncio.timeout(self._settings.start_seconds):
-                await _all(member.serve(weights) for member in members)
-                self.router.clear()
-                reason = await compare_weights([member.client for member in members], self._probe)
-            if reason:
-                raise EngineError(reason)
-        except BaseException as error:
-            self._unusable = (
-                f"loading {path} as version {version} failed: {str(error) or repr(error)}"
-            )
-            if isinstance(error, EngineError | ServerFault | TimeoutError):
-                raise EngineError(self._unusable) from error
-            raise
-        self._unusable = ""
-        self._weights, self.version = weights, version
+            self._check_update(weights, members)
+            label = weights.adapter_name or version
+            self._versions[label] = version
+            self._begun.append(version)
+            try:
+                await self._update(members, weights, send, expected)
+            except BaseException as error:
+                self._unusable = (
+                    f"loading {path} as version {version} failed: {str(error) or repr(error)}"
+                )
+                if isinstance(error, EngineError | ServerFault | TimeoutError):
+                    raise EngineError(self._unusable) from error
+                raise
+            self._unusable = ""
+            self._weights, self.version, self._done = weights, version, len(self._begun) - 1
+
+    async def _update(
+        self,
+        members: Sequence[Server],
+        weights: ServedWeights,
+        send: Send | None,
+        expected: Sequence[float] | None,
+    ) -> None:
+        way = from_gpu(send) if send else from_files(self._settings)
+        turn = asyncio.Semaphore(len(members) if send is None else 1)  # a server waits unpaused
+
+        async def update(member: Server) -> None:
+            async with turn:
+                await member.update(weights, way)
+
+        results = await asyncio.gather(*map(update, members), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ServerFault):
+                raise result
+        async with asyncio.timeout(self._settings.start_seconds):
+            while not (scores := await self._scores(members)) and any(
+                member.restarting for member in members
+            ):
+                await asyncio.sleep(POLL_SECONDS)
+        if not scores:
+            faults = [str(result) for result in results if result] or ["no server is left"]
+            for member in members:
+                member.weights = self._weights
+            raise EngineError("; ".join(faults))
+        self.router.clear()
+        delivery = [("the trainer", expected), scores[0]] if expected else []
+        if reason := different_weights(scores) or different_weights(delivery, TRAINER_TOLERANCE):
+            raise EngineError(reason)
+        for member in members:
+            if member.up and member.behind:
+                member.fence(member.behind)
+
+    async def _scores(self, members: Sequence[Server]) -> list[tuple[str, list[float]]]:
+        """Return the URLs of ready servers and their log-probs of the probe. Fence servers that don't answer."""
+
+        async def score(member: Server) -> tuple[str, list[float]] | None:
+            try:
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    return member.client.url, (await member.client.score(self.probe, 1))[0]
+            except (ServerFault, TimeoutError) as error:
+                if member.ready:
+                    member.fence(f"can't score a text: {error!r}")
+                return None
+
+        scores = await asyncio.gather(*(score(member) for member in members if member.ready))
+        return [one for one in scores if one is not None]
+
+    def _check_update(self, weights: ServedWeights, members: Sequence[Server]) -> None:
+        """Raise ``EngineError`` if the servers can't change their weights now."""
+        if weights.adapter is not None:
+            return
+        for member in members:
+            if member.up and not member.client.versioned:
+                raise EngineError(
+                    f"{member.name} has no routes for weight updates: it needs vLLM 0.32 and VLLM_SERVER_DEV_MODE=1"
+                )
+            if self._weights.adapter is not None and member.load:
+                raise EngineError(
+                    f"can't load {weights.model}: requests of an adapter are in flight; await them"
+                )
 
     def _check(self, ids: Sequence[int], more: int) -> None:
         """Raise ``EngineError`` for ids that exceed the context, which some servers would truncate."""
@@ -230,25 +319,31 @@ class ServerPool:
         if not is_adapter(path):
             return ServedWeights(absolute(resolve(path)), version)
         self.members[0].backend.check_adapter(path)
-        self._adapters += 1
-        name = f"{self._adapter_prefix}-{self._adapters}"
+        name = f"{self._adapter_prefix}-{len(self._begun)}"
         return replace(self._weights, version=version, adapter=path, adapter_name=name)
 
     async def _complete(self, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
         index, completion = await self._answer(
             block_keys(prompt),
             sampling.timeout,
-            lambda client: client.complete(prompt, seed, sampling),
+            lambda member: member.client.complete(prompt, seed, sampling),
         )
         self.router.remember(index, block_keys(prompt + completion.ids))
         self._stats.sampled_tokens += len(completion.ids)
-        return completion
+        versions = tuple((self._versions[label], count) for label, count in completion.versions)
+        return replace(completion, versions=versions)
 
     async def _score(self, ids: tuple[int, ...], start: int) -> list[float]:
         timeout = self._settings.stall_seconds * self._settings.attempts
-        _, logprobs = await self._answer(
-            block_keys(ids), timeout, lambda client: client.score(ids, start)
-        )
+
+        async def score(member: Server) -> tuple[list[float], Usage]:
+            updates = member.updates
+            result = await member.client.score(ids, start)
+            if member.updates != updates:
+                raise TransientFault(f"the weights of {member.name} changed while it scored")
+            return result
+
+        _, logprobs = await self._answer(block_keys(ids), timeout, score)
         self._stats.scored_tokens += len(logprobs)
         return logprobs
 
@@ -256,7 +351,7 @@ class ServerPool:
         self,
         keys: Sequence[bytes],
         timeout: float,
-        ask: Callable[[ServerClient], Awaitable[tuple[Result, ReportedUsage]]],
+        ask: Callable[[Server], Awaitable[tuple[Result, Usage]]],
     ) -> tuple[int, Result]:
         """Return the index of a server and its valid answer; ``timeout`` counts from the first attempt."""
         loop = asyncio.get_running_loop()
@@ -268,17 +363,16 @@ class ServerPool:
                 self._stats.retries += 1
                 pause = fault.retry_after
                 await asyncio.sleep(backoff(attempt, FIRST_PAUSE) if pause is None else pause)
-            index = await self._choose(keys, failed)
-            member = self.members[index]
-            member.load += 1
             try:
-                async with member.slots:
+                async with self._slot(keys, failed, deadline or loop.time() + timeout) as index:
+                    member, since = self.members[index], self._done
                     deadline = deadline or loop.time() + timeout
                     stall = loop.time() + self._settings.stall_seconds
                     async with asyncio.timeout_at(min(deadline, stall)):
-                        answer, usage = await ask(member.client)
+                        answer, usage = await ask(member)
                 self._stats.prompt_tokens += usage.prompt_tokens
                 self._stats.cached_tokens += usage.cached_tokens
+                self._check_versions(member, usage.versions, since)
                 return index, answer
             except TimeoutError:
                 member.report_stall()
@@ -287,8 +381,6 @@ class ServerPool:
                 fault, failed = error, index
             except ServerFault as error:
                 raise EngineError(f"{self.policy}: {error}") from error
-            finally:
-                member.load -= 1
             if loop.time() >= deadline:
                 raise EngineError(
                     f"{self.policy}: no answer within {timeout:g} s: {fault}"
@@ -298,9 +390,46 @@ class ServerPool:
             f"{member.name}: {fault}"
         ) from fault
 
-    async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:
+    @asynccontextmanager
+    async def _slot(
+        self, keys: Sequence[bytes], failed: int | None, deadline: float
+    ) -> AsyncIterator[int]:
+        """Hold a slot of a server, which is ready also after the wait for the slot."""
         while True:
-            up = [index for index, member in enumerate(self.members) if member.up]
+            index = await self._choose(keys, failed, deadline)
+            member = self.members[index]
+            member.load += 1
+            try:
+                async with member.slots:
+                    if member.ready:
+                        model = member.client.model
+                        member.uses[model] += 1
+                        try:
+                            yield index
+                        finally:
+                            member.uses[model] -= 1
+                        return
+            finally:
+                member.load -= 1
+
+    def _check_versions(
+        self, member: Server, labels: Sequence[tuple[str, int]], since: int
+    ) -> None:
+        """Fence a server whose answer has tokens of other weights than those that the pool had since ``since``.
+
+        Raises a ``TransientFault`` in this case, because another server may have the right weights.
+        """
+        known, expected = self._versions, self._begun[since:]
+        if wrong := [label for label, _ in labels if known.get(label) not in expected]:
+            reason = f"answered with weights of version {wrong[0]}, not {' or '.join(expected)}"
+            if member.ready:
+                member.fence(reason)
+            raise TransientFault(f"{member.name} {reason}")
+
+    async def _choose(self, keys: Sequence[bytes], failed: int | None, deadline: float) -> int:
+        loop = asyncio.get_running_loop()
+        while True:
+            up = [index for index, member in enumerate(self.members) if member.ready]
             if up:
                 loads = [member.load for member in self.members]
                 index = self.router.choose(keys, loads, [i for i in up if i != failed] or up)
@@ -309,19 +438,21 @@ class ServerPool:
             lost = [f"{member.name} {member.lost}" for member in self.members if member.lost]
             if len(lost) == len(self.members):
                 raise EngineGone(f"{self.policy}: no server is left: " + "; ".join(lost))
+            if self._unusable:
+                raise EngineError(f"{self.policy}: {self._unusable}")
+            waits = any(member.restarting for member in self.members) or self._loading.locked()
+            if loop.time() >= deadline and not waits:
+                reasons = "; ".join(f"{one.name} {one.behind or one.lost}" for one in self.members)
+                raise EngineError(f"{self.policy}: no server is ready in time: {reasons}")
             await asyncio.sleep(POLL_SECONDS)
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Count a call of the engine. Raises ``EngineError`` while weights are loading or after a failed load."""
-        self._calls += 1
-        try:
-            with self._stats.request():
-                if self._unusable:
-                    raise EngineError(f"{self.policy}: {self._unusable}")
-                yield
-        finally:
-            self._calls -= 1
+        """Count a call of the engine. Raises ``EngineError`` after a failed load."""
+        with self._stats.request():
+            if self._unusable:
+                raise EngineError(f"{self.policy}: {self._unusable}")
+            yield
 
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -345,19 +476,23 @@ async def vllm_pool(
     policy: str,
     version: str,
     backend: VLLMBackend | None = None,
+    process: Callable[[int], ServerProcess] | None = None,
 ) -> AsyncIterator[ServerPool]:
     """Open an engine over vLLM servers of ``model``, a folder or hub name; its own servers are stopped at the end.
 
-    Servers run ``vllm serve`` on the visible devices unless a ``backend`` is given. Raises ``UserError`` for problems
+    Servers run ``vllm serve`` on the visible devices of this machine, unless ``backend`` (the command) or ``process``
+    (of the server with a number) is given. Raises ``UserError`` for problems
     that the user can fix.
     """
     if settings.urls:
         async with running_servers(renderer, settings, policy=policy, version=version) as pool:
             yield pool
         return
-    if backend is None:
+    if backend is None and process is None:
         check_vllm(settings)
-        backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
+    if backend is None:
+        devices = [] if process else device_lists(settings, visible_devices())
+        backend = VLLMBackend(settings, devices)
     weights = ServedWeights(absolute(resolve(model)), version)
     connect = partial(ServerClient, model=policy, decode=renderer.decode, end_ids=renderer.end_ids)
     members = [
@@ -366,10 +501,11 @@ async def vllm_pool(
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
     logs = log_folder.resolve()
+    process = process or (lambda i: ServerProcess(backend, i, logs / f"{members[i].name}.log"))
     try:
         try:
             await _all(
-                member.start(index, connect, logs / f"{member.name}.log", pool.router.forget)
+                member.start(process(index), connect, partial(pool.router.forget, index))
                 for index, member in enumerate(members)
             )
         except EngineError as error:
@@ -377,6 +513,7 @@ async def vllm_pool(
                 f"a server of {weights.model} did not start: {error}",
                 "fix the problem in its log, or change the settings of the servers",
             ) from error
+        _check_same_vllm([member.client for member in members])
         yield pool
     finally:
         await asyncio.shield(asyncio.gather(*(member.close() for member in members)))
@@ -395,18 +532,20 @@ async def running_servers(
     clients = [
         ServerClient(url, served or "", renderer.decode, renderer.end_ids) for url in settings.urls
     ]
+    members: list[Server] = []
     try:
         cards = [await _card(client, settings) for client in clients]
         weights = ServedWeights(cards[0].root or cards[0].id, version)
-        members = []
         for client, card in zip(clients, cards, strict=True):
             client.model = card.id
             members.append(Server(client.url, card.id, backend, weights, client))
             members[-1].context = card.max_model_len
         await _check(clients, probe, settings.stall_seconds)
-        yield ServerPool(members, settings, weights, policy=policy, probe=probe)
+        labels = [await one.weight_version() for one in clients if one.versioned]
+        yield ServerPool(members, settings, weights, policy=policy, probe=probe, labels=labels)
     finally:
-        await asyncio.gather(*(client.close() for client in clients))
+        closing = [*(one.close() for one in members), *(one.close() for one in clients)]
+        await asyncio.gather(*closing)
 
 
 def probe_ids(renderer: ChatRenderer) -> list[int]:
@@ -421,6 +560,7 @@ async def _card(client: ServerClient, settings: VLLMSettings) -> ServedModel:
     try:
         async with asyncio.timeout(settings.stall_seconds):
             cards = await client.models()
+            await client.probe()
     except (ServerFault, TimeoutError) as error:
         raise UserError(
             f"no inference server answers at {client.url}: {error!r}",
@@ -436,16 +576,26 @@ async def _card(client: ServerClient, settings: VLLMSettings) -> ServedModel:
     return matches[0]
 
 
+def _check_same_vllm(clients: Sequence[ServerClient]) -> None:
+    if len({client.vllm for client in clients}) > 1:
+        versions = ", ".join(f"{client.url} has {client.vllm or 'none'}" for client in clients)
+        raise UserError(
+            f"servers have different versions of vLLM: {versions}",
+            "install the same version on all",
+        )
+
+
 async def _check(clients: Sequence[ServerClient], probe: Sequence[int], seconds: float) -> None:
+    _check_same_vllm(clients)
     try:
         async with asyncio.timeout(seconds):
-            different = await compare_weights(clients, probe)
+            scores = [(one.url, (await one.score(probe, 1))[0]) for one in clients]
             raw = [one.url for one in clients if not await has_processed_logprobs(one, probe)]
     except (ServerFault, TimeoutError) as error:
         raise UserError(
             f"a server does not answer, or refuses token ids or log-probs: {error!r}", "see its log"
         ) from error
-    if different:
+    if different := different_weights(scores):
         raise UserError(
             f"two servers have different weights: {different}", "load the same checkpoint on all"
         )

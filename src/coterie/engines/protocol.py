@@ -76,6 +76,8 @@ class Completion:
     """Prompt tokens from the prefix cache; affects only the speed."""
     stop: str = ""
     """Stop string that ended the completion, which ``text`` does not have."""
+    versions: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    """Weight version and number of tokens of each span, in order; empty if all tokens may have the engine's version."""
 
 
 @dataclass(slots=True)
@@ -105,7 +107,20 @@ class Stats:
             raise
 
 
-class Engine(Protocol):
+class LikelihoodModel(Protocol):
+    """Model that computes log-probs."""
+
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
+
+        Shared prefixes are computed once. Raises ``EngineError``.
+        """
+        ...
+
+
+class Engine(LikelihoodModel, Protocol):
     """Model that samples and scores."""
 
     policy: str
@@ -121,15 +136,9 @@ class Engine(Protocol):
         """Sample one completion per seed, in order. Raises :class:`EngineError`."""
         ...
 
-    async def logprobs(
-        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
-
-        Shared prefixes are computed once. Raises ``EngineError``.
-        """
-        ...
-
     async def load(self, path: Path, version: str) -> None:
-        """Load weights and drop all cached prefixes of the old version."""
+        """Load weights and drop all cached prefixes of the old version.
+
+        Requests in flight go on, with the new weights or with their adapter.
+        """
         ...

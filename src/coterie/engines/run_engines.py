@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Mapping
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +21,10 @@ from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 if TYPE_CHECKING:
     from coterie.engines.pool import ServerPool
+    from coterie.engines.server_process import Servers
 
 Result = TypeVar("Result")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,18 @@ class Speaking:
 
 
 class RunEngines:
-    """Engines of one run's roles, each with its own servers; ``base`` is the base model of adapters by default."""
+    """Engines of one run's roles, each with its own servers; ``base`` is the base model of adapters by default.
 
-    def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
+    ``servers`` finds room for servers on a cluster instead of this machine.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, base: str, logs: Path, servers: "Servers | None" = None
+    ) -> None:
         self.settings = settings
         self.base = base
         self.logs = logs
+        self._servers = servers
         self._runner: asyncio.Runner | None = None
         self._open = AsyncExitStack()
         self._pools: dict[str, ServerPool] = {}
@@ -64,11 +74,14 @@ class RunEngines:
         base: str | None = None,
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
+        send: Callable[[str, str], None] | None = None,
+        score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process.
+        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's URL.
+        ``score`` returns the trainer's log-probs of ids after the first, to which the servers' are compared.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
@@ -78,7 +91,7 @@ class RunEngines:
         renderer, context = load_renderer(
             base, self.settings.template_args if template_args is None else template_args
         )
-        pool = await self._served(role, base, version, path, renderer)
+        pool = await self._served(role, base, version, path, renderer, send, score)
         return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)
 
     def embedded(
@@ -98,6 +111,13 @@ class RunEngines:
             cache_bytes=round(self.settings.cache_gib * 2**30),
         )
 
+    def weights_folder(self, folder: Path) -> Path:
+        """Return where a training publishes weights for servers: in its folder, or in shared memory."""
+        if self.settings.kind == "inprocess" or self.settings.vllm.transfer != "shm":
+            return folder
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+        return SHARED_MEMORY / f"coterie-{name[:16]}"
+
     def make_room(self) -> None:
         """Free the devices for other work, unless servers keep running."""
         if self._runner is not None:
@@ -109,39 +129,56 @@ class RunEngines:
             await self.end()
 
     async def _served(
-        self, role: str, base: str, version: int | str, path: Path | str, renderer: ChatRenderer
+        self,
+        role: str,
+        base: str,
+        version: int | str,
+        path: Path | str,
+        renderer: ChatRenderer,
+        send: Callable[[str, str], None] | None,
+        score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
-        adapter = is_adapter(path)
+        adapter, kind = is_adapter(path), self.settings.vllm.transfer
         if role not in self._pools:
             from coterie.engines.pool import vllm_pool
 
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+            logs = self.logs if role == POLICY else self.logs / role
+            place: dict[str, Any] = {}
+            if self._servers is not None:
+                room = self._servers(self.settings.vllm, logs)
+                place["process"] = await self._open.enter_async_context(room)
             first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
             self._pools[role] = await self._open.enter_async_context(
                 vllm_pool(
                     base if adapter else path,
                     renderer,
                     self.settings.vllm,
-                    self.logs if role == POLICY else self.logs / role,
+                    logs,
                     policy=role,
                     version=first,
+                    **place,
                 )
             )
         pool = self._pools[role]
         if pool.version == str(version):
             return pool
         try:
-            await pool.load(Path(path), str(version))
+            by_gpu = None
+            if send is not None and kind in ("nccl", "ipc") and not adapter:
+                by_gpu = partial(send, kind)
+            expected = score(pool.probe) if score is not None else None
+            await pool.load(Path(path), str(version), by_gpu, expected)
         except EngineError as error:
             if not self.settings.vllm.urls:
                 raise
             raise UserError(
                 f"the servers at {', '.join(self.settings.vllm.urls)} can't load the policy at "
                 f"{path}: {error}",
-                "start them with VLLM_SERVER_DEV_MODE=1 on this machine, or let coterie start them "
-                "(no engine.vllm.urls)",
+                "serve the run's base model, not quantized, with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out where "
+                "they see the run folder under the same path, or let coterie start them (no engine.vllm.urls)",
             ) from error
         return pool
 

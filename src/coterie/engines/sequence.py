@@ -150,8 +150,12 @@ class Running:
     logprobs: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
     """Uniform random number of each step."""
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """Weight version and number of sampled tokens of each span."""
     start: float = 0.0
     """Time of leaving the queue (``time.monotonic``), from which the timeout counts."""
+    loads: int = 0
+    """Number of the engine's loads of weights when its prompt was read."""
 
     def __post_init__(self) -> None:
         self.noise = uniforms(self.seed, self.sampling.max_tokens)
@@ -166,18 +170,23 @@ class Running:
         """Tokens with computed keys and values: all but the last."""
         return (*self.prompt, *self.ids[:-1])
 
-    def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> None:
+    def accept(
+        self, token: int, logprob: float, version: str, ends: frozenset[int], decode: Decode
+    ) -> None:
         """Append a sampled token. If it ends the completion, set the future's result."""
         self.ids.append(token)
         self.logprobs.append(logprob)
+        same = self.versions and self.versions[-1][0] == version
+        count = self.versions.pop()[1] if same else 0
+        self.versions.append((version, count + 1))
         if self.on_token is not None:
             self.on_token(token)
         end = ending(self.ids, self.sampling, ends, decode)
         if end is not None and not self.future.done():
             finish, text, stop = end
-            ids, logprobs = tuple(self.ids), tuple(self.logprobs)
+            ids, logprobs, versions = tuple(self.ids), tuple(self.logprobs), tuple(self.versions)
             self.future.set_result(
-                Completion(ids, logprobs, text, finish, self.seed, self.cached, stop)
+                Completion(ids, logprobs, text, finish, self.seed, self.cached, stop, versions)
             )
 
     @property

@@ -1,42 +1,24 @@
-"""Server of a pool: external, or a child process under a guard (:mod:`coterie.engines.child_guard`)."""
+"""Server of a pool: external, or a process that is supervised and restarted."""
 
 import asyncio
+import itertools
 import logging
-import os
-import socket
-from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from coterie.engines.child_guard import guarded
-from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault
+from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault, backoff
 from coterie.engines.protocol import EngineError
-from coterie.engines.vllm import HOST, ServerClient, VLLMBackend
+from coterie.engines.server_process import POLL_SECONDS, ServerProcess
+from coterie.engines.transfer import ServedWeights, Transfer, from_files
+from coterie.engines.vllm import ServerClient, VLLMBackend
 
 logger = logging.getLogger(__name__)
-LOG_LINES = 12
-PORT_TRIES = 3
-"""Maximum number of starts, on other ports if another process takes the chosen port."""
-POLL_SECONDS = 0.25
 MAX_PAUSE = 10.0
-RESET_TRIES = 40
-
-
-@dataclass(frozen=True, slots=True)
-class ServedWeights:
-    """Weights on the servers of a pool."""
-
-    model: str
-    """Folder or hub name of a checkpoint."""
-    version: str
-    adapter: Path | None = None
-    """Folder of a LoRA adapter for the checkpoint."""
-    adapter_name: str = ""
-    """Name of the adapter, new on these servers."""
+FIRST_PAUSE = 0.25
+WATCH_SECONDS = 2.0
+"""Seconds between two looks at the health of a server."""
 
 
 def absolute(path: Path | str) -> str:
@@ -45,7 +27,7 @@ def absolute(path: Path | str) -> str:
 
 
 class Server:
-    """External server, or a child process that is restarted when it dies (:meth:`start`).
+    """External server, or a process that is restarted when it dies (:meth:`start`).
 
     ``base`` is its name of the checkpoint.
     """
@@ -65,156 +47,219 @@ class Server:
         self.up = True
         self.lost = ""
         """Reason why the server is permanently down, or ""."""
+        self.behind = ""
+        """Reason why the server does not have the pool's weights, or ""."""
         self.restarts = 0
         self.load = 0
         """Number of assigned, unanswered requests."""
         self.slots = asyncio.Semaphore(backend.settings.requests_per_server)
+        self.updates = 0
+        """Number of changes of the weights, without adapters."""
+        self.uses = Counter[str]()
+        """Requests in flight by the name of the model or adapter."""
         self.context: int | None = None
         """Maximum sequence length, if the server reports it."""
         self._base = base
+        self._adapters: set[str] = set()
         self._settings = backend.settings
-        self._process: Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._updating = asyncio.Lock()
+        self._process: ServerProcess | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._examination: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
 
     async def start(
         self,
-        index: int,
+        process: ServerProcess,
         connect: Callable[[str], ServerClient],
-        log: Path,
-        went_down: Callable[[int], None],
+        went_down: Callable[[], None],
     ) -> None:
-        """Start the server in a child process and watch it. ``went_down`` is called when it dies.
+        """Start the server in a process and watch it. ``went_down`` is called when it dies.
 
         ``connect`` makes a client for its URL. Raises :class:`EngineError` with the end of its log if it fails.
         """
-        self.up, self._index, self._connect, self._log = False, index, connect, log
-        self._went_down = went_down
+        self.up, self._process = False, process
+        self._connect, self._went_down = connect, went_down
         await self._launch()
-        self._tasks = [asyncio.create_task(self._keep_up())]
+        self._watch = asyncio.create_task(self._keep_up())
 
     def report_stall(self) -> None:
-        """Kill a child without an answer for too long unless it is healthy; it is then restarted."""
-        if self._process is not None and all(task.done() for task in self._tasks[1:]):
-            self._tasks[1:] = [asyncio.create_task(self._examine())]
+        """Kill a process without an answer for too long unless it is healthy; it is then restarted."""
+        running = self._examination is not None and not self._examination.done()
+        if self._process is not None and not running:
+            self._examination = asyncio.create_task(self._examine())
 
     async def _examine(self) -> None:
-        if self.up and not await self.client.healthy():
+        assert self._process is not None
+        if self.up and await self.client.health() != "healthy":
             logger.warning("%s does not answer; killing and restarting it", self.name)
-            for process in self._descendants(recursive=False):
-                process.kill()
+            await self._process.kill()
 
-    async def serve(self, weights: ServedWeights) -> None:
-        """Load other weights in place, and check that the server has them. Raises a ``ServerFault``.
+    @property
+    def ready(self) -> bool:
+        """True if the server may get requests."""
+        return self.up and not self.behind
 
-        A child that dies meanwhile is restarted with them.
+    @property
+    def restarting(self) -> bool:
+        return self._process is not None and not self.up and not self.lost
+
+    async def update(self, weights: ServedWeights, transfer: Transfer) -> None:
+        """Load other weights while requests are in flight, and check that the server has them.
+
+        The server is paused meanwhile; requests in flight go on with the new weights, but requests of an adapter keep
+        it. After a failure, which raises a ``ServerFault``, the server is behind and its requests are aborted.
         """
-        await self._wait_until_up()
-        restarts = self.restarts
+        self.weights = weights
+        if self.restarting:  # it comes up with these weights
+            raise TransientFault(f"{self.name} is being restarted")
+        async with self._updating:
+            await self._update(transfer)
+
+    async def _update(self, transfer: Transfer) -> None:
+        weights, mode = self.weights, "abort" if self.behind else "keep"
+        self.behind = self.behind or f"does not have version {weights.version} yet"
         try:
-            await self._load(weights)
-        except TransientFault:
-            await self._wait_until_up()
-            if self.lost or self.restarts == restarts:
-                raise
+            if weights.adapter is None:
+                self.updates += 1
+                await self._pause(mode)
+                await self._send(weights, transfer)
+                await self._within(self.client.post("/resume", None))
+            await self._within(self._use(weights))
+        except ServerFault as error:
+            self.behind = f"missed version {weights.version}: {error}"
+            if self._process is not None and await self.client.health() != "healthy" and self.up:
+                self.up = False  # until it is restarted, with these weights
+                await self._process.kill()
+            raise
+        self.behind = ""
 
-    async def _load(self, weights: ServedWeights) -> None:
-        before, self.weights = self.weights, weights
-        if before.adapter_name in {card.id for card in await self.client.models()}:
-            body = {"lora_name": before.adapter_name}
-            await self.client.post("/v1/unload_lora_adapter", body)
-        self.client.model = self._base
-        if weights.adapter is None:
-            await self.backend.reload(self.client, weights.model)
-            await self._reset_cache()
-        await self.use_weights()
+    def fence(self, reason: str) -> None:
+        """Give the server no requests until it has its weights: restart it, or update it again in the background."""
+        logger.warning("%s %s; it gets no requests until it has caught up", self.name, reason)
+        self.behind = reason
+        if self._process is not None:
+            self.up = False
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.create_task(self._catch_up())
 
-    async def use_weights(self) -> None:
-        """Load the adapter of the weights, if any, and check that the server has the model. Raises ``ServerFault``."""
-        client, weights = self.client, self.weights
-        if weights.adapter is not None:
-            body = {"lora_name": weights.adapter_name, "lora_path": absolute(weights.adapter)}
-            await client.post("/v1/load_lora_adapter", body)
-            client.model = weights.adapter_name
+    async def _catch_up(self) -> None:
+        if self._process is not None:
+            await self._process.kill()
+            return
+        for attempt in itertools.count():
+            await asyncio.sleep(backoff(attempt, FIRST_PAUSE))
+            async with self._updating:
+                with suppress(ServerFault):
+                    if self.behind:
+                        await self._update(from_files(self._settings))
+                    return
+
+    async def _pause(self, mode: str) -> None:
+        """Pause between two tokens and drop all cached keys and values, which requests in flight compute again."""
+        await self._within(self.client.post(f"/pause?mode={mode}&clear_cache=true", None))
+
+    async def _send(self, weights: ServedWeights, transfer: Transfer) -> None:
+        try:
+            await self._within(self.client.set_version(f"part of {weights.version}"))
+            await self._within(transfer(self.client, weights))
+        except BaseException:  # the server may have a part of the weights, so no request may go on
+            with suppress(ServerFault):
+                await self._pause("abort")
+                await self._within(self.client.post("/resume", None))
+            raise
+
+    async def _within(self, work: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._settings.stall_seconds):
+                await work
+        except TimeoutError as error:
+            raise TransientFault(f"{self.name} does not answer") from error
+
+    async def _use(self, weights: ServedWeights) -> None:
+        """Load the adapter of weights, if any, and check that the server has them. Raises a ``ServerFault``."""
+        client, name = self.client, weights.adapter_name or self._base
         cards = {card.id: card for card in await client.models()}
-        if client.model not in cards:
-            raise FinalFault(f"{self.name} serves {', '.join(cards)}, not {client.model}")
-        self.context = cards[client.model].max_model_len or self.context
+        if weights.adapter is not None and name not in cards:
+            body = {"lora_name": name, "lora_path": absolute(weights.adapter)}
+            await client.post("/v1/load_lora_adapter", body)
+            cards = {card.id: card for card in await client.models()}
+        if name not in cards:
+            raise FinalFault(f"{self.name} serves {', '.join(cards)}, not {name}")
+        if weights.adapter is None and client.versioned:
+            label = await client.weight_version()
+            if label != weights.version:
+                raise FinalFault(f"{self.name} has version {label}, not {weights.version}")
+        client.model, client.adapter = name, weights.adapter is not None
+        self.context = cards[name].max_model_len or self.context
+        self._adapters &= cards.keys()
+        for adapter in sorted(self._adapters - {name}):
+            if not self.uses[adapter]:
+                await client.post("/v1/unload_lora_adapter", {"lora_name": adapter})
+                self._adapters.discard(adapter)
+        if weights.adapter is not None:
+            self._adapters.add(name)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._end()
+        for task in (self._watch, self._examination, self._catching_up):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._process is not None:
+            await self._process.end()
         await self.client.close()
 
-    async def _reset_cache(self) -> None:
-        """Drop cached prefixes of the old weights, with retries because canceled requests may still use some."""
-        for _ in range(RESET_TRIES):
-            if await self.client.reset_cache():
-                return
-            await asyncio.sleep(POLL_SECONDS)
-        raise TransientFault(f"{self.name} does not drop its prefix cache")
-
-    # -- child processes --------------------------------------------------------------------------
-
-    async def _wait_until_up(self) -> None:
-        while not self.up and not self.lost:
-            await asyncio.sleep(POLL_SECONDS)
+    # -- own processes ----------------------------------------------------------------------------
 
     async def _launch(self) -> None:
-        seconds = self._settings.start_seconds
-        for _ in range(PORT_TRIES):
-            port = free_port()
-            await self.client.close()
-            self.client = self._connect(f"http://{HOST}:{port}")
-            try:
-                self._process = await self._spawn(port)
-                async with asyncio.timeout(seconds):
-                    while self._process.returncode is None:
-                        if self._listens(port) and await self.client.healthy():
-                            await self.use_weights()
-                            self.up = True
-                            return
-                        await asyncio.sleep(POLL_SECONDS)
-            except (ServerFault, TimeoutError) as error:
-                await self._end()
-                raise EngineError(
-                    f"{error!r} within {seconds:g} s; {self._last_words()}"
-                ) from error
-            except OSError as error:
-                raise EngineError(f"{self.name} can't be started: {error}") from error
-            except BaseException:
-                await self._end()
-                raise
-            if not port_taken(port):
-                break
-        raise EngineError(self._obituary("before it answered"))
-
-    async def _spawn(self, port: int) -> Process:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        command = self.backend.command(self.weights.model, self._base, port)
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *guarded(command, self._settings.grace_seconds),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.backend.environment(self._index)},
-                start_new_session=True,
-            )
-
-    async def _end(self) -> None:
-        """End the server and its descendants by SIGTERM, and SIGKILL after ``grace_seconds``, and wait for it."""
-        if self._process is None:
-            return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        waiting = asyncio.ensure_future(self._process.wait())
+        assert self._process is not None
+        process, weights, seconds = self._process, self.weights, self._settings.start_seconds
+        await self.client.close()
         try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            await waiting
+            async with asyncio.timeout(seconds):
+                url = await process.launch(weights.model, self._base)
+                self.client = self._connect(url)
+                await self._begin_alive(weights)
+        except EngineError as error:
+            raise EngineError(f"{self.name} {error}") from error
+        except (ServerFault, TimeoutError) as error:
+            await process.end()
+            words = await process.last_words()
+            raise EngineError(f"{error!r} within {seconds:g} s; {words}") from error
+        except BaseException:
+            await process.end()
             raise
+
+    async def _begin_alive(self, weights: ServedWeights) -> None:
+        """Do :meth:`_begin`. Raises :class:`EngineError` if the server dies first."""
+        assert self._process is not None
+        beginning = asyncio.ensure_future(self._begin(weights))
+        death = asyncio.ensure_future(self._death())
+        try:
+            await asyncio.wait([beginning, death], return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                words = await self._process.last_words()
+                raise EngineError(f"{death.result()} before it answered; {words}")
+            await beginning
+        finally:
+            for task in (beginning, death):
+                task.cancel()
+            await asyncio.gather(beginning, death, return_exceptions=True)
+
+    async def _begin(self, weights: ServedWeights) -> None:
+        """Use the weights with which the server was started, or newer ones that came meanwhile."""
+        while await self.client.health() != "healthy":
+            await asyncio.sleep(POLL_SECONDS)
+        await self.client.probe()
+        if self.client.versioned:
+            await self.client.set_version(weights.version)
+        async with self._updating:
+            if self.weights is weights:
+                await self._use(weights)
+            while self.weights is not weights:
+                weights = self.weights
+                await self._update(from_files(self._settings))
+            self.up, self.behind = True, ""
 
     async def _keep_up(self) -> None:
         """Restart the server whenever it ends, up to the limit of restarts."""
@@ -225,12 +270,27 @@ class Server:
             logger.exception("%s can't be watched any more", self.name)
             self.up, self.lost = False, f"can't be watched any more: {error!r}"
 
+    async def _death(self) -> str:
+        """Wait until the process has ended, and return its status. Kill it if its engine is dead.
+
+        vLLM's API server waits for a dead engine without end if the engine died in a call that updates weights.
+        """
+        assert self._process is not None
+        status = asyncio.ensure_future(self._process.ended())
+        try:
+            while not (await asyncio.wait([status], timeout=WATCH_SECONDS))[0]:
+                if await self.client.health() == "dead":
+                    await self._process.kill()
+            return status.result()
+        finally:
+            status.cancel()
+
     async def _restart(self) -> None:
         assert self._process is not None
-        await self._process.wait()
+        status = await self._death()
         self.up = False
-        self._went_down(self._index)
-        reason = self._obituary("unexpectedly")
+        self._went_down()
+        reason = f"{self.name} {status} unexpectedly; {await self._process.last_words()}"
         logger.warning("%s", reason)
         while not self.up and not self.lost:
             if self.restarts == self._settings.restarts:
@@ -238,51 +298,10 @@ class Server:
                 break
             await asyncio.sleep(min(0.25 * 2**self.restarts, MAX_PAUSE))
             self.restarts += 1
+            weights = self.weights
             try:
                 await self._launch()
             except EngineError as error:
                 reason = str(error)
-
-    def _obituary(self, when: str) -> str:
-        assert self._process is not None
-        status = self._process.returncode
-        return f"{self.name} ended with status {status} {when}; {self._last_words()}"
-
-    def _last_words(self) -> str:
-        """Return the last lines of the log, and its path."""
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return f"its log {self._log} ends:\n  " + "\n  ".join(lines)
-
-    def _listens(self, port: int) -> bool:
-        """Return True if the server, and not another process, listens on the port."""
-        for process in self._descendants(recursive=True):
-            with suppress(psutil.Error):
-                for one in process.net_connections("tcp"):
-                    if one.status == psutil.CONN_LISTEN and one.laddr[1] == port:
-                        return True
-        return False
-
-    def _descendants(self, *, recursive: bool) -> list[psutil.Process]:
-        assert self._process is not None
-        try:
-            return psutil.Process(self._process.pid).children(recursive)
-        except psutil.NoSuchProcess:
-            return []
-
-
-def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def port_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False
+                if self.weights is not weights:  # whose folder may be gone
+                    self.restarts -= 1

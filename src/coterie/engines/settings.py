@@ -1,6 +1,7 @@
 """Settings of engines and of pools of vLLM servers."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
@@ -9,6 +10,8 @@ from coterie.config.settings import Settings, key
 OptionValue = bool | int | float | str
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's ``max-lora-rank``."""
+TransferKind = Literal["disk", "shm", "nccl", "ipc"]
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class VLLMSettings(Settings):
@@ -49,6 +52,11 @@ class VLLMSettings(Settings):
         "layers that adapters may change; not lm_head, whose adapter vLLM ignores in log-probs of prompts",
         min_length=1,
     )
+    transfer: TransferKind = key(
+        "disk",
+        "how servers get new weights: from the run folder, from shared memory (servers on this machine), or from the "
+        "trainer's GPU by vLLM's `nccl`, or `ipc` (servers on the trainer's GPU)",
+    )
     arguments: dict[str, OptionValue] = key(
         {}, "other options of vllm serve by name, such as max_num_seqs: 64"
     )
@@ -62,6 +70,11 @@ class VLLMSettings(Settings):
             raise ValueError(
                 f"devices={self.devices} is invalid; give {self.tensor_parallel_size} devices to each of "
                 f"{self.servers} servers"
+            )
+        remote = [url for url in self.urls if urlsplit(url).hostname not in LOCAL_HOSTS]
+        if remote and self.transfer in ("shm", "ipc"):
+            raise ValueError(
+                f"transfer={self.transfer} needs servers on this machine, unlike {remote[0]}; use disk or nccl"
             )
         if "lm_head" in self.lora_modules:
             raise ValueError("lora_modules: vLLM can't score with adapters of lm_head; remove it")

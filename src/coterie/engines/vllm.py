@@ -3,52 +3,67 @@
 Callers of the client set timeouts: canceling a call closes its connection, and the server then aborts the request.
 """
 
-import itertools
+import asyncio
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import h11
 import httpx2
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from coterie.config.folders import expanded
-from coterie.engines.endpoint import ReportedUsage, TransientFault, request
+from coterie.engines.endpoint import FinalFault, ReportedUsage, TransientFault, request
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
 from coterie.engines.settings import LORA_RANKS, OptionValue, VLLMSettings
 from coterie.errors import UserError
-from coterie.models.loading import ADAPTER_FILE
+from coterie.models.catalogue import ADAPTER_FILE
 from coterie.record.turn import Finish
 
 HOST = "127.0.0.1"
+TOKENS = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 FIXED: dict[str, OptionValue] = {
-    "host": HOST,
     "enable-prefix-caching": True,
+    "enable-scale-out": True,
     "enable-prompt-tokens-details": True,
     "logprobs-mode": "processed_logprobs",
     "generation-config": "vllm",
+    "worker-extension-cls": "coterie_worker.Extension",
 }
-"""Options for exact tokens and log-probs: no sampling defaults of the model, log-probs after temperature."""
+"""Options for exact tokens and log-probs: no sampling defaults of the model, log-probs after temperature, the token
+route, and the transfer ``files``."""
 INSIDE = Path(__file__).parent / "inside_vllm"
-"""Folder in the ``PYTHONPATH`` of servers without devices."""
-WITHOUT_DEVICES: dict[str, OptionValue] = {
-    "enable-chunked-prefill": False,
-    "worker-extension-cls": "coterie_worker.WholeReload",
-}
+"""Folder in the ``PYTHONPATH`` of servers."""
+WITHOUT_DEVICES: dict[str, OptionValue] = {"enable-chunked-prefill": False}
 """Options on CPU. There vLLM 0.32 dies ("CPU Generator does not use offset") when it reads the prompt of a seeded
-request in two chunks, and does not reload a tied output layer without the extension."""
+request in two chunks."""
+ADAPTERS = 2
+"""Adapters that a server samples with at a time: the newest, and an older one of requests in flight."""
+KEPT_ADAPTERS = 8
+"""Adapters that a server keeps in memory, because the folder of an older one may be gone."""
 
 
 def check_vllm(settings: VLLMSettings) -> None:
     """Raise ``UserError`` if vLLM is missing, an argument is managed by coterie, or there are too few devices."""
+    if settings.transfer in ("nccl", "ipc") and not (
+        find_spec("vllm") and torch.cuda.is_available()
+    ):
+        raise UserError(
+            f"engine.vllm.transfer={settings.transfer} needs a GPU, and vLLM in the interpreter of coterie",
+            "pip install vllm here, or set engine.vllm.transfer=disk",
+        )
     if settings.urls:
         return
     VLLMBackend(settings, device_lists(settings, visible_devices())).command("", "", 0)
@@ -69,10 +84,14 @@ def check_vllm(settings: VLLMSettings) -> None:
 
 
 class VLLMBackend:
-    """Command line of ``vllm serve``; ``devices`` has an entry per server, or is empty on CPU."""
+    """Command line of ``vllm serve``; ``devices`` has an entry per server, or is empty on CPU.
 
-    def __init__(self, settings: VLLMSettings, devices: Sequence[str]) -> None:
+    Servers listen on the address ``host``.
+    """
+
+    def __init__(self, settings: VLLMSettings, devices: Sequence[str], host: str = HOST) -> None:
         self.settings = settings
+        self.host = host
         self._devices = devices
         # vLLM 0.32 on CPU has a child process for the model that busy-waits for each step, which starved the thread
         # for new requests for seconds on two busy cores (bench/results/rollout-2026-11-21.md).
@@ -80,14 +99,17 @@ class VLLMBackend:
 
     def command(self, model: str, name: str, port: int) -> Sequence[str]:
         s = self.settings
+        backend = s.transfer if s.transfer in ("nccl", "ipc") else "files"
         options: dict[str, OptionValue | None] = {
             **FIXED,
+            "host": self.host,
             "port": port,
             "served-model-name": name,
             "tensor-parallel-size": s.tensor_parallel_size,
             "gpu-memory-utilization": s.gpu_memory_utilization,
             "max-model-len": s.max_model_len,
             "dtype": s.dtype,
+            "weight-transfer-config": json.dumps({"backend": backend}),
             "enforce-eager": s.enforce_eager or None,
             **({} if self._devices else WITHOUT_DEVICES),
             **({"distributed-executor-backend": "uni"} if self._in_one_process else {}),
@@ -103,6 +125,8 @@ class VLLMBackend:
                     "remove the argument, and use the setting of that name if there is one",
                 )
             options[option] = value
+        if s.lora_rank:
+            options = {"max-loras": ADAPTERS, "max-cpu-loras": KEPT_ADAPTERS} | options
         words = [_interpreter(s.python), "-m", "vllm.entrypoints.cli.main", "serve", model]
         for option, setting in options.items():
             if isinstance(setting, bool):
@@ -118,21 +142,15 @@ class VLLMBackend:
             variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._devices:
             variables[DEVICES] = self._devices[index]
-        else:
-            paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
-            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        if self.settings.transfer == "ipc":
+            variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
         if self._in_one_process:
             variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             share = max(1, (torch.get_num_threads() - 1) // self.settings.servers)
             variables[THREADS] = os.environ.get(THREADS) or str(share)
         return variables
-
-    async def reload(self, client: "ServerClient", path: str) -> None:
-        """Load other weights into the running model. Raises a ``ServerFault``."""
-        whole = not self._devices and not self.settings.urls
-        method = "reload_all_weights" if whole else "reload_weights"
-        call = {"method": method, "kwargs": {"weights_path": path}}
-        await client.post("/collective_rpc", call)
 
     def check_adapter(self, folder: Path) -> None:
         """Raise ``UserError`` if the servers do not support the rank or the layers of an adapter."""
@@ -173,25 +191,50 @@ def device_lists(settings: VLLMSettings, visible: Sequence[str]) -> list[str]:
     return [",".join(visible[i * size : (i + 1) * size]) for i in range(servers)]
 
 
-class _Logprobs(BaseModel):
-    token_logprobs: list[float]
-
-
 class _Logprob(BaseModel):
     logprob: float
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float] | None = None
+    content: list[_Logprob] = []
+
+    @property
+    def values(self) -> list[float]:
+        return self.token_logprobs or [one.logprob for one in self.content]
+
+
+class _Span(BaseModel):
+    version: str
+    start: int
+    end: int
+
+
+PromptLogprobs = list[dict[int, _Logprob] | None]
 
 
 class _Choice(BaseModel):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
-    prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    weight_versions: list[_Span] | None = None
 
 
 class _Completions(BaseModel):
+    """Reply of the completions route, or of the token route, which has more outside the choice."""
+
     model: str
     choices: list[_Choice] = Field(min_length=1, max_length=1)
     usage: ReportedUsage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Usage(ReportedUsage):
+    """Tokens of a request, and the label of the weights of each span of sampled tokens, if the server tells it."""
+
+    versions: tuple[tuple[str, int], ...] = ()
 
 
 class ServedModel(BaseModel):
@@ -207,18 +250,81 @@ class _Models(BaseModel):
     data: list[ServedModel]
 
 
-class _CacheReset(BaseModel):
-    success: bool = True
+class _Info(BaseModel):
+    version: str = ""
+    weight_version: str = ""
 
 
 Reply = TypeVar("Reply", bound=BaseModel)
+Health = Literal["healthy", "silent", "dead"]
+"""State of a server: ``dead`` if it says so or nothing listens, ``silent`` without an answer in time."""
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 IDLE_SECONDS = 2.0
-"""Idle time after which a connection is closed, shorter than on servers (uvicorn: 5 s)."""
-POOLS = 16
-"""Connection pools of a client. A pool scans all its connections at the start and end of every request, which took two
-thirds of this process's time with 384 dialogues in one pool (bench/results/rollout-2026-11-21.md)."""
+"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
+READ_BYTES = 1 << 16
+
+
+class Connections(httpx2.AsyncBaseTransport):
+    """HTTP/1.1 connections of a client.
+
+    With httpx's own transport, which scans all its connections for every request, a turn takes a third more of the
+    driver's processor time (bench/results/scale-2026-11-27.md).
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[
+            tuple[float, asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]
+        ] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        content, limits = await request.aread(), request.extensions["timeout"]
+        reader, writer, http = await self._connection(request.url, limits["connect"])
+        method, path, parts = request.method, request.url.raw_path, []
+        head = h11.Request(method=method, target=path, headers=request.headers.raw)
+        sent = [http.send(event) or b"" for event in (head, h11.Data(content), h11.EndOfMessage())]
+        try:
+            async with asyncio.timeout(limits["read"]):
+                writer.write(b"".join(sent))
+                await writer.drain()
+                while not isinstance(event := http.next_event(), h11.EndOfMessage):
+                    if event is h11.NEED_DATA:
+                        http.receive_data(await reader.read(READ_BYTES))
+                    elif isinstance(event, h11.Response):
+                        answer = event
+                    elif isinstance(event, h11.Data):
+                        parts.append(event.data)
+            if http.their_state is h11.DONE:
+                http.start_next_cycle()
+                self._idle.append((time.monotonic(), reader, writer, http))
+            else:  # the server closes it
+                writer.close()
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, TimeoutError | h11.ProtocolError):
+                raise httpx2.ReadError(str(error) or "timeout", request=request) from error
+            raise
+        body, headers = httpx2.ByteStream(b"".join(parts)), answer.headers.raw_items()
+        return httpx2.Response(answer.status_code, headers=headers, stream=body)
+
+    async def _connection(
+        self, url: httpx2.URL, seconds: float | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]:
+        while self._idle:
+            since, reader, writer, http = self._idle.pop()
+            if time.monotonic() - since < IDLE_SECONDS and not reader.at_eof():
+                return reader, writer, http
+            writer.close()
+        verify = httpx2.create_ssl_context(trust_env=False) if url.scheme == "https" else None
+        port = url.port or (80 if verify is None else 443)
+        async with asyncio.timeout(seconds):
+            opened = await asyncio.open_connection(url.host, port, ssl=verify)
+        return *opened, h11.Connection(h11.CLIENT)
+
+    async def aclose(self) -> None:
+        for _, _, writer, _ in self._idle:
+            writer.close()
+        self._idle.clear()
 
 
 class ServerClient:
@@ -227,32 +333,28 @@ class ServerClient:
     def __init__(self, url: str, model: str, decode: Decode, end_ids: frozenset[int]) -> None:
         self.url = url.rstrip("/")
         self.model = model
+        self.versioned = False
+        """True if the server has vLLM's token route and routes for weight updates (:meth:`probe`)."""
+        self.adapter = False
+        """True if ``model`` is an adapter, whose name is then the label of its weights."""
+        self.vllm = ""
+        """Version of vLLM, if the server reports it."""
         self._decode = decode
         self._ends = end_ids
-        limits = httpx2.Limits(keepalive_expiry=IDLE_SECONDS)
-        verify = httpx2.create_ssl_context(trust_env=False)
-        self._pools = [
-            httpx2.AsyncClient(
-                base_url=self.url,
-                timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-                limits=limits,
-                verify=verify,
-                trust_env=False,
-            )
-            for _ in range(POOLS)
-        ]
-        self._next = itertools.cycle(self._pools)
+        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
+        self._http = httpx2.AsyncClient(
+            base_url=self.url, timeout=timeout, transport=Connections(), trust_env=False
+        )
 
     async def close(self) -> None:
-        for pool in self._pools:
-            await pool.aclose()
+        await self._http.aclose()
 
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
-    ) -> tuple[Completion, ReportedUsage]:
-        """Sample a completion. Raises a ``ServerFault``."""
-        body = {
-            **self._request(prompt, sampling.max_tokens),
+    ) -> tuple[Completion, Usage]:
+        """Sample a completion; its ``versions`` are the server's labels. Raises a ``ServerFault``."""
+        parameters = {
+            "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": seed,
@@ -261,9 +363,9 @@ class ServerClient:
             "include_stop_str_in_output": True,
             "logprobs": 0,
         }
-        choice, usage = await self._choice(body, prompt)
+        choice, usage = await self._choice(prompt, parameters)
         ids = choice.token_ids or []
-        logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
+        logprobs = choice.logprobs.values if choice.logprobs else []
         counts = {len(ids), len(logprobs), usage.completion_tokens}
         if len(counts) > 1 or not 1 <= len(ids) <= sampling.max_tokens:
             raise TransientFault(
@@ -276,13 +378,14 @@ class ServerClient:
         if any(token in self._ends for token in ids[:-1]):
             raise TransientFault("the completion continues after an end-of-turn token")
         count, (finish, text, stop) = self._find_end(ids, sampling)
-        output, cached = tuple(ids[:count]), usage.cached_tokens
-        return Completion(output, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
+        output, versions = tuple(ids[:count]), tuple(_cut(usage.versions, count))
+        logs, cached = tuple(logprobs[:count]), usage.cached_tokens
+        return Completion(output, logs, text, finish, seed, cached, stop, versions), usage
 
-    async def score(self, ids: Sequence[int], start: int) -> tuple[list[float], ReportedUsage]:
+    async def score(self, ids: Sequence[int], start: int) -> tuple[list[float], Usage]:
         """Compute the log-probs (nats, temperature 1) of ``ids[start:]``. Raises a ``ServerFault``."""
-        body = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
-        choice, usage = await self._choice(body, ids)
+        parameters = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        choice, usage = await self._choice(ids, parameters)
         positions = choice.prompt_logprobs or []
         pairs = list(zip(ids, positions, strict=False))[start:]
         values = [at[token].logprob for token, at in pairs if at and token in at]
@@ -294,32 +397,39 @@ class ServerClient:
         _check_logprobs(values)
         return values, usage
 
-    async def healthy(self) -> bool:
+    async def probe(self) -> None:
+        """Find out what the server offers. Raises a ``ServerFault``."""
+        replies: dict[str, _Info] = {}
+        statuses: dict[str, int] = {}
+        for path in ("/version", "/weight_info", TOKENS):
+            try:
+                replies[path] = _parsed(_Info, await self._send("GET", path, None))
+            except FinalFault as fault:
+                statuses[path] = fault.status
+        self.vllm = replies["/version"].version if "/version" in replies else ""
+        has_tokens = statuses.get(TOKENS) == httpx2.codes.METHOD_NOT_ALLOWED
+        self.versioned = "/weight_info" in replies and has_tokens
+
+    async def weight_version(self) -> str:
+        """Return the label of the server's weights. Raises a ``ServerFault``."""
+        return _parsed(_Info, await self._send("GET", "/weight_info", None)).weight_version
+
+    async def set_version(self, version: str) -> None:
+        await self.post("/update_weight_version", {"new_version": version})
+
+    async def health(self) -> Health:
         try:
-            reply = await next(self._next).get("/health", timeout=HEALTH_SECONDS)
-        except (httpx2.HTTPError, OSError):
-            return False
-        return reply.status_code == httpx2.codes.OK
+            reply = await self._http.get("/health", timeout=HEALTH_SECONDS)
+        except (httpx2.HTTPError, OSError) as error:
+            return "dead" if isinstance(error, ConnectionRefusedError) else "silent"
+        return "healthy" if reply.status_code == httpx2.codes.OK else "dead"
 
     async def models(self) -> list[ServedModel]:
         """Return the served models. Raises a ``ServerFault``."""
         return _parsed(_Models, await self._send("GET", "/v1/models", None)).data
 
-    async def reset_cache(self) -> bool:
-        """Drop the server's prefix cache. Return True on success. Raises a ``ServerFault``."""
-        return _parsed(_CacheReset, await self._send("POST", "/reset_prefix_cache", None)).success
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> None:
+    async def post(self, path: str, body: Mapping[str, Any] | None) -> None:
         await self._send("POST", path, body)
-
-    def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
 
     def _find_end(self, ids: list[int], sampling: Sampling) -> tuple[int, tuple[Finish, str, str]]:
         """Return the number of ids of a completion, and its finish reason, text and stop string."""
@@ -333,24 +443,45 @@ class ServerClient:
         )
 
     async def _choice(
-        self, body: Mapping[str, Any], prompt: Sequence[int]
-    ) -> tuple[_Choice, ReportedUsage]:
-        reply = _parsed(_Completions, await self._send("POST", "/v1/completions", body))
+        self, prompt: Sequence[int], parameters: Mapping[str, Any]
+    ) -> tuple[_Choice, Usage]:
+        """Return the answer of the token route, or of the completions route of servers without versions."""
+        model, adapter = self.model, self.adapter
+        body: dict[str, Any] = {"model": model, "return_token_ids": True}
+        parameters = {**parameters, "skip_special_tokens": False}
+        if self.versioned:
+            body |= {"token_ids": list(prompt), "sampling_params": parameters}
+        else:
+            body |= {"prompt": list(prompt), **parameters}
+        path = TOKENS if self.versioned else COMPLETIONS
+        reply = _parsed(_Completions, await self._send("POST", path, body))
         (choice,) = reply.choices
-        if reply.model != self.model:
-            raise TransientFault(f"asked {self.model}, but {reply.model} answered")
-        same = choice.prompt_token_ids in (None, list(prompt))
+        if reply.model != model:
+            raise TransientFault(f"asked {model}, but {reply.model} answered")
+        choice.prompt_logprobs = choice.prompt_logprobs or reply.prompt_logprobs
+        same = (choice.prompt_token_ids or reply.prompt_token_ids) in (None, list(prompt))
         if not same or reply.usage.prompt_tokens != len(prompt):
             raise TransientFault(
                 f"the server answered another prompt: it has {len(prompt)} tokens, but the server reports "
                 f"{reply.usage.prompt_tokens}"
             )
-        return choice, reply.usage
+        spans = tuple((one.version, one.end - one.start) for one in choice.weight_versions or ())
+        if adapter:
+            spans = ((model, reply.usage.completion_tokens),)
+        return choice, Usage(**dict(reply.usage), versions=spans)
 
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> httpx2.Response:
-        return await request(next(self._next), method, path, body, f"{self.url}{path}: ")
+        return await request(self._http, method, path, body, f"{self.url}{path}: ")
+
+
+def _cut(spans: Sequence[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
+    """Yield the spans of the first ``count`` tokens."""
+    for label, size in spans:
+        if count > 0:
+            yield label, min(size, count)
+        count -= size
 
 
 def _check_logprobs(logprobs: Sequence[float]) -> None:

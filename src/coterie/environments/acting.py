@@ -9,16 +9,15 @@ A message is one step: an action or an answer. A message with neither or both do
 several actions or answers only the first counts. Text after ``End Action`` is ignored. Replies explain these problems.
 """
 
-import copy
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from coterie.config.settings import key
-from coterie.environments.protocol import ActorKind, Observation, State, Syntax, Transition
+from coterie.environments.protocol import AGENT, Observation, OneAgent, State, Syntax, Transition
 from coterie.environments.settings import EnvironmentSettings
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, Turn
@@ -125,7 +124,6 @@ CODE_ACT = Form(
 )
 """Format of DensePolicy's agent."""
 
-AGENT = "agent"
 ENVIRONMENT = Speaker("environment", "environment")
 SOLVED = Ending("solved")
 SHOTS = "shots"
@@ -138,13 +136,12 @@ class ActingSettings(EnvironmentSettings):
     steps: int = key(30, "Maximum messages of the agent.", ge=1)
 
 
-class Acting(ABC):
+class Acting(OneAgent, ABC):
     """Base class for one acting agent, with one session for each branch."""
 
     name: str
     metric = "success"
     version = "1"
-    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     needs: tuple[type, ...] = ()
     pure = False
     max_sessions = 64
@@ -167,14 +164,6 @@ class Acting(ABC):
 
     def shots(self, task: Task) -> Sequence[Message]:
         return ()
-
-    def in_form(self, form: Form) -> Self:
-        other = copy.copy(self)
-        other.form = form
-        return other
-
-    def acting(self, state: State) -> tuple[str, ...]:
-        return (AGENT,)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return ()

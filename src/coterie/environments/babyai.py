@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -19,7 +18,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, saying
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import MicroSplit, split_of_key, split_random
+from coterie.environments.settings import MicroSplit, series, split_of_key, split_random
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
@@ -56,22 +55,9 @@ def content_key(level: "RoomGridLevel") -> str:
     return digest(level.grid.encode().tolist(), agent, level.mission)
 
 
-def games(name: str, split: MicroSplit, seed: int, start: int, count: int) -> list[Draw]:
-    """Return ``count`` games of a split from index ``start`` on, or fewer if the level has no more.
-
-    The result is deterministic, and a larger count extends a smaller one. Games are cached.
-    """
-    cached, more = _cached_draws(name, split, seed)
-    cached += islice(more, max(start + count - len(cached), 0))
-    return cached[start : start + count]
-
-
-@cache
-def _cached_draws(name: str, split: MicroSplit, seed: int) -> tuple[list[Draw], Iterator[Draw]]:
-    return [], _draws(name, split, seed)
-
-
-def _draws(name: str, split: MicroSplit, seed: int) -> Iterator[Draw]:
+@series
+def games(name: str, split: MicroSplit, seed: int) -> Iterator[Draw]:
+    """Yield the games of a split, until the level has no more."""
     rng = split_random(split, f"babyai/{name}/{split}/{seed}")
     level, seen, misses = new_level(name), set[str](), 0
     while misses < PATIENCE:
@@ -253,7 +239,7 @@ class BabyAI(Acting):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        draws = games(self.level, split, seed, start, count)
+        draws = games(self.level, split, seed)[start : start + count]
         return [
             Task(f"{split}-{seed}-{start + n}", {"seed": one.seed, "mission": one.mission})
             for n, one in enumerate(draws)

@@ -23,7 +23,7 @@ from coterie.environments.acting import (
     read,
 )
 from coterie.environments.answers import Vote
-from coterie.environments.coding import Coding
+from coterie.environments.collaboration import Collaboration
 from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.protocol import ActorKind, Environment, State, Transition
 from coterie.environments.settings import Method
@@ -92,33 +92,28 @@ def by_method(environment: Environment, method: Method) -> Environment:
     """Return the environment for a method on a benchmark's tasks."""
     if method == "dialogue":
         return environment
-    if isinstance(environment, Coding):
-        if method != "cot":
-            raise UserError(
-                f"method={method} does not support {environment.name}, where an agent works with a user",
-                "use method=dialogue, or method=cot for an answer without questions",
-            )
+    if isinstance(environment, Collaboration) and method == "cot":
         settings = environment.settings.model_copy(update={"turns": 1})
         return _variant(environment, SingleTurn, settings=settings, max_turns=1)
     if isinstance(environment, Acting):
         forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
-        if method not in forms:
-            raise UserError(
-                f"method={method} does not support {environment.name}, where an agent acts",
-                f"use method=dialogue, or one of: {', '.join(forms)}",
-            )
-        return environment.in_form(forms[method])
-    if not isinstance(environment, Talk) or method == "react":
-        raise UserError(
-            f"method={method} does not support {environment.name}, where agents do not talk until they agree",
-            "use method=dialogue, or derive the environment from coterie.environments.talk.Talk",
-        )
-    if method == "mad":
-        turns = ROUNDS * len(environment.agents)
-        return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
-    if method == "autoform":
-        return _variant(environment, AutoForm, formats=())
-    return single_agent(environment)
+        if method in forms:
+            other = copy(environment)
+            other.form = forms[method]
+            return other
+    if isinstance(environment, Talk):
+        if method == "mad":
+            turns = ROUNDS * len(environment.agents)
+            return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
+        if method == "autoform":
+            return _variant(environment, AutoForm, formats=())
+        if method != "react":
+            return single_agent(environment)
+    raise UserError(
+        f"method={method} does not support {environment.name}",
+        "use method=dialogue; react is for agents that act, cot_sc, mad and autoform for agents that talk until they "
+        "agree (coterie.environments.talk.Talk), and cot for agents that can answer at once",
+    )
 
 
 def single_agent(environment: B) -> B:
@@ -136,8 +131,8 @@ def _variant(environment: T, kind: type, **attributes: object) -> T:
     return other
 
 
-class SingleTurn(Coding):
-    """A coding environment in which the agent has one turn and must answer at once."""
+class SingleTurn(Collaboration):
+    """An environment with a user in which the agent has one turn and must answer at once."""
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self.solo_parts(task, agent)

@@ -1,131 +1,53 @@
 """Backend programming: an agent asks a user what a Python function should do (ColBench, arXiv 2503.15478, section 4.1).
 
-Marks divide a message: one before the answer, one after thoughts, and fences. In an answer or a fence, marks inside
-strings, docstrings and comments of the code are ignored. Answers run only in the sandbox.
+Answers run only in the sandbox.
 """
 
 import ast
 import builtins
 import json
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.answers import GRADER
-from coterie.environments.protocol import (
-    WELL_FORMED,
-    ActorKind,
-    Answers,
-    Grade,
-    Observation,
-    Pure,
-    State,
-    Transition,
+from coterie.environments.collaboration import (
+    MARKER,
+    Collaboration,
+    CollaborationSettings,
+    collaboration_task,
+    marks_in,
 )
-from coterie.environments.settings import EnvironmentSettings, RowTasks
+from coterie.environments.protocol import (
+    AGENT,
+    WELL_FORMED,
+    Grade,
+    State,
+)
+from coterie.environments.settings import RowTasks
 from coterie.environments.talk import ANSWERED, LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
-    TranscriptLine,
-    UserSimulator,
     leaks,
 )
-from coterie.record.tree import TURNS, Ending, Secret, Task
-from coterie.record.turn import Message, Part, Role, Speaker, Turn
+from coterie.record.tree import Secret, Task
+from coterie.record.turn import Part
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 
-MARKER = "I WANT TO ANSWER:"
-"""Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""
-OUTPUT = "OUTPUT:"
-"""Marker after thoughts, which other actors do not see and the history drops."""
 _PYTHON = ("python", "python3", "py", "py3")
-
-_LEXER = r"""
-    (?P<literal>
-        \"""(?:\\.|{stop}[^\\])*?\""" | '''(?:\\.|{stop}[^\\])*?'''
-        | (?<!\w)[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*" | (?<!\w)[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
-        | \#(?:{stop}[^\n])*
-    )
-    | (?P<marker>{marker}) | (?P<output>{output}) | (?P<opening>```[ \t]*(?P<language>\w*)[ \t]*\n) | (?P<ticks>```)
-"""
-
-
-def _lexer(stop: str) -> re.Pattern[str]:
-    marker, output = (re.escape(mark) for mark in (MARKER, OUTPUT))
-    text = _LEXER.format(marker=marker, output=output, stop=stop)
-    return re.compile(text, re.VERBOSE | re.DOTALL)
-
-
-_CODE = _lexer("")
-_PROSE = _lexer(f"(?!{re.escape(MARKER)})")
-"""In prose the marker always counts, since models put it in quotes or headings."""
-
-
-class _Mark(NamedTuple):
-    kind: Literal["marker", "output", "opening", "closing", "ticks"]
-    start: int
-    end: int
-    language: str = ""
-
-
-def _marks(text: str, *, code: bool) -> Iterator[_Mark]:
-    fenced, at = False, 0
-    while match := (_CODE if code or fenced else _PROSE).search(text, at):
-        kind, at = match.lastgroup, match.end()
-        if match["marker"]:
-            code = True
-            yield _Mark("marker", match.start(), at)
-        elif match["output"]:
-            yield _Mark("output", match.start(), at)
-        elif fenced and not match["literal"]:
-            fenced, at = False, match.start() + 3
-            yield _Mark("closing", match.start(), at)
-        elif match["opening"]:
-            fenced = True
-            yield _Mark("opening", match.start(), at, match["language"].lower())
-        elif kind == "ticks":
-            yield _Mark("ticks", match.start(), at)
-
-
-def visible(text: str) -> str:
-    """Return the text after ``OUTPUT:`` (up to a second one). An answer marker before it is kept."""
-    marks = list(_marks(text, code=False))
-    outputs = [mark for mark in marks if mark.kind == "output"]
-    if not outputs:
-        return text
-    end = outputs[1].start if len(outputs) > 1 else len(text)
-    result = text[outputs[0].end : end].strip()
-    markers = [mark.start for mark in marks if mark.kind == "marker"]
-    has_earlier = any(start < outputs[0].start for start in markers)
-    has_later = any(outputs[0].end <= start < end for start in markers)
-    return f"{MARKER} {result}" if has_earlier and not has_later else result
-
-
-def answer_in(text: str) -> str | None:
-    """Return the visible text after the answer marker, up to a second one; ``None`` without a marker."""
-    visible_text = visible(text)
-    markers = [mark for mark in _marks(visible_text, code=False) if mark.kind == "marker"]
-    if not markers:
-        return None
-    end = markers[1].start if len(markers) > 1 else len(visible_text)
-    return visible_text[markers[0].end : end].strip()
 
 
 def code_of(answer: str) -> str:
     """Return the code of an answer: its first Python fence, else its first fence, else all of it."""
-    marks = list(_marks(answer, code=True))
+    marks = list(marks_in(answer, code=True))
     fences = [mark for mark in marks if mark.kind == "opening"]
     if not fences:
         inline = any(mark.kind == "ticks" for mark in marks)
@@ -137,7 +59,7 @@ def code_of(answer: str) -> str:
 
 def python_blocks(text: str) -> list[str]:
     """Return the closed fenced blocks of Python or of no named language, in order."""
-    marks = list(_marks(text, code=False))
+    marks = list(marks_in(text, code=False))
     return [
         text[one.end : other.start].strip()
         for one, other in pairwise(mark for mark in marks if mark.kind in ("opening", "closing"))
@@ -168,10 +90,8 @@ def functions(code: str) -> frozenset[str]:
 
 
 def _is_trivial(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Pass() | ast.Expr(ast.Constant()):
-            return True
-    return False
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
 
 
 EXAMPLE = """\
@@ -213,11 +133,7 @@ def _form(marker: str) -> str:
     )
 
 
-AGENT = "agent"
-CRITIC = "critic"
-"""Role that rates the agent's turns in training and may read the reference."""
 TESTS = "tests"
-SHOWN_REFERENCE = "\nReference:\n"
 MAX_VALUE = 200
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
@@ -225,10 +141,9 @@ REFUSED = (
 """Words for which ColBench's grader scores an answer 0, anywhere in the answer; for ``legacy`` only."""
 
 
-class CodingSettings(EnvironmentSettings):
+class CodingSettings(CollaborationSettings):
     """Settings of an agent that writes functions for a user."""
 
-    turns: int = key(10, "Maximum turns of the agent.", source="ColBench: 10", ge=1)
     grading: Mode = key(
         "module",
         "`module` runs code as a module. `legacy` runs it like SWEET-RL's grader, where answers with helpers, "
@@ -249,79 +164,27 @@ class CodingSettings(EnvironmentSettings):
     )
 
 
-class Coding(Answers, Pure):
+class Coding(Collaboration):
     """Dialogue of an agent and a user about a function. Subclasses define the tasks."""
 
     name = "coding"
-    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent", PERSON: "person"})
     needs: tuple[type, ...] = (Sandbox,)
     settings_type = CodingSettings
-    max_turns: int
+    settings: CodingSettings
     metric = "success"
+    reward = "fraction"
     fenced = True
-    script: UserSimulator | None = None
 
     def __init__(self, settings: CodingSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.mode: Mode = settings.grading
-        self.max_turns = settings.turns
         self._expected: dict[str, Sequence[CallResult]] = {}
-
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        raise NotImplementedError
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        return {f"turns:{AGENT}": self.max_turns}
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the prompt of an agent that must answer at once: the benchmark's single-turn baseline."""
         return (Part(at_once(MARKER), source="task"),)
-
-    def visible(self, text: str) -> str:
-        return visible(text)
-
-    def answer(self, text: str) -> str | None:
-        return answer_in(text)
-
-    def request(self, task: Task) -> str:
-        return str(task.public["question"])
-
-    async def begin(self, task: Task, live: Any) -> Transition:
-        request = Part(self.request(task), source="task")
-        return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
-
-    def acting(self, state: State) -> tuple[str, ...]:
-        return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
-
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        messages = tuple(self._message(turn, actor) for turn in state.turns)
-        if actor == PERSON:
-            return messages
-        return (Message("system", self.system_parts(state.task, actor)), *messages)
-
-    async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
-    ) -> Transition:
-        """End at an answer, or at the agent's last turn, which then counts as the answer."""
-        turn = turns[-1]
-        if turn.speaker.name == PERSON:
-            return Transition()
-        answer = self.answer(turn.text)
-        end: Ending | None = None if answer is None else ANSWERED
-        if end is None and not state.left[f"turns:{AGENT}"]:
-            answer, end = self.visible(turn.text).strip(), TURNS
-        return Transition(answer=answer, end=end)
-
-    def _message(self, turn: Turn, actor: str) -> Message:
-        """Return a turn as a message. Thoughts of the agent are removed, also in its own history."""
-        role: Role = "assistant" if turn.speaker.name == actor else "user"
-        if turn.speaker.name == AGENT and (seen := self.visible(turn.text)) != turn.text:
-            return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
-        return Message(role, turn=turn.id)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Score 1 if all hidden calls return the same as with the reference."""
@@ -388,32 +251,8 @@ def coding_task(
     calls: Sequence[str],
     more: Mapping[str, Secret] | None = None,
 ) -> Task:
-    """Return a task of a coding environment. The user, the critic and the grader may read the reference."""
-    secrets = {
-        REFERENCE: Secret(reference, name=REFERENCE, readers=frozenset({PERSON, CRITIC, GRADER})),
-        TESTS: Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER})),
-    }
-    return Task(id_, {"question": opening}, {**secrets, **(more or {})})
-
-
-def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
-    """Return the recontext rule of the critic, which appends the reference to the system prompt."""
-    secret = (Part(SHOWN_REFERENCE, source="task"), task.secrets[REFERENCE].part(CRITIC))
-
-    def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        system, *rest = messages
-        return (replace(system, parts=(*system.parts, *secret)), *rest)
-
-    return edit
-
-
-def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLine]:
-    names = [turn.speaker.name for turn in turns]
-    texts = [
-        environment.visible(turn.text) if turn.speaker.name == AGENT else turn.text
-        for turn in turns
-    ]
-    return list(zip(names, texts, strict=True))
+    tests = Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER}))
+    return collaboration_task(id_, opening, reference, {TESTS: tests, **(more or {})})
 
 
 def hidden_calls(task: Task) -> list[str]:

@@ -31,6 +31,8 @@ from coterie.environments.expert import has_passages
 from coterie.environments.settings import (
     SPLIT_SHARES,
     MicroSplit,
+    distinct,
+    series,
     split_of_key,
     split_random,
     split_words,
@@ -166,7 +168,7 @@ class Entry(NamedTuple):
         return " ".join(fact.text for fact in self.facts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encyclopedia:
     """All entries, in the order of the search index."""
 
@@ -230,7 +232,6 @@ COMPARED_ENTITIES = (2, 3, 4)
 HOPS = (2, 2, 2, 3)
 """Numbers of facts in a chain; each entry is equally likely."""
 PATHS = {hops: paths(hops) for hops in (1, *HOPS)}
-MISSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,25 +286,20 @@ def canonical_key(question: Question) -> str:
     return ";".join((question.kind, str(question.greatest), *facts))
 
 
+@series
 def generate(
     split: MicroSplit,
-    count: int,
     seed: int,
     encyclopedia: Encyclopedia,
     kinds: tuple[QuestionKind, ...] = ("compare", "chain"),
     compared: tuple[int, ...] = COMPARED_ENTITIES,
     hops: tuple[int, ...] = HOPS,
-) -> list[Question]:
-    """Return ``count`` questions of a split, with alternating kinds.
-
-    The result is deterministic, and a larger count extends a smaller one.
-    """
+) -> Iterator[Question]:
+    """Yield the questions of a split, with alternating kinds. Raise ``UserError`` if there are no more."""
     rng = split_random(split, f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
-    questions: list[Question] = []
-    seen: set[str] = set()
-    misses = 0
-    while len(questions) < count:
-        name, kind = f"{split}-{seed}-{len(questions)}", kinds[len(questions) % len(kinds)]
+
+    def draw(number: int) -> Question | None:
+        name, kind = f"{split}-{seed}-{number}", kinds[number % len(kinds)]
         if kind == "compare":
             size, relation = rng.choice(compared), rng.choice(COMPARED)
             subjects = rng.sample(encyclopedia.names[split, relation.of], size)
@@ -316,18 +312,9 @@ def generate(
                 facts.append(encyclopedia.fact(subject, relation.name))
                 subject = facts[-1].value
             question = Question(name, "chain", tuple(facts))
-        key = canonical_key(question)
-        if key in seen or not _fair(question):
-            misses += 1
-            if misses == MISSES:
-                raise ValueError(
-                    f"this encyclopedia has only {len(questions)} of {count} questions"
-                )
-            continue
-        misses = 0
-        seen.add(key)
-        questions.append(question)
-    return questions
+        return question if _fair(question) else None
+
+    return distinct(split, draw, canonical_key)
 
 
 def _fair(question: Question) -> bool:
@@ -436,7 +423,7 @@ class EncyclopediaQuestions(Workflow):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        questions = generate(split, start + count, seed, self.encyclopedia)[start:]
+        questions = generate(split, seed, self.encyclopedia)[start : start + count]
         tasks = [question_task(one) for one in questions]
         self._questions |= {task.id: one for task, one in zip(tasks, questions, strict=True)}
         return tasks

@@ -5,7 +5,7 @@ word with a leading space is a single token of the tiny tokenizer. Question, ans
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from coterie.environments.answers import GRADER, exact_match, gold_answer
 from coterie.environments.protocol import State, Transition
 from coterie.environments.settings import (
     MicroSplit,
+    series,
     split_of_key,
     split_random,
     split_words,
@@ -108,26 +109,24 @@ def canonical_key(task: ExchangeTask) -> str:
     return f"{task.question}|{task.answer}|{hops}"
 
 
+@series
 def generate_tasks(
     split: MicroSplit,
-    count: int,
     seed: int,
     levels: tuple[int, ...] = (1, 2),
     facts_per_agent: tuple[int, int] = (3, 4),
-) -> list[ExchangeTask]:
-    """Return ``count`` tasks of a split, with alternating levels.
+) -> Iterator[ExchangeTask]:
+    """Yield the tasks of a split, with alternating levels.
 
-    ``facts_per_agent`` is the minimum and maximum number of facts of an agent. The result is deterministic, and a
-    larger count extends a smaller one.
+    ``facts_per_agent`` is the minimum and maximum number of facts of an agent.
     """
-    rng = split_random(split, f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
-    tasks: list[ExchangeTask] = []
-    while len(tasks) < count:
-        level = levels[len(tasks) % len(levels)]
-        task = _draw(f"{split}-{seed}-L{level}-{len(tasks)}", level, facts_per_agent, rng)
+    rng, number = split_random(split, f"exchange/{split}/{seed}/{levels}/{facts_per_agent}"), 0
+    while True:
+        level = levels[number % len(levels)]
+        task = _draw(f"{split}-{seed}-L{level}-{number}", level, facts_per_agent, rng)
         if split_of_key(canonical_key(task)) == split:
-            tasks.append(task)
-    return tasks
+            number += 1
+            yield task
 
 
 def _draw(
@@ -243,8 +242,8 @@ class Exchange(Talk):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        tasks = generate_tasks(split, start + count, seed, levels=self.levels)
-        return [as_task(task) for task in tasks[start:]]
+        tasks = generate_tasks(split, seed, self.levels)[start : start + count]
+        return [as_task(task) for task in tasks]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self._prompt_parts(task, agent, (agent,))

@@ -258,7 +258,8 @@ def _members(text: str) -> tuple[str, list[str]]:
         return "", [text]
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "", _split(text[2:-2].strip())
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
+    has_brackets = text[:1] in ("(", "[") and text[-1:] in (")", "]")
+    if has_brackets and min(_depths(text)[:-1]) > 0:  # the last one closes the first one
         inside = _split(text[1:-1].strip())
         if len(inside) > 1:
             return text[0] + text[-1], inside
@@ -281,11 +282,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += sign
     return [one.strip() for one in parts if one.strip()]
-
-
-def _encloses(text: str) -> bool:
-    """Return True if the last character closes the first bracket."""
-    return min(_depths(text)[:-1]) > 0
 
 
 def _depths(text: str) -> list[int]:

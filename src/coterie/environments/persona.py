@@ -10,15 +10,16 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.coding import MARKER, Coding, CodingSettings, coding_task
+from coterie.environments.coding import Coding, CodingSettings, coding_task
+from coterie.environments.collaboration import MARKER
 from coterie.environments.settings import (
     MicroSplit,
+    distinct,
+    series,
     split_of_key,
     split_random,
     split_words,
@@ -180,39 +181,20 @@ def canonical_key(choices: Sequence[Choice]) -> str:
     return ";".join(f"{choice.kind}|{choice.number}" for choice in choices)
 
 
+@series
 def generate_tasks(
-    split: MicroSplit, count: int, seed: int, sizes: tuple[int, ...] = SIZES
-) -> list[PersonaTask]:
-    """Return ``count`` tasks of a split, without duplicate pairs of choices and request.
+    split: MicroSplit, seed: int, sizes: tuple[int, ...] = SIZES
+) -> Iterator[PersonaTask]:
+    """Yield the tasks of a split, without duplicate pairs of choices and request.
 
-    ``sizes`` are the numbers of choices in functions; each entry is equally likely. The result is deterministic, and a
-    larger count extends a smaller one.
+    ``sizes`` are the numbers of choices in functions; each entry is equally likely.
     """
-    tasks, more = _stream(split, seed, sizes)
-    try:
-        tasks += islice(more, max(0, count - len(tasks)))
-    except BaseException:  # Ctrl-C ends the iterator
-        _stream.cache_clear()
-        raise
-    return tasks[:count]
-
-
-@cache
-def _stream(
-    split: MicroSplit, seed: int, sizes: tuple[int, ...]
-) -> tuple[list[PersonaTask], Iterator[PersonaTask]]:
-    """Return the tasks drawn so far, and all others, so that later draws do not start again."""
-
-    def draw() -> Iterator[PersonaTask]:
-        seen: set[tuple[tuple[Choice, ...], str]] = set()
-        while True:
-            task = _draw(f"{split}-{seed}-{len(seen)}", split, sizes, rng)
-            if task is not None and (task.choices, task.opening) not in seen:
-                seen.add((task.choices, task.opening))
-                yield task
-
     rng = split_random(split, f"persona/{split}/{seed}/{sizes}")
-    return [], draw()
+    return distinct(
+        split,
+        lambda number: _draw(f"{split}-{seed}-{number}", split, sizes, rng),
+        lambda task: (task.choices, task.opening),
+    )
 
 
 def _draw(
@@ -336,7 +318,7 @@ class Persona(Coding):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
+        return [as_task(task) for task in generate_tasks(split, seed)[start : start + count]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(SYSTEM_PROMPT, source="task"),)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coterie.config.folders import expanded
 from coterie.config.settings import key
 from coterie.datasets.plans import Domain as DomainName
-from coterie.datasets.plans import PlanRow, PlanStep
+from coterie.datasets.plans import PageElement, PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat, open_chat
@@ -30,7 +30,6 @@ from coterie.record.tree import Secret, Task
 from coterie.record.turn import digest
 from coterie.tools.actions.executors import (
     CANDIDATES,
-    Element,
     Executed,
     Gold,
     MathsExecutor,
@@ -41,7 +40,7 @@ from coterie.tools.actions.executors import (
     words_of,
 )
 from coterie.tools.actions.expressions import Failed
-from coterie.tools.actions.grammar import Action, Argument
+from coterie.tools.actions.grammar import Action
 from coterie.tools.retrieval import PAGES as PAGES_FILE
 from coterie.tools.retrieval import Manifest, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
@@ -154,10 +153,10 @@ def pages_of(task: Task) -> list[tuple[str, str]]:
     return [(str(title), str(text)) for title, text in pages]
 
 
-def elements_of(task: Task) -> dict[int, tuple[Element, ...]]:
+def elements_of(task: Task) -> dict[int, tuple[PageElement, ...]]:
     """Return the candidate elements of each action, by its number in the whole task."""
     pages: Any = task.public.get(ELEMENTS, {})
-    return {int(n): tuple(Element(*one) for one in page) for n, page in pages.items()}
+    return {int(n): tuple(PageElement(*one) for one in page) for n, page in pages.items()}
 
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
@@ -265,8 +264,7 @@ def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) 
     if name not in ("maths", "web"):
         raise UserError(
             f"this environment does not support rows of the domain {name!r}",
-            "use rows of: maths, complex_qa, web"
-            + "; environment=shop generates its own tasks" * (name == "shop"),
+            "use rows of: maths, complex_qa, web",
         )
     if settings.corpus is not None or not settings.reader.rules:
         raise UserError(
@@ -423,7 +421,7 @@ class QuestionsExecutor(MathsExecutor):
         raise Failed("there is no such tool")
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
-        text = "\n".join(_values(action.arguments[0], values))
+        text = "\n".join(values[name] for name in action.arguments[0].variables)
         places = [place for place in map(int, _LINE.findall(text)) if place < len(self.corpus)]
         pages = [self.corpus.paragraph(place).page for place in places]
         if not pages:
@@ -437,7 +435,7 @@ class QuestionsExecutor(MathsExecutor):
     async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
         if len(action.arguments) < 2:
             raise Failed("it is given no question")
-        texts = [_LINE.sub("", text) for text in _values(action.arguments[0], values)]
+        texts = [_LINE.sub("", values[name]) for name in action.arguments[0].variables]
         question = _substitute(action.rest(1), values)
         reader = self.reader
         answer = await reader.answer(question, texts) if reader else extract_answer(question, texts)
@@ -454,10 +452,6 @@ def _substitute(text: str, values: Mapping[str, str]) -> str:
         return result if len(result) <= MAX_FILLED and not _LINE.match(result) else name[0]
 
     return _RESULT.sub(value, text)
-
-
-def _values(argument: Argument, values: Mapping[str, str]) -> list[str]:
-    return [values[name] for name in argument.variables]
 
 
 def _format(paragraphs: Sequence[Paragraph]) -> str:

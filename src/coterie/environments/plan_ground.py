@@ -39,7 +39,7 @@ from coterie.environments.protocol import (
     Transition,
     openers_of,
 )
-from coterie.environments.settings import EnvironmentSettings, draws
+from coterie.environments.settings import EnvironmentSettings, last_draw
 from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Secret, Task
@@ -174,9 +174,10 @@ class PlanGround(Pure):
                 f"train on rows with plans, such as gsm8k_plans, and evaluate on {self.name}",
             )
         if self.form == "onetime":
-            return [whole_task(row) for row in draws(rows, (*after, count), seed)[-1]]
-        steps = [task for row in rows for task in step_tasks(row)]
-        return draws(steps, (*after, count), seed)[-1]
+            return [whole_task(row) for row in last_draw(rows, (*after, count), seed)]
+        places = [(row, place) for row in rows for place in range(len(row.steps) + 1)]
+        drawn = last_draw(places, (*after, count), seed)
+        return [step_tasks(row)[place] for row, place in drawn]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         """Return held-out tasks with right actions; single steps in the form ``iterative``, without the final stop."""
@@ -196,7 +197,13 @@ class PlanGround(Pure):
         begin = [Message("system", (Part(self.system_prompt(task, actor), source="task"),))]
         if actor == PLANNER:
             begin.append(Message("user", (Part(request(task), source="task"),)))
-        return (*begin, *_before(task, actor), *_visible_turns(state.turns, actor))
+        hidden = GROUNDER if actor == PLANNER else "tools"
+        turns = (
+            Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
+            for turn in state.turns
+            if turn.speaker.name != hidden
+        )
+        return (*begin, *_before(task, actor), *turns)
 
     def system_prompt(self, task: Task, actor: str) -> str:
         if actor == PLANNER:
@@ -354,13 +361,3 @@ def _before(task: Task, actor: str) -> tuple[Message, ...]:
         else:
             messages += [Message.of("user", own), Message.of("assistant", actions)]
     return tuple(messages)
-
-
-def _visible_turns(turns: Sequence[Turn], actor: str) -> tuple[Message, ...]:
-    """Return the turns for an actor: the planner sees no actions, the grounder no results."""
-    speakers = {PLANNER: (PLANNER, "tools"), GROUNDER: (PLANNER, GROUNDER)}[actor]
-    return tuple(
-        Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
-        for turn in turns
-        if turn.speaker.name in speakers
-    )

@@ -5,7 +5,7 @@ of the quantities in the total decides the split.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,8 @@ from coterie.environments.python_maths import OWNERS, THINGS
 from coterie.environments.settings import (
     EnvironmentSettings,
     MicroSplit,
-    draw_distinct,
+    distinct,
+    series,
     split_random,
 )
 from coterie.record.tree import Task
@@ -83,22 +84,22 @@ def canonical_key(problem: Problem) -> str:
     return ";".join(f"{fact.owner}|{fact.thing}|{fact.calculation}" for fact in problem.parts)
 
 
+@series
 def generate(
     split: MicroSplit,
-    count: int,
     seed: int,
     parts: tuple[int, ...] = PARTS,
     wording: Wording = "near",
     ambiguous: float = AMBIGUOUS,
-) -> list[Problem]:
-    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
+) -> Iterator[Problem]:
+    """Yield the problems of a split."""
     rng = split_random(split, f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
 
     def draw(number: int) -> Problem:
         name = f"{split}-{wording}-{seed}-{number}"
         return _draw(name, rng.choice(parts), wording, ambiguous, rng)
 
-    return draw_distinct(split, count, draw, canonical_key)
+    return distinct(split, draw, canonical_key, canonical_key)
 
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
@@ -209,7 +210,7 @@ class Problems(PlanGround):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
-        return [as_task(one) for one in generate(split, start + count, seed, *form)[start:]]
+        return [as_task(one) for one in generate(split, seed, *form)[start : start + count]]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         return self.tasks("heldout", count, seed)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-from coterie.config.plugins import error_message, error_place, is_installed
+from coterie.config.plugins import error_message, error_place
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
@@ -33,6 +34,8 @@ ActorKind = Literal["agent", "person"]
 R = TypeVar("R")
 WELL_FORMED = "well_formed"
 """Name of the grade metric for answers in the requested format, 0 or 1."""
+LEFT_OUT = "left out: "
+"""Beginning of the failure of a task that can't be graded, whatever an agent does. Evaluations leave it out."""
 VIOLATIONS = "violations"
 """Name of the grade metric that counts other breaches of the format that the prompt requests."""
 
@@ -291,6 +294,18 @@ class Pure:
         return ()
 
 
+AGENT = "agent"
+
+
+class OneAgent:
+    """Defaults of an environment in which one agent acts."""
+
+    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return tuple(self.actors)
+
+
 class Answers:
     """Comparable answers (:class:`Votes`) that are equal or not."""
 
@@ -324,22 +339,8 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
         own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
-        place = _refused_call(self.environment, error) or error_place(error, own)
-        name = type(self.environment).__name__
+        name, place = type(self.environment).__name__, error_place(error, own)
         raise EnvironmentFault(f"{name} failed with {error_message(error)} ({place})") from error
-
-
-def _refused_call(environment: Any, error: Exception) -> str:
-    """Return the place of the method that coterie called with arguments it does not take, if that is the error."""
-    name, trace = str(error).partition("(")[0], error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    method = getattr(type(innermost(environment)), name.rpartition(".")[2], None)
-    if trace is None or not isinstance(error, TypeError) or not inspect.isfunction(method):
-        return ""
-    if name != method.__qualname__ or not is_installed(trace.tb_frame.f_code.co_filename):
-        return ""
-    return f"{method.__code__.co_filename}, line {method.__code__.co_firstlineno}"
 
 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
@@ -418,11 +419,6 @@ def check_parts(environment: Environment) -> None:
     missing = [name for name in PARTS if not hasattr(environment, name)]
     if missing:
         raise _error(kind, f"has no {', '.join(missing)}", "add what is missing")
-    for name in METHODS:
-        is_async = inspect.iscoroutinefunction(PARTS[name])
-        if is_async != inspect.iscoroutinefunction(getattr(environment, name)):
-            fix = f"write it with {'async def' if is_async else 'def, without async'}"
-            raise _error(kind, f"has a method {name} of the wrong kind", fix)
     kinds = set(environment.actors.values())
     if "agent" not in kinds or not kinds <= {"agent", "person"}:
         fix = 'use "agent" (a policy; at least one) and "person" (a user simulator)'
@@ -447,11 +443,9 @@ def draw_tasks(
         raise _error(kind, what, "return a list of Task")
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
-    if not tasks and after:
-        what = f"returns no more {split} tasks after {sum(after)}"
-        raise _error(kind, what, "start again with the first tasks")
     if not tasks:
-        raise _error(kind, f"returns no {split} tasks", "return at least one")
+        what = f"returns no {split} tasks after {sum(after)}"
+        raise _error(kind, what, "return at least one, and the first ones again after all others")
     return tasks
 
 

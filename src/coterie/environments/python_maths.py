@@ -8,7 +8,7 @@ the first answer is final.
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -32,7 +32,7 @@ from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import MicroSplit, draw, draw_distinct, split_random
+from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Role
@@ -320,12 +320,12 @@ def problem_text(problem: Problem) -> str:
     return " ".join([*filter(None, facts), f"How many {thing} has {owner}?"])
 
 
-def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> list[Problem]:
-    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
+@series
+def generate(split: MicroSplit, seed: int, traps: float = TRAPS) -> Iterator[Problem]:
+    """Yield the problems of a split."""
     rng = split_random(split, f"sums/{split}/{seed}/{traps}")
-    return draw_distinct(
-        split, count, lambda number: _draw(f"{split}-{seed}-{number}", traps, rng), canonical_key
-    )
+    names = f"{split}-{seed}-"
+    return distinct(split, lambda n: _draw(f"{names}{n}", traps, rng), canonical_key, canonical_key)
 
 
 def _draw(name: str, traps: float, rng: random.Random) -> Problem:
@@ -365,7 +365,7 @@ class Sums(PythonMaths):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        return [sums_task(one) for one in generate(split, start + count, seed)[start:]]
+        return [sums_task(one) for one in generate(split, seed)[start : start + count]]
 
     def system_prompt(self, task: Task) -> str:
         return PROMPT

@@ -20,7 +20,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator
 
 from coterie.config.plugins import (
     Kind,
@@ -52,7 +52,15 @@ from coterie.environments.coding import code_of, python_blocks
 from coterie.environments.discussion import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
-from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
+from coterie.environments.protocol import (
+    WELL_FORMED,
+    ActorKind,
+    Grade,
+    OneAgent,
+    Pure,
+    State,
+    Transition,
+)
 from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow_code import STARTER, measures
@@ -63,7 +71,6 @@ from coterie.tools.calls import NativeCalls
 from coterie.tools.contest import ContestLimits, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 
-AGENT = "agent"
 PROMPTS: Mapping[str, str] = {
     "exact": "{question}\n\nReply with the answer only.",
     "f1": "{question}\n\nReply with the answer only.",
@@ -112,15 +119,6 @@ class QuestionSettings(EnvironmentSettings):
             f"is no reward; {hint}use {', '.join(METRICS)}, or a function path/file.py:NAME"
         )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "QuestionSettings":
-        low, high = self.reward_range
-        if low >= high:
-            raise ValueError(
-                f"reward_range=[{low:g},{high:g}] is empty; give the lower value first"
-            )
-        return self
-
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""
         own = self.model_dump_json(exclude={"name", "reward"})
@@ -138,18 +136,17 @@ class Item(NamedTuple):
     contest: ContestRow | None = None
 
 
-class Question(Pure):
+class Question(OneAgent, Pure):
     """One agent that replies to a question; with ``tools``, after calls."""
 
     settings_type = QuestionSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
-    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
 
     def __init__(self, settings: QuestionSettings, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
         self.reward = settings.reward or _default_reward(rows.row)
-        self.function = None if self.reward in METRICS else _function(self.reward)
+        self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
@@ -202,9 +199,6 @@ class Question(Pure):
         task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
         return Item(task, question, answers, raw, where, contest)
 
-    def acting(self, state: State) -> tuple[str, ...]:
-        return (AGENT,)
-
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
@@ -256,7 +250,7 @@ class Question(Pure):
             value = await wait_for(value, SECONDS) if inspect.isawaitable(value) else value
         except (Exception, SystemExit) as error:
             problem = f"failed on {item.where}: {last_line(error)}"
-            raise wrong(problem, "correct the function") from error
+            raise wrong(problem, f"correct the function; it takes {PARAMETERS}") from error
         returned = dict(value) if isinstance(value, Mapping) else {"score": value}
         if "score" not in returned:
             raise wrong(f"returned {value!r} without score on {item.where}")
@@ -344,21 +338,14 @@ def filled(
                 f"leave it out, or write {{{match[0]}}} for braces",
             )
         known = first_of(row, (name,))
-        if known is None and name in row:
-            raise UserError(
-                f"{where} has an empty {name!r}, which environment.prompt names", "fill it"
-            )
-        if known is None:
+        if known is None or known != known:  # empty, or NaN
             columns = [str(column) for column in row if column not in hidden]
             raise UserError(
                 f"{where} has no {name!r}, which environment.prompt names",
                 f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
                 f"write {{{match[0]}}} for braces",
             )
-        try:
-            text = as_text(known)
-        except ValueError as error:
-            raise UserError(f"{where} has {known!r} in {name!r}: {error}", "correct it") from error
+        text = as_text(known)
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
     return _FIELD.sub(value, template)
@@ -370,29 +357,13 @@ def _default_reward(row: type[QuestionRow]) -> str:
     return "math" if issubclass(row, (MathRow, Gsm8kRow, SvampRow)) else "exact"
 
 
-def _function(name: str) -> Plugin:
-    """Import a reward function. Raises ``UserError`` if it does not take four values."""
-    function = find(REWARDS, name)
-    try:
-        inspect.signature(function.thing).bind("", "", "", {})
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{function} cannot be called with {PARAMETERS}: {error}",
-            f"write def {label(name)}{PARAMETERS}",
-        ) from error
-    return function
-
-
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
     names = ("tests", "starter", "function")
     known = {name: raw[name] for name in names if raw.get(name) is not None}
+    fields = {"id": row.id, "question": row.question, **known}
     try:
-        contest = (
-            row
-            if isinstance(row, ContestRow)
-            else ContestRow.model_validate({"id": row.id, "question": row.question, **known})
-        )
+        contest = row if isinstance(row, ContestRow) else ContestRow.model_validate(fields)
     except ValidationError as error:
         wrong = "; ".join(map(wrong_at, error.errors()[:3]))
         raise UserError(f"{where} is broken: {wrong}", "correct its tests") from error
@@ -406,7 +377,7 @@ ASSISTANT: Literal["assistant"] = "assistant"
 PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)
 
 
-class ConversationReply(Pure):
+class ConversationReply(OneAgent, Pure):
     """One turn, in which the assistant writes the last reply of a row.
 
     If the assistant calls tools before the last reply, it writes the first reply instead. The score is the word F1 of
@@ -422,7 +393,6 @@ class ConversationReply(Pure):
 
     def __init__(self, rows: Rows) -> None:
         self.dataset = rows
-        self._known: dict[str, Conversation] = {}
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         rows = draw(self.dataset, split, count, seed, after)
@@ -431,18 +401,15 @@ class ConversationReply(Pure):
     def rows(self, split: Split) -> list[Conversation]:
         return [as_conversation(row) for row in self.dataset.split(split)]
 
-    def acting(self, state: State) -> tuple[str, ...]:
-        return (ASSISTANT,)
-
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        row = self._row(state.task)
+        row = self._rows[state.task.id]
         return tuple(
             Message(one.role, (Part(one.content, source="task"),))
             for one in row.messages[: _reply_at(row)]
         )
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        return self._row(state.task).tools
+        return self._rows[state.task.id].tools
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -455,40 +422,28 @@ class ConversationReply(Pure):
         return Grade(f1(state.answer, gold_answers(state.task)))
 
     def _task(self, row: Conversation) -> Task:
-        self._known[row.id] = row
         at = _reply_at(row)
         public = {"question": "\n\n".join(one.text for one in row.messages[:at])}
         return Task(
             row.id, public, secret_answers(row.model_copy(update={"answer": row.messages[at].text}))
         )
 
-    def _row(self, task: Task) -> Conversation:
-        if task.id not in self._known:
-            for split in ("train", "heldout"):
-                self._known |= {row.id: row for row in self.rows(split)}
-        return self._known[task.id]
+    @cached_property
+    def _rows(self) -> dict[str, Conversation]:
+        return {row.id: row for split in self.dataset.splits for row in self.rows(split)}
 
 
 def as_conversation(row: QuestionRow) -> Conversation:
     """Convert a row of the catalogue to a question and its solution. A conversation is returned unchanged."""
     if isinstance(row, Conversation):
         return row
-    solution = getattr(row, "solution", "")
-    reply = (
-        f"{solution}\n#### {row.answer}" if isinstance(row, Gsm8kRow) else solution or row.answer
-    )
-    messages = (
-        ChatMessage(role="user", content=problem_text(row)),
-        ChatMessage(role=ASSISTANT, content=reply),
-    )
-    return Conversation(
-        id=row.id,
-        question=row.question,
-        answer=row.answer,
-        messages=messages,
-        start=1,
-        place=f"row {row.id}",
-    )
+    reply = getattr(row, "solution", "") or row.answer
+    if isinstance(row, Gsm8kRow):
+        reply = f"{row.solution}\n#### {row.answer}"
+    request = ChatMessage(role="user", content=problem_text(row))
+    messages = (request, ChatMessage(role=ASSISTANT, content=reply))
+    known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
+    return Conversation(**known, messages=messages, start=1, place=f"row {row.id}")
 
 
 def _reply_at(row: Conversation) -> int:

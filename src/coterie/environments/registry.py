@@ -45,6 +45,7 @@ ENVIRONMENTS = Kind(
     {
         "exchange": "coterie.environments.exchange:Exchange",
         "persona": "coterie.environments.persona:Persona",
+        "pages": "coterie.environments.pages:Pages",
         "problems": "coterie.environments.problems:Problems",
         "sums": "coterie.environments.python_maths:Sums",
         "debate": "coterie.environments.discussion:Debate",
@@ -54,7 +55,9 @@ ENVIRONMENTS = Kind(
         "python_maths": "coterie.environments.python_maths:PythonMaths",
         "information_exchange": "coterie.environments.discussion:InformationExchange",
         "backend_programming": "coterie.environments.coding:BackendProgramming",
+        "frontend_design": "coterie.environments.frontend:FrontendDesign",
         "babyai": "coterie.environments.babyai:BabyAI",
+        "textworld": "coterie.environments.textworld:TextWorld",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -92,6 +95,7 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "plan_ground"} for name in PLANS},
     **{name: {"name": "plan_ground", "form": "iterative"} for name in WEB},
     "colbench_code": {"name": "backend_programming"},
+    "websight": {"name": "frontend_design"},
     **{name: {"name": "conversation"} for name in CONVERSATIONS},
     "qa": {"name": "question"},
 }
@@ -105,11 +109,24 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
     "code": PROGRAMS,
     "code_maths": PROGRAMS,
 }
-MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "encyclopedia")
+MICRO_WORLDS = (
+    "exchange",
+    "persona",
+    "pages",
+    "problems",
+    "shop",
+    "sums",
+    "babyai",
+    "textworld",
+    "encyclopedia",
+)
+ALIASES = {"colbench_frontend": "websight"}
+"""Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-OPEN = ("qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Data sets of users' rows or for users' tools. Any method accepts them, and none has default values for them."""
-NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))
+OPEN = ("textworld", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
+"""Games of any size, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
+for them."""
+NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""
 
 

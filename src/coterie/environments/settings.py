@@ -2,14 +2,17 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache, partial, wraps
+from itertools import islice
+from typing import ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import secret_answers
+from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 
@@ -24,10 +27,10 @@ class EnvironmentSettings(Settings):
 
     name: str | None = key(
         None,
-        "The environment: `exchange`, `persona`, `problems`, `sums`, `question`, `debate`, `information_exchange`, "
-        "`backend_programming`, `plan_ground`, `shop`, `python_maths`, `babyai`, `encyclopedia`, `mhqa`, `web`, "
-        "`code`, `code_maths`, or your own (package.module:NAME, path/file.py:NAME). The default depends on the "
-        "data set.",
+        "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `debate`, "
+        "`information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, `python_maths`, "
+        "`babyai`, `textworld`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, or your own (package.module:NAME, "
+        "path/file.py:NAME). The default depends on the data set.",
     )
 
     def identity(self) -> str:
@@ -72,48 +75,84 @@ def split_random(split: MicroSplit, seed: str) -> random.Random:
     return random.Random(seed)
 
 
+MISSES = 40
+"""Draws without a new item, for each item so far, after which a micro-world has no more."""
 Row = TypeVar("Row")
 Item = TypeVar("Item")
+P = ParamSpec("P")
 
 
-def draw_distinct(
-    split: MicroSplit, count: int, draw: Callable[[int], Item], identity: Callable[[Item], str]
-) -> list[Item]:
-    """Return items of a split with different identities. ``draw`` gets the number of the item."""
-    items: dict[str, Item] = {}
-    while len(items) < count:
-        item = draw(len(items))
-        if split_of_key(name := identity(item)) == split:
-            items.setdefault(name, item)
-    return list(items.values())
+class Series(Generic[Item]):
+    """Items of an iterator, kept so that each is generated once, when a slice needs it."""
+
+    def __init__(self, begin: Callable[[], Iterator[Item]]) -> None:
+        self._begin = begin
+        self._items, self._more = list[Item](), begin()
+
+    def __getitem__(self, places: slice) -> list[Item]:
+        try:
+            self._items += islice(self._more, max(0, places.stop - len(self._items)))
+        except BaseException:  # Ctrl-C ends the iterator
+            self._items, self._more = [], self._begin()
+            raise
+        return self._items[places]
+
+
+def series(generate: Callable[P, Iterator[Item]]) -> Callable[P, Series[Item]]:
+    """Make a function that returns an iterator return a :class:`Series`, the same one for equal arguments."""
+
+    @cache
+    @wraps(generate)
+    def keep(*args: P.args, **options: P.kwargs) -> Series[Item]:
+        return Series(partial(generate, *args, **options))
+
+    return keep  # type: ignore[return-value]  # arguments are hashable
+
+
+def distinct(
+    split: MicroSplit,
+    draw: Callable[[int], Item | None],
+    identity: Callable[[Item], Hashable],
+    key: Callable[[Item], str] | None = None,
+) -> Iterator[Item]:
+    """Yield items with different identities. Raises ``UserError`` when there are no more.
+
+    ``draw`` gets the number of the item, and may return ``None``. ``key`` decides the split if ``draw`` does not.
+    """
+    identities, misses = set[Hashable](), 0
+    while misses < 10_000 + MISSES * len(identities):
+        item, misses = draw(len(identities)), misses + 1
+        if item is None or (key and split_of_key(key(item)) != split):
+            continue
+        if (name := identity(item)) not in identities:
+            misses = 0
+            identities.add(name)
+            yield item
+    n, kind = f"{len(identities):,}", {"train": "training", "heldout": "held-out"}.get(split, split)
+    raise UserError(f"this micro-world has only {n} {kind} tasks", f"use at most {n}")
 
 
 def draw(
     rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
 ) -> list[QuestionRow]:
-    """Return the first held-out rows, or a draw of training rows (see :func:`draws`)."""
+    """Return the first held-out rows, or a draw of training rows (see :func:`last_draw`)."""
     all_rows = rows.split(split)
-    return all_rows[:count] if split == "heldout" else draws(all_rows, (*after, count), seed)[-1]
+    return all_rows[:count] if split == "heldout" else last_draw(all_rows, (*after, count), seed)
 
 
-def draws(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[list[Row]]:
-    """Return the rows of successive draws: one cursor over all rows, shuffled by ``seed``.
+def last_draw(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[Row]:
+    """Return the rows of the last of successive draws: one cursor over all rows, shuffled by ``seed``.
 
     Rows are shuffled again after all have been drawn. A draw across two shuffles contains no row twice, so it has at
     most ``len(rows)`` rows; its rows move to the end of the new order.
     """
-    remaining: list[int] = []
-    epochs, result = 0, []
+    order: list[int] = []
+    start = stop = epochs = 0
     for count in counts:
-        indices = remaining[:count]
-        remaining = remaining[len(indices) :]
-        more = min(count, len(rows)) - len(indices)
-        if more > 0:
-            fresh = list(range(len(rows)))
+        start, stop = stop, stop + min(count, len(rows))
+        if stop > len(order):
+            rest, fresh = order[start:], list(range(len(rows)))
             random.Random(f"order/{seed}/{epochs}").shuffle(fresh)
-            epochs += 1
-            present = set(indices)
-            remaining = sorted(fresh, key=present.__contains__)
-            indices, remaining = indices + remaining[:more], remaining[more:]
-        result.append([rows[index] for index in indices])
-    return result
+            order = rest + sorted(fresh, key=set(rest).__contains__)
+            start, stop, epochs = 0, stop - start, epochs + 1
+    return [rows[index] for index in order[start:stop]]

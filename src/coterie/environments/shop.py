@@ -14,7 +14,6 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import count as numbers
-from itertools import islice
 from typing import Any, Self
 
 from coterie.config.settings import key
@@ -24,7 +23,7 @@ from coterie.environments.answers import GRADER
 from coterie.environments.plan_domains import Domain, Form, grader_secret
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import EnvironmentSettings, split_of_key
+from coterie.environments.settings import EnvironmentSettings, series, split_of_key
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.actions.executors import Executed, Executor, rank, word_f1, words_of
@@ -308,8 +307,8 @@ class ShopErrands(PlanGround):
         Training errands repeat, with other steps, when the shop has no more.
         """
         if split == "heldout":
-            return [_task(row) for row in errands(self.items, split, seed, count)]
-        rows = errands(self.items, split, seed, sum(after) + count)
+            return [_task(row) for row in errands(self.items, split, seed)[:count]]
+        rows = errands(self.items, split, seed)[: sum(after) + count]
         start = sum(min(one, len(rows)) for one in after)
         places = range(start, start + min(count, len(rows)))
         repeats = [(rows[place % len(rows)], place // len(rows)) for place in places]
@@ -319,7 +318,7 @@ class ShopErrands(PlanGround):
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         """Return held-out tasks; single steps in the form ``iterative``, without the final stop."""
-        rows = errands(self.items, "heldout", seed, count)
+        rows = errands(self.items, "heldout", seed)[:count]
         if self.form == "onetime":
             return [_task(row) for row in rows]
         return [one for row in rows for one in step_tasks(row) if not gold(one).done]
@@ -331,19 +330,9 @@ class Errand(PlanRow):
     wish: Wish
 
 
-def errands(items: int, split: Split, seed: int, count: int) -> list[Errand]:
-    """Return the first ``count`` errands of a split, or fewer if the shop has no more."""
-    result, more = _drawing(items, split, seed)
-    result += islice(more, max(0, count - len(result)))
-    return result[:count]
-
-
-@cache
-def _drawing(items: int, split: Split, seed: int) -> tuple[list[Errand], Iterator[Errand]]:
-    return [], _draw(items, split, seed)
-
-
-def _draw(items: int, split: Split, seed: int) -> Iterator[Errand]:
+@series
+def errands(items: int, split: Split, seed: int) -> Iterator[Errand]:
+    """Yield the errands of a split, until the shop has no more."""
     shop, seen, misses = Shop.generate(0, items), set[str](), 0
     for number in numbers():
         target = sample_wish(shop, int(digest("errand", seed, number)[:12], 16))

@@ -10,13 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, StringConstraints, ValidationError
 
 from coterie.config.folders import expanded
-from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.files import numbered
 from coterie.environments.answers import marked_answer
@@ -77,10 +75,6 @@ class Talk(Answers, Pure, ABC):
 
     def answer(self, text: str) -> str | None:
         return marked_answer(text)
-
-    @abstractmethod
-    def similarity(self, answer: str, other: str) -> float:
-        """Return the metric of one answer with the other as the reference, in [0, 1]."""
 
     @abstractmethod
     def score(self, task: Task, answer: str | None) -> float:
@@ -146,29 +140,19 @@ ADVICE = (
 )
 
 
-class FormatLine(BaseModel):
-    """One line of a pool file. The index is for readers of the file; only the order of the lines counts."""
-
-    index: int = 0
-    format: Annotated[
-        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LENGTH)
-    ]
-
-
 def read_pool(file: Path) -> tuple[str, ...]:
-    """Return the formats of a file, in order. Raise ``UserError`` for a broken file or line, or a duplicate."""
-    pool: dict[str, str] = {}
+    """Return the formats of a file, in order. Raise ``UserError`` for a broken file or line, or a duplicate.
+
+    The index of a line is for readers of the file; only the order counts.
+    """
+    pool: list[str] = []
     for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
-        try:
-            one = FormatLine.model_validate({"format": raw} if isinstance(raw, str) else raw)
-        except ValidationError as error:
-            why = wrong_at(error.errors()[0])
-            raise UserError(f"{file}, {place} is broken: {why}", ADVICE) from error
-        if one.format in pool:
-            raise UserError(
-                f"{file}, {place} is broken: it repeats the format of {pool[one.format]}", ADVICE
-            )
-        pool[one.format] = place
+        text = raw.get("format") if isinstance(raw, Mapping) else raw
+        text = text.strip() if isinstance(text, str) else ""
+        if not 0 < len(text) <= MAX_LENGTH or text in pool:
+            why = f"it has no new format of 1 to {MAX_LENGTH} characters"
+            raise UserError(f"{file}, {place} is broken: {why}", ADVICE)
+        pool.append(text)
     return tuple(pool)
 
 

@@ -43,10 +43,11 @@ class UserSimulatorSettings(ChatModelSettings):
         0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
     )
     max_tokens: int = key(128, "Maximum tokens of a reply.", source="SWEET-RL: 4096", ge=1)
-    max_characters: int = key(
-        400,
-        "Maximum characters of a reply; longer replies are cut at the end of a sentence.",
-        source="SWEET-RL: 400, cut anywhere",
+    max_characters: int | None = key(
+        None,
+        "Maximum characters of a reply; longer replies are cut at the end of a sentence. None: 400 about code, 1000 "
+        "about pages.",
+        source="SWEET-RL: 400 and 1000, cut anywhere",
         ge=20,
     )
 
@@ -76,18 +77,23 @@ def check_script(script: UserSimulator | None) -> UserSimulator:
 class ModelUserSimulator:
     """A chat model in the role of the user."""
 
+    max_characters = 400
+
     def __init__(self, chat: ChatModel, settings: UserSimulatorSettings) -> None:
         self.chat = chat
         self.settings = settings
         self.name = chat.name
+        self.max_characters = settings.max_characters or self.max_characters
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         """Generate a reply, cut at a sentence. Some models repeat the label before it, which is removed."""
-        reply = await self.chat.ask(
-            [Utterance("user", role(task, transcript, self.settings.max_characters))], seed
-        )
+        prompt = await self.prompt(task, transcript)
+        reply = await self.chat.ask([prompt], seed)
         text = reply.text.strip().removeprefix("You:")
-        return cut_reply(text, self.settings.max_characters, unfinished=reply.truncated)
+        return cut_reply(text, self.max_characters, unfinished=reply.truncated)
+
+    async def prompt(self, task: Task, transcript: Sequence[TranscriptLine]) -> Utterance:
+        return Utterance("user", role(task, transcript, self.max_characters))
 
 
 def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) -> str:

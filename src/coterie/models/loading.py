@@ -34,6 +34,7 @@ from transformers import (
 from coterie.config.folders import expanded, sha256, today
 from coterie.errors import UserError
 from coterie.models.catalogue import (
+    ADAPTER_FILE,
     check_hub_name,
     converted_folder,
     count_weights,
@@ -41,8 +42,6 @@ from coterie.models.catalogue import (
 )
 from coterie.models.chat import ChatRenderer
 
-ADAPTER_FILE = "adapter_config.json"
-"""Config file that PEFT writes next to an adapter's weights."""
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "chat_template*", "*.model", "generation_config.json",
@@ -214,10 +213,7 @@ def resolve(name_or_path: str | Path) -> str:
     if name and folder.is_dir():
         if (folder / "config.json").is_file():
             return str(folder)
-        inside = sorted(config.parent for config in folder.rglob("final/config.json"))
-        todo = (
-            f"give a folder that save_pretrained wrote{f', such as {inside[-1]}' if inside else ''}"
-        )
+        todo = "give a folder that save_pretrained wrote"
         if is_adapter(folder):
             todo = (
                 "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
@@ -280,7 +276,7 @@ def is_adapter(folder: Path | str) -> bool:
 
 def _config(source: str) -> PreTrainedConfig:
     """Return the model's config. Raise ``UserError`` unless it is a causal language model that we can run."""
-    config = _read(AutoConfig, source, "its config.json")
+    config = read_part(AutoConfig, source, "its config.json")
     names = config.architectures or []
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
         not name.endswith(CAUSAL) for name in names
@@ -300,7 +296,7 @@ def _config(source: str) -> PreTrainedConfig:
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub name. Raise ``UserError`` if it can't be read."""
-    tokenizer = _read(AutoTokenizer, source, "its tokenizer")
+    tokenizer = read_part(AutoTokenizer, source, "its tokenizer")
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
@@ -309,11 +305,11 @@ def _generation_ends(source: str) -> list[int]:
     folder = Path(source)
     if folder.is_dir() and not (folder / "generation_config.json").is_file():
         return []
-    ends = _read(GenerationConfig, source, "its generation_config.json").eos_token_id
+    ends = read_part(GenerationConfig, source, "its generation_config.json").eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
-def _read(kind: Any, source: str, what: str) -> Any:
+def read_part(kind: Any, source: str, what: str) -> Any:
     """Read a part of a model; code of a repository is not run (without ``False``, Transformers prompts to run it)."""
     words = {} if kind is GenerationConfig else {"trust_remote_code": False}
     try:

@@ -30,7 +30,7 @@ from coterie.reports.page import Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step, open_run, read_config
-from coterie.runs.items import Actors, open_actors, play, summary
+from coterie.runs.items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.runs.loop import EVALUATION, Stage
 from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
@@ -49,6 +49,8 @@ class Recipe(ABC):
     settings: RecipeSettings
     environment: Environment
     name: str
+    reach_cluster = True
+    """False for a plan alone, which needs no running cluster."""
     edits: Mapping[str, Edit] = MappingProxyType({})
     """Recontext rules of the selections, by name."""
     by_task: tuple[str, ...] = ()
@@ -75,6 +77,16 @@ class Recipe(ABC):
     def players(self) -> Mapping[str, str]:
         """Map each agent of the environment to the role that plays it. Default: the first role plays all agents."""
         return dict.fromkeys(agents_of(self.environment), self.main_role)
+
+    def only_agent(self, advice: str) -> str:
+        """Return the environment's only actor, an agent. Raises ``UserError`` for other environments."""
+        agents, actors = agents_of(self.environment), self.environment.actors
+        if len(actors) != 1 or not agents:
+            played = self.settings.played
+            raise UserError(
+                f"{self.name} trains one agent, and {played} has {', '.join(actors)}", advice
+            )
+        return agents[0]
 
     @property
     def title(self) -> str:
@@ -278,8 +290,9 @@ class Recipe(ABC):
         """Return the models of the roles, open until :meth:`close` or a call with another run."""
         if self._roles is None or self._roles.run is not run:
             self.close()
+            servers = None if run.cluster is None else run.cluster.servers
             dtype = weight_dtype(self.settings)
-            self._roles = Roles(self.roles(), self.settings.engine, run, dtype)
+            self._roles = Roles(self.roles(), self.settings.engine, run, dtype, servers)
         return self._roles
 
     @cached_property
@@ -393,12 +406,9 @@ class Recipe(ABC):
         progress: Progress,
     ) -> Metrics:
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        stats = {id(one.engine): one.engine.stats for one in samplers.values()}.values()
         async with self.actors(run) as actors:
             driver = actors.driver(samplers, self.settings.seed)
-            await play(
-                run.store, driver, episodes, progress, lambda: sum(n.sampled_tokens for n in stats)
-            )
+            await play(run.store, driver, episodes, progress, sampled_tokens(samplers.values()))
         return summary(run.store, iteration, stage)
 
 

@@ -30,7 +30,7 @@ from functools import cached_property, partial
 
 from coterie.datasets.conversations import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
-from coterie.environments.protocol import agents_of, most_turns
+from coterie.environments.protocol import most_turns
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
@@ -66,6 +66,7 @@ from coterie.runs.items import (
     growth_summary,
     on_trees,
     rollouts,
+    sampled_tokens,
     totals,
 )
 from coterie.runs.loop import Stage
@@ -93,13 +94,7 @@ class DenseTree(Recipe):
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
-        if len(self.environment.actors) != 1 or not agents_of(self.environment):
-            raise UserError(
-                f"{self.name} needs one agent, and {settings.played} has "
-                f"{', '.join(self.environment.actors)}",
-                "use an environment with one agent, such as environment=python_maths or babyai",
-            )
-        (self.agent,) = agents_of(self.environment)
+        self.agent = self.only_agent("use environment=python_maths, babyai or textworld")
         self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
@@ -138,10 +133,7 @@ class DenseTree(Recipe):
         if not tasks:  # a merged run needs no engine
             return growth_summary(run.store, i)
         sampler = await self.sampler(run, self.newest(run, self.main_role, i), 0.0)
-        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-        writer = TreeWriter(
-            run.store, i, progress, lambda: stats.sampled_tokens - before, by_rollout=True
-        )
+        writer = TreeWriter(run.store, i, progress, sampled_tokens([sampler]), by_rollout=True)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> Search:
             tree, known = writer.load(task)

@@ -6,10 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.conversations import MixedPreferences
-from coterie.datasets.load import DatasetSettings
-from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
-from coterie.recipes.settings import MODEL, RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -102,29 +100,11 @@ class DenseTreeSettings(RecipeSettings):
         raise ValueError("search.temperatures are all 0, so all children would be equal; raise one")
 
 
-class GSM8KSettings(DenseTreeSettings):
-    """DensePolicy: preference pairs from dense tree search on GSM8K."""
-
-    recipe: ClassVar[str] = "dense_tree/gsm8k"
-    dataset: DatasetSettings = DatasetSettings(name="gsm8k")
-    environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
-
-
-class MathSettings(DenseTreeSettings):
-    """DensePolicy: preference pairs from dense tree search on MATH."""
-
-    recipe: ClassVar[str] = "dense_tree/math"
-    dataset: DatasetSettings = DatasetSettings(name="math")
-    environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
-
-
-class BabyAISettings(DenseTreeSettings):
-    """DensePolicy: preference pairs from dense tree search in BabyAI."""
-
-    recipe: ClassVar[str] = "dense_tree/babyai"
-
-
-class TinySettings(DenseTreeSettings):
-    """DensePolicy on the packaged games and model."""
-
-    recipe: ClassVar[str] = "dense_tree/tiny"
+SEARCH = "DensePolicy: preference pairs from dense tree search"
+METHODS = methods(
+    DenseTreeSettings,
+    ("dense_tree/tiny", "DensePolicy on the packaged games and model."),
+    ("dense_tree/gsm8k", f"{SEARCH} on GSM8K.", "gsm8k", "python_maths"),
+    ("dense_tree/math", f"{SEARCH} on MATH.", "math", "python_maths"),
+    ("dense_tree/babyai", f"{SEARCH} in BabyAI."),
+)

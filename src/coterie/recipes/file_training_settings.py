@@ -74,3 +74,6 @@ class DPOFileSettings(FileTrainingSettings):
     dataset: FileSettings = FileSettings(name="preferences")
     objective: DPOSettings = DPOSettings()
     train: TrainingSettings = PairTrainingSettings()
+
+
+METHODS = (SFTFileSettings, DPOFileSettings)

@@ -33,7 +33,7 @@ from pathlib import Path
 from coterie.config.folders import expanded, sha256
 from coterie.environments.answers import question_of
 from coterie.environments.expert import Demonstrates, NoTrace
-from coterie.environments.protocol import Shared, agents_of
+from coterie.environments.protocol import Shared
 from coterie.environments.traces import SEARCH
 from coterie.environments.workflow import AgentSettings
 from coterie.errors import UserError
@@ -78,13 +78,7 @@ class Gap(Recipe):
 
     def __init__(self, settings: GapSettings) -> None:
         super().__init__(settings)
-        agents = agents_of(self.environment)
-        if len(self.environment.actors) != 1 or len(agents) != 1:
-            raise UserError(
-                f"{self.name} trains one agent, and {settings.played} has {', '.join(self.environment.actors)}",
-                "use environment=mhqa, web, code or code_maths",
-            )
-        (self.agent,) = agents
+        self.agent = self.only_agent("use environment=mhqa, web, code or code_maths")
         expert = settings.imitates and self.from_expert
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
@@ -128,7 +122,7 @@ class Gap(Recipe):
             return {**summary(run.store, i, "rollout"), **left_out}
         left_out = await self._play_file(run, progress)
         metrics = {k: v for k, v in summary(run.store, i, "rollout").items() if k != "score"}
-        failed = sum(key.stage == "rollout" for key, _ in run.store.failures(i))
+        failed = len(run.store.failures(i, "rollout"))
         return {**metrics, "failed": failed, **left_out}  # traces of a file are not graded
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:

@@ -3,11 +3,9 @@
 from typing import ClassVar, Literal
 
 from coterie.config.settings import Settings, key
-from coterie.datasets.load import DatasetSettings
-from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.traces import TraceForm
 from coterie.recipes.rl_settings import ReinforceRecipeSettings
-from coterie.recipes.settings import MODEL
+from coterie.recipes.settings import MODEL, methods
 from coterie.record.turn import digest
 from coterie.runs.reinforce_settings import GroupSettings
 from coterie.training.settings import TrainingSettings
@@ -104,31 +102,11 @@ class GapSettings(ReinforceRecipeSettings):
         return self.imitates + self.reinforces
 
 
-class MhqaSettings(GapSettings):
-    """GAP: parallel tool calls for multi-hop questions, SFT then RL."""
-
-    recipe: ClassVar[str] = "gap/mhqa"
-    dataset: DatasetSettings = DatasetSettings(name="hotpot_qa")
-    environment: EnvironmentSettings = EnvironmentSettings(name="mhqa")
-
-
-class WebSettings(GapSettings):
-    """GAP: parallel tool calls for questions about the web."""
-
-    recipe: ClassVar[str] = "gap/web"
-    dataset: DatasetSettings = DatasetSettings(name="qa")
-    environment: EnvironmentSettings = EnvironmentSettings(name="web")
-
-
-class CodeSettings(GapSettings):
-    """GAP: programs for coding contests and mathematics."""
-
-    recipe: ClassVar[str] = "gap/code"
-    dataset: DatasetSettings = DatasetSettings(name="livecodebench")
-    environment: EnvironmentSettings = EnvironmentSettings(name="code")
-
-
-class TinySettings(GapSettings):
-    """GAP on the packaged encyclopedia and model."""
-
-    recipe: ClassVar[str] = "gap/tiny"
+QUESTIONS = "GAP: parallel tool calls for"
+METHODS = methods(
+    GapSettings,
+    ("gap/tiny", "GAP on the packaged encyclopedia and model."),
+    ("gap/mhqa", f"{QUESTIONS} multi-hop questions, SFT then RL.", "hotpot_qa", "mhqa"),
+    ("gap/web", f"{QUESTIONS} questions about the web.", "qa", "web"),
+    ("gap/code", "GAP: programs for coding contests and mathematics.", "livecodebench", "code"),
+)

@@ -38,7 +38,7 @@ from dataclasses import replace
 from functools import partial
 
 from coterie.engines.chat_model import check_chat, open_chat
-from coterie.engines.protocol import Engine, EngineError
+from coterie.engines.protocol import EngineError, LikelihoodModel
 from coterie.environments.plan_ground import (
     GROUNDER,
     PLANNER,
@@ -56,7 +56,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.moat_settings import SCRIPT, MoatSettings
 from coterie.recipes.plan import Plan
-from coterie.recipes.trainings import imitate, prefer, train_role
+from coterie.recipes.trainings import imitate, likelihood_model, prefer, train_role
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
@@ -192,16 +192,20 @@ class Moat(Recipe):
         return await self.play_by(run, episodes, samplers, progress)
 
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Store ``r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s)`` of every valid plan as credit."""
-        grounder = self.models(run).embedded(GROUNDER, self.newest(run, GROUNDER, i))
-        work = partial(self.reward_tree, run, grounder)
-        await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
+        """Store ``r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s)`` of every valid plan as credit.
+
+        The ranks of the trainings (``train.processes``) share the plans.
+        """
+        version, training = self.newest(run, GROUNDER, i), next(iter(self.trainings().values()))
+        async with likelihood_model(self, run, GROUNDER, version, training) as grounder:
+            work = partial(self.reward_tree, run, grounder)
+            await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
         counts = totals(run.store, i, "reward", ("plans", *LEFT_OUT))
         items = run.store.metrics(i, "reward").items()
         rewards = [float(m["reward"]) for key, m in items if key.task and "reward" in m]
         return {**counts, "reward": statistics.fmean(rewards) if rewards else 0.0}
 
-    async def reward_tree(self, run: Run, grounder: Engine, tree: Tree) -> Done:
+    async def reward_tree(self, run: Run, grounder: LikelihoodModel, tree: Tree) -> Done:
         key, s = ItemKey(tree.iteration, "reward", tree.task), self.settings.reward
         task = run.store.task(tree.task)
         plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
@@ -226,7 +230,7 @@ class Moat(Recipe):
         return Done(key, metrics, None, tuple(credit))
 
     async def loglikelihoods(
-        self, grounder: Engine, task: Task, tree: Tree, plans: Sequence[Turn]
+        self, grounder: LikelihoodModel, task: Task, tree: Tree, plans: Sequence[Turn]
     ) -> list[float]:
         """Return r(s) of each plan ``s``: the mean log-likelihood of the gold actions in nats per token."""
         render = self.renderers[GROUNDER]
@@ -412,7 +416,7 @@ class Moat(Recipe):
         return {"n": n, "j": j, "standard_error": error, PLANNER: planner, GROUNDER: grounder}
 
     async def measure_task(
-        self, planner: TokenSampler, grounder: Engine, task: Task, step: Step
+        self, planner: TokenSampler, grounder: LikelihoodModel, task: Task, step: Step
     ) -> Done:
         """Sample plans of a held-out task and average their r(s)."""
         key = ItemKey(step.iteration, step.stage, task.id)

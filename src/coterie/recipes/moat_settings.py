@@ -1,12 +1,12 @@
 """Settings of ``moat``."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import RecipeSettings, methods
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import (
     DPOSettings,
@@ -196,19 +196,10 @@ class MoatSettings(RecipeSettings):
         return self
 
 
-class MathsSettings(MoatSettings):
-    """MOAT: joint alignment of a planner and a grounder on mathematics."""
-
-    recipe: ClassVar[str] = "moat/maths"
-
-
-class ComplexQASettings(MoatSettings):
-    """MOAT: joint alignment of a planner and a grounder on multi-hop questions."""
-
-    recipe: ClassVar[str] = "moat/complex_qa"
-
-
-class WebSettings(MoatSettings):
-    """MOAT: joint alignment of a planner and a grounder on web pages."""
-
-    recipe: ClassVar[str] = "moat/web"
+ALIGNMENT = "MOAT: joint alignment of a planner and a grounder on"
+METHODS = methods(
+    MoatSettings,
+    ("moat/maths", f"{ALIGNMENT} mathematics."),
+    ("moat/complex_qa", f"{ALIGNMENT} multi-hop questions."),
+    ("moat/web", f"{ALIGNMENT} web pages."),
+)

@@ -62,7 +62,7 @@ from coterie.rewards.dialogue_reward import (
 )
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
+from coterie.rollout.tree_search import Judgment, TreeSearch, Value, node_values
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import (
     Done,
@@ -72,6 +72,7 @@ from coterie.runs.items import (
     growth_summary,
     on_trees,
     rollouts,
+    sampled_tokens,
     totals,
 )
 from coterie.runs.loop import Stage
@@ -251,14 +252,13 @@ class Optima(Recipe):
         judge = TreeJudge(s.reward, limit, base, self.agents, settings)
         judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
         run.store.put_tasks(tasks)
-        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-        writer = TreeWriter(run.store, i, progress, lambda: stats.sampled_tokens - before)
-        rule, samplers = growth(s.search), dict.fromkeys(self.agents, sampler)
+        writer = TreeWriter(run.store, i, progress, sampled_tokens([sampler]))
+        samplers = dict.fromkeys(self.agents, sampler)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
             tree, known = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, judge, samplers, rule, rollouts=known, seed=driver.seed)
+            return TreeSearch(branches, judge, samplers, s.search, rollouts=known, seed=driver.seed)
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)

@@ -193,3 +193,6 @@ class ISFTDPOSettings(OptimaDPOSettings):
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""
         return ["dpo" if i % 2 else "sft" for i in range(self.iterations)]
+
+
+METHODS = (OptimaSettings, IDPOSettings, ISFTDPOSettings)

@@ -1,17 +1,18 @@
 """Plan of a run before it starts: its size, and checks of settings that cannot work."""
 
+import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
 from coterie.engines.chat_model import check_chat
-from coterie.engines.settings import EngineSettings
 from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     Environment,
@@ -36,7 +37,7 @@ from coterie.models.loading import (
     load_renderer,
     skeleton,
 )
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import GPUS, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.loop import EVALUATION, check_stages
@@ -62,6 +63,7 @@ from coterie.training.settings import (
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
 
+S = TypeVar("S", bound=RecipeSettings)
 RENDERED = 64
 """Number of tasks with the longest texts that are rendered to find the longest prompt."""
 CRITIC_TRAINING = "critic.train"
@@ -150,13 +152,14 @@ def make_plan(recipe: "Recipe") -> Plan:
     Raises ``UserError`` for stages out of order, missing services, tasks in both splits, prompts or rows that exceed
     the context, and too little memory.
     """
-    s, environment = recipe.settings, recipe.environment
+    s, environment = planned(recipe.settings), recipe.environment
     roles, stages = recipe.roles(), recipe.stages()
     check_stages(s.recipe, stages)
     check_roles(roles)
     trainings = recipe.trainings()
     head = any(role.head for role in roles)
-    _check_services(s, environment, trainings, head=head)
+    served = sum(not role.head for role in roles)
+    _check_services(s, environment, trainings, policies=served, reach=recipe.reach_cluster)
     count = recipe.training_tasks()
     train = draw_tasks(environment, "train", count, s.seed) if count else []
     heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
@@ -197,7 +200,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         model = TrainedModel(shape, training, row, rows, reads, s.engine.attention or "sdpa")
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
-    available = device_memory(torch.device(device))[1]
+    available = GPUS[s.gpu].memory if s.gpu else device_memory(torch.device(device))[1]
     for one in memory:
         one.check(available, device, s.model)
     return Plan(
@@ -220,6 +223,18 @@ def make_plan(recipe: "Recipe") -> Plan:
     )
 
 
+def planned(s: S) -> S:
+    """Return the settings with the device of the plan: a GPU if ``gpu`` names its type."""
+    if s.gpu is None:
+        return s
+    return s.model_copy(update={"engine": s.engine.model_copy(update={"device": "cuda"})})
+
+
+def is_elsewhere(s: RecipeSettings) -> bool:
+    """Return True if servers and ranks run on a cluster, or the plan is for GPUs that this machine lacks."""
+    return s.cluster != "none" or (s.gpu is not None and not torch.cuda.is_available())
+
+
 def _sampling_memory(
     s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
 ) -> MemoryPlan:
@@ -236,15 +251,15 @@ def _sampling_memory(
 def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> MemoryPlan:
     """Plan the memory of a training in this process or on ranks of its own."""
     shared = shared_group(s, name)
-    config = accelerate_config(model.settings, shared) if launches(model.settings) else {}
-    return training_memory(
-        name,
-        [model],
-        shared=shared,
-        device=s.engine.device_name,
-        ranks=config.get("num_processes", 1),
-        sharded=config.get("distributed_type") == "FSDP",
-    )
+    ranks, sharded = rank_count(model.settings, shared)
+    places: dict[str, Any] = {"device": s.engine.device_name, "ranks": ranks, "sharded": sharded}
+    return training_memory(name, [model], shared=shared, **places)
+
+
+def rank_count(training: TrainingSettings, key: str) -> tuple[int, bool]:
+    """Return the number of ranks of a training (1 in this process), and True if they shard the weights."""
+    config = accelerate_config(training, key) if launches(training) else {}
+    return config.get("num_processes", 1), config.get("distributed_type") == "FSDP"
 
 
 def _check_services(
@@ -252,16 +267,19 @@ def _check_services(
     environment: Environment,
     trainings: Mapping[str, TrainingSettings],
     *,
-    head: bool,
+    policies: int,
+    reach: bool,
 ) -> None:
     """Raise ``UserError`` for unavailable servers, ranks, tracker, sandbox or user simulator."""
     sampled = {
         shared_group(s, key): one for key, one in trainings.items() if key != CRITIC_TRAINING
     }
-    check_served(s.engine, sampled)
+    check_served(s, sampled)
     for key, training in trainings.items():
-        has_head, group = head and key == CRITIC_TRAINING, shared_group(s, key)
-        check_launch(training, s.engine.device_name, group, head=has_head)
+        check_ranks(s, training, shared_group(s, key))
+    if reach and (cluster := open_cluster(s.cluster)) is not None:
+        vllm = s.engine.vllm if s.engine.kind == "vllm" else None
+        cluster.check(cluster_needs(s, [*trainings.values()], policies), vllm)
     check_tracker(s.tracker)
     if Sandbox in environment.needs:
         make_jail(getattr(s, "sandbox", SandboxSettings()))
@@ -269,6 +287,26 @@ def _check_services(
     check_chat("user_simulator", simulator, SCRIPT)
     if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
         check_script(getattr(environment, "script", None))
+
+
+def cluster_needs(
+    s: RecipeSettings, trainings: Sequence[TrainingSettings], policies: int = 1
+) -> Needs:
+    """Return the servers and ranks of a run; each policy has its own servers."""
+    own = [getattr(s, "policy_training", None), *trainings]  # the first of reinforcement learning
+    launched = [one for one in own if one is not None and launches(one)]
+    ranks = max((accelerate_config(one)["num_processes"] for one in launched), default=0)
+    served = s.engine.kind == "vllm" and not s.engine.vllm.urls
+    servers = policies * s.engine.vllm.servers if served else 0
+    size = s.engine.vllm.tensor_parallel_size
+    reinforced = own[0] is not None and launches(own[0])  # its ranks live while servers sample
+    return Needs(servers, size, ranks, together=s.engine.keep_servers or reinforced)
+
+
+def check_ranks(s: RecipeSettings, training: TrainingSettings, key: str) -> None:
+    """Raise ``UserError`` if the ranks of a training can't be started, here or on machines of the plan."""
+    elsewhere = is_elsewhere(s) or UNDER_TORCHRUN in os.environ
+    check_launch(training, "cpu" if elsewhere else s.engine.device_name, key)
 
 
 def _check_disjoint(train: Iterable[Task], heldout: Iterable[Task]) -> None:
@@ -371,16 +409,18 @@ def check_room(name: str, training: TrainingSettings, context: int, shortest: in
         )
 
 
-def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSettings]) -> None:
+def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -> None:
     """Raise ``UserError`` if servers cannot start, or cannot load the adapters of a training.
 
     ``trainings`` are the trainings of the models that the servers sample from, by settings key.
     """
+    engine = s.engine
     if engine.kind != "vllm":
         return
     from coterie.engines.vllm import check_vllm
 
-    check_vllm(engine.vllm)
+    if not is_elsewhere(s):
+        check_vllm(engine.vllm)
     for name, training in trainings.items():
         if (
             training.method != "lora" or engine.vllm.urls

@@ -31,30 +31,30 @@ class RecipeDescription:
     recipe: "Callable[[RecipeSettings], Recipe]"
 
 
-def _built_in(name: str, recipe: str, methods: str, module: str = "") -> RecipeDescription:
+def _built_in(name: str, recipe: str, module: str = "") -> RecipeDescription:
     """Return the entry of a recipe, whose module and module of settings are imported on first use."""
+    place = f"coterie.recipes.{module or name}"
 
-    def load(suffix: str, *names: str) -> tuple[Any, ...]:
-        imported = import_module(f"coterie.recipes.{module or name}{suffix}")
-        return tuple(getattr(imported, one) for one in names)
+    def methods() -> "tuple[type[RecipeSettings], ...]":
+        every = import_module(f"{place}_settings").METHODS
+        return tuple(one for one in every if one.recipe.partition("/")[0] == name)
 
-    return RecipeDescription(
-        name=name,
-        package="coterie.recipes",
-        settings=lambda: load("_settings", *methods.split()),
-        recipe=lambda settings: load("", recipe)[0](settings),
-    )
+    def make(settings: "RecipeSettings") -> "Recipe":
+        made: Recipe = getattr(import_module(place), recipe)(settings)
+        return made
+
+    return RecipeDescription(name, "coterie.recipes", methods, make)
 
 
 BUILT_IN = (
-    _built_in("dense_tree", "DenseTree", "TinySettings GSM8KSettings MathSettings BabyAISettings"),
-    _built_in("dpo", "DPOOnFile", "DPOFileSettings", "file_training"),
-    _built_in("gap", "Gap", "TinySettings MhqaSettings WebSettings CodeSettings"),
-    _built_in("moat", "Moat", "MathsSettings ComplexQASettings WebSettings"),
-    _built_in("optima", "Optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
-    _built_in("rl", "Reinforce", "RLSettings DapoSettings PpoSettings"),
-    _built_in("sft", "SFTOnFile", "SFTFileSettings", "file_training"),
-    _built_in("sweet_rl", "SweetRL", "SweetSettings"),
+    _built_in("dense_tree", "DenseTree"),
+    _built_in("dpo", "DPOOnFile", "file_training"),
+    _built_in("gap", "Gap"),
+    _built_in("moat", "Moat"),
+    _built_in("optima", "Optima"),
+    _built_in("rl", "Reinforce"),
+    _built_in("sft", "SFTOnFile", "file_training"),
+    _built_in("sweet_rl", "SweetRL"),
 )
 RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
 QUICKSTART = "optima/isft"
@@ -93,11 +93,9 @@ def plugin(name: str) -> RecipeDescription:
                 "name the class of a recipe, or register the description as an entry point of coterie.recipes",
             )
         return located.thing
-    from pydantic import create_model
-
     from coterie.config.plugins import settings_type_of
     from coterie.recipes.base import Recipe
-    from coterie.recipes.settings import RecipeSettings
+    from coterie.recipes.settings import RecipeSettings, methods
 
     if not (isinstance(located.thing, type) and issubclass(located.thing, Recipe)):
         raise UserError(
@@ -107,11 +105,8 @@ def plugin(name: str) -> RecipeDescription:
     if missing := sorted(located.thing.__abstractmethods__):
         raise UserError(f"{located} has no {', '.join(missing)}", "define it")
     base = settings_type_of(located, RecipeSettings)
-    own: type[RecipeSettings] = create_model(
-        base.__name__, __base__=base, __module__=base.__module__
-    )
-    own.recipe = located.name
-    return RecipeDescription(located.name, "", lambda: (own,), located.thing)
+    own = methods(base, (located.name, base.__doc__ or ""))
+    return RecipeDescription(located.name, "", lambda: own, located.thing)
 
 
 def names() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import page
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
+from coterie.reports.pictures import add_pictures
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import evaluation, grade_means
 
@@ -192,7 +193,8 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
             tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
     tasks.sort(key=lambda one: one[:2])
     picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
-    return tuple(example(task, sides, recipe.renderer) for *_, task, sides in picks)
+    shown = [(example(task, sides, recipe.renderer), task, sides) for *_, task, sides in picks]
+    return add_pictures(shown, recipe.environment, run.folder / "pictures")
 
 
 UNLISTED = ("seconds", "settings", "weights")

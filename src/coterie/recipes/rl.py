@@ -28,7 +28,16 @@ from coterie.environments.protocol import agents_of
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
+from coterie.recipes.plan import (
+    Plan,
+    check_ranks,
+    check_room,
+    check_served,
+    check_training,
+    max_dialogue_tokens,
+    planned,
+    rank_count,
+)
 from coterie.recipes.rl_settings import ReinforceRecipeSettings, RLSettings
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
@@ -37,6 +46,7 @@ from coterie.reports.page import Section
 from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
+from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.reinforce import ReinforcementLoop, step_records
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
@@ -63,6 +73,7 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     Raises ``UserError`` if the settings cannot work.
     """
     PathReward(s.reward)
+    s = planned(s)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
             f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}, "
@@ -70,11 +81,12 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
             f"use at most {s.rollout.tasks} minibatches",
         )
     trainings = {"update": s.policy_training}
-    check_served(s.engine, {"train": s.policy_training})
+    check_served(s, {"train": s.policy_training})
     if s.has_critic:
         trainings["critic.train"] = s.critic_training
     for training in trainings.values():
         check_training("train", training, s, s.model)
+    check_ranks(s, s.policy_training, "update")
     result = plan()
     for name, training in trainings.items():
         check_room(name, training, result.context, result.shortest_prompt)
@@ -103,11 +115,14 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
             )
     # An adapter's base is its reference.
     copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
+    ranks, sharded = rank_count(s.policy_training, "update")
     return training_memory(
         "update",
         [*policies, *critics],
         shared="train",
         device=engine.device_name,
+        ranks=ranks,
+        sharded=sharded,
         references=len(policies) if copied else 0,
         sampling=sampling,
     )
@@ -205,6 +220,7 @@ COLUMNS = (
     ("all rewards equal", "groups_flat"),
     ("failed", "samples_failed"),
     ("without a reward", "paths_failed"),
+    ("staleness", "staleness"),
     ("older weights", "paths_stale"),
     ("rows too long", "rows_too_long"),
     ("entropy", "/entropy"),
@@ -270,9 +286,11 @@ def _groups(
 ) -> list[Example]:
     """Return groups with advantages of the first, the middle and the last step, and one group without."""
     informative, flat, agents = list[Example](), list[Example](), agents_of(recipe.environment)
+    records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
-        at, count = step_stage(REINFORCE, number), 0
-        for task in run.store.tree_tasks(iteration, at):
+        count, stage = 0, step_stage(REINFORCE, number)
+        groups = [(step_stage(REINFORCE, n), one) for n, one in groups_taken(records[number])]
+        for at, task in groups or [(stage, one) for one in run.store.tree_tasks(iteration, stage)]:
             paths = paths_of(run.store, iteration, at, [task], agents, PathReward(s.reward))
             for agent in agents:
                 own = [path for path in paths if path.agent == agent]

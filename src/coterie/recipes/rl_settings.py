@@ -5,18 +5,34 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.recipes.settings import MODEL, RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.runs.reinforce_settings import ReinforceSettings
 
 
 class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
     """Settings of a recipe with a stage of reinforcement learning."""
 
+    @model_validator(mode="after")
+    def _refuse_shared_weights(self) -> Self:
+        training, engine = self.policy_training, self.engine
+        on_ranks = training.processes is not None or training.launch is not None
+        if self.rollout.max_staleness and engine.kind == "inprocess" and not on_ranks:
+            raise ValueError(
+                f"rollout.max_staleness={self.rollout.max_staleness} samples while a step trains, but both would use "
+                "the same weights in one process; use engine.kind=vllm, train on ranks (update.processes), or set "
+                "rollout.max_staleness=0"
+            )
+        if self.rollout.max_staleness and not engine.keep_servers:
+            raise ValueError(
+                "rollout.max_staleness samples while a step trains, so servers have to run all the time; remove "
+                "engine.keep_servers=false"
+            )
+        return self
+
 
 class RLSettings(ReinforceRecipeSettings):
-    """GRPO: advantages relative to a group of rollouts of the same task."""
+    """Settings that all methods of ``rl`` share."""
 
-    recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
     model: str = key("tiny-exchange", MODEL)
     policies: Literal["one", "each"] = key(
@@ -34,13 +50,9 @@ class RLSettings(ReinforceRecipeSettings):
         return self
 
 
-class DapoSettings(RLSettings):
-    """DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."""
-
-    recipe: ClassVar[str] = "rl/dapo"
-
-
-class PpoSettings(RLSettings):
-    """PPO: a critic estimates the value before each token."""
-
-    recipe: ClassVar[str] = "rl/ppo"
+METHODS = methods(
+    RLSettings,
+    ("rl/grpo", "GRPO: advantages relative to a group of rollouts of the same task."),
+    ("rl/dapo", "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."),
+    ("rl/ppo", "PPO: a critic estimates the value before each token."),
+)

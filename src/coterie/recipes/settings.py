@@ -11,18 +11,47 @@ A file of presets has the keys::
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
+from pydantic import create_model, model_validator
 
 from coterie.config.resolve import overlaid
 from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.datasets.load import DatasetSettings
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
+from coterie.environments.settings import EnvironmentSettings
 from coterie.runs.folder import RunSettings
 from coterie.training.settings import TrainingSettings
 
 MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
+
+
+GPUType = Literal["A100", "L40S", "H100", "H200", "B200"]
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """Figures of a GPU from its data sheet, in bytes and seconds."""
+
+    flops: float
+    """Dense bfloat16."""
+    bandwidth: float
+    memory: int
+    link: float
+    """To another GPU of the node, in one direction (NVLink, or PCIe)."""
+    network: float
+    """To another node, for each GPU, in one direction."""
+
+
+GPUS: Mapping[GPUType, GPU] = {
+    "A100": GPU(312e12, 2.04e12, 80 * 10**9, 300e9, 25e9),
+    "L40S": GPU(362e12, 0.864e12, 48 * 10**9, 32e9, 12.5e9),
+    "H100": GPU(989e12, 3.35e12, 80 * 10**9, 450e9, 50e9),
+    "H200": GPU(989e12, 4.8e12, 141 * 10**9, 450e9, 50e9),
+    "B200": GPU(2250e12, 8e12, 180 * 10**9, 900e9, 50e9),
+}
 
 
 class EvaluateSettings(Settings):
@@ -43,6 +72,18 @@ class RecipeSettings(RunSettings, PlayedSettings):
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+    gpu: GPUType | None = key(
+        None, "Type of GPU that the plan assumes. Default: the devices of this machine."
+    )
+
+    @model_validator(mode="after")
+    def _refuse_memory_of_one_machine(self) -> Self:
+        if self.cluster != "none" and self.engine.vllm.transfer in ("shm", "ipc"):
+            raise ValueError(
+                f"engine.vllm.transfer={self.engine.vllm.transfer} needs servers on this machine, unlike "
+                f"cluster={self.cluster}; use disk or nccl"
+            )
+        return self
 
     @property
     def rounds(self) -> int:
@@ -60,6 +101,28 @@ class RecipeSettings(RunSettings, PlayedSettings):
         """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
         own: int = getattr(self, "max_tokens", 256)
         return getattr(getattr(self, "rollout", None), "max_tokens", own)
+
+
+S = TypeVar("S", bound=RecipeSettings)
+
+
+def methods(base: type[S], *rows: tuple[str, ...]) -> tuple[type[S], ...]:
+    """Derive settings of methods from their name, meaning, and default data set and environment, if any."""
+    return tuple(_method(base, *row) for row in rows)
+
+
+def _method(
+    base: type[S], name: str, meaning: str, dataset: str = "", environment: str = ""
+) -> type[S]:
+    defaults: dict[str, Any] = {}
+    if dataset:
+        defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
+        defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
+    own: type[S] = create_model(
+        base.__name__, __base__=base, __module__=base.__module__, __doc__=meaning, **defaults
+    )
+    own.recipe = name
+    return own
 
 
 @dataclass(frozen=True, slots=True)

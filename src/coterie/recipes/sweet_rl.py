@@ -45,14 +45,16 @@ from coterie.config.folders import expanded, sha256
 from coterie.engines.chat_model import check_chat, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import POLICY, EngineError, EngineGone
-from coterie.environments.coding import (
-    AGENT,
+from coterie.environments.coding import BackendProgramming, Coding
+from coterie.environments.collaboration import (
     CRITIC,
-    BackendProgramming,
-    Coding,
+    Collaboration,
     transcript,
+    visible,
     with_reference,
 )
+from coterie.environments.frontend import Frontend
+from coterie.environments.protocol import AGENT
 from coterie.environments.registry import check_no_tools
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
@@ -82,10 +84,10 @@ from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situati
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, do_items, on_trees, totals
+from coterie.runs.items import Done, do_items, on_trees, sampled_tokens, totals
 from coterie.runs.loop import Stage
 from coterie.runs.roles import Role, load_selections
-from coterie.selection import ranked_pairs, trajectory_pairs
+from coterie.selection import difference_pairs, ranked_pairs, trajectory_pairs
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import Classifier, Objective, Regression
 from coterie.training.settings import DPOSettings
@@ -100,16 +102,20 @@ class SweetRL(Recipe):
     """The SWEET-RL recipe."""
 
     settings: SweetSettings
-    environment: Coding
+    environment: Collaboration
 
     def __init__(self, settings: SweetSettings) -> None:
         super().__init__(settings)
         check_no_tools(settings, self.name)
-        if not isinstance(self.environment, Coding):
+        self.min_difference = getattr(settings, "min_difference", None)
+        kind, dataset = (
+            (Coding, "colbench_code") if self.min_difference is None else (Frontend, "websight")
+        )
+        if not isinstance(self.environment, kind):
             raise UserError(
-                f"{self.name} needs a coding environment, and {settings.played} is not one",
-                "remove dataset and environment, use dataset=colbench_code, or derive your environment from "
-                "coterie.environments.coding.Coding",
+                f"{self.name} needs an environment for {kind.__name__.lower()}, and {settings.played} is not one",
+                f"remove dataset and environment, use dataset={dataset}, or derive your environment from "
+                f"{kind.__module__}.{kind.__name__}",
             )
 
     def roles(self) -> tuple[Role, ...]:
@@ -127,9 +133,8 @@ class SweetRL(Recipe):
         critic = list[Stage]()
         if not (self.has_critic and s.critic.kind == "judge"):
             method = (self.has_critic, s.method == "rejection_ft")
-            select = self.stage(
-                FIRST, "select", self.select, [rollout], method, uses=["min_reward"]
-            )
+            uses = ["min_reward", *(["min_difference"] if self.min_difference else [])]
+            select = self.stage(FIRST, "select", self.select, [rollout], method, uses=uses)
             role, training = (CRITIC, "critic") if self.has_critic else (POLICY, s.method)
             critic = [
                 self.stage(
@@ -172,14 +177,25 @@ class SweetRL(Recipe):
         return await self.play(run, episodes, s.rollout.temperature, s.rollout.top_p, progress)
 
     def select(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Select pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
-        selections, shares, least = list[Selection](), rewards(run), self.settings.min_reward
+        """Select pairs of one task; for ``rejection_ft`` all successes.
+
+        A pair is a success and a failure, or of web pages two dialogues whose similarities differ enough.
+        """
+        selections, shares, least = (
+            list[Selection](),
+            rewards(run, self.environment.reward),
+            self.settings.min_reward,
+        )
         for tree in run.store.trees(FIRST, "rollout"):
             leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
                 selections += [Selection(leaf, AGENT) for leaf, share in leaves if share >= least]
             else:
-                pairs = trajectory_pairs(leaves, least)
+                pairs = (
+                    difference_pairs(leaves, self.min_difference)
+                    if self.min_difference
+                    else trajectory_pairs(leaves, least)
+                )
                 selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
         run.select(FIRST, selections)
         return {"tasks": len(run.store.tree_tasks(FIRST, "rollout")), "selected": len(selections)}
@@ -210,25 +226,24 @@ class SweetRL(Recipe):
         """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
         s = self.settings
         sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
-        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
         async with self.actors(run) as actors:
             driver = actors.driver({AGENT: sampler}, s.seed)
             async with driver.sessions() as sessions:
-                count = s.candidates.count
+                count, reward = s.candidates.count, self.environment.reward
                 branching = CandidateSampling(driver, sampler, sessions, SECOND, "rollout", count)
                 items = {
                     ItemKey(SECOND, "rollout", one.task.id, one.key): partial(
                         _branch_dialogue, branching, one
                     )
-                    for one in dialogues_to_branch(run, s.candidates.share)
+                    for one in dialogues_to_branch(run, s.candidates.share, reward)
                 }
                 await do_items(
                     *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
                     in_flight=DIALOGUES_IN_FLIGHT,
-                    sampled_tokens=lambda: stats.sampled_tokens - before,
+                    sampled_tokens=sampled_tokens([sampler]),
                 )
         results = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
-        failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
+        failed = len(run.store.failures(SECOND, "rollout"))
         count = sum(int(metrics["candidates"]) for metrics in results)
         return {"dialogues": len(results), "failed": failed, "candidates": count}
 
@@ -389,8 +404,12 @@ class SweetRL(Recipe):
         if not pairs:
             raise UserError(
                 f"no pair was selected in round {iteration}",
-                "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
-                "and a failure on one task; or lower min_reward"
+                "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need "
+                + (
+                    f"similarities that differ by {self.min_difference:g} on one task; or lower min_difference"
+                    if self.min_difference
+                    else "a full success and a failure on one task; or lower min_reward"
+                )
                 if iteration == FIRST
                 else "raise candidates.share or candidates.count; unreadable verdicts of a judge make all candidates "
                 "equal",
@@ -399,7 +418,7 @@ class SweetRL(Recipe):
 
     def labeled_dialogues(self, run: Run) -> list[LabeledTrajectory]:
         """Return all dialogues of round 0, each with its success (ablation ``critic.kind=classifier``)."""
-        shares, items = rewards(run), []
+        shares, items = rewards(run, self.environment.reward), []
         for tree in run.store.trees(FIRST, "rollout"):
             for outcome, _ in tree.trajectories():
                 own = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
@@ -408,18 +427,18 @@ class SweetRL(Recipe):
         return items
 
 
-def rewards(run: Run) -> dict[tuple[str, int], float]:
-    """Return the share of tests that each dialogue's answer passes, by task and sample."""
+def rewards(run: Run, name: str = Coding.reward) -> dict[tuple[str, int], float]:
+    """Return the reward of each dialogue (by default the share of tests passed), by task and sample."""
     return {
-        (key.task, int(key.sample)): float(metrics["fraction"])
+        (key.task, int(key.sample)): float(metrics[name])
         for key, metrics in run.store.metrics(FIRST, "rollout").items()
-        if key.task and "fraction" in metrics
+        if key.task and name in metrics
     }
 
 
-def dialogues_to_branch(run: Run, share: float) -> list[PlayedDialogue]:
+def dialogues_to_branch(run: Run, share: float, name: str = Coding.reward) -> list[PlayedDialogue]:
     """Return the dialogues whose turns get candidates: the first of every task before the second of any task."""
-    keys = sorted((sample, task) for task, sample in rewards(run))
+    keys = sorted((sample, task) for task, sample in rewards(run, name))
     dialogues = []
     for sample, name in keys[: max(1, int(len(keys) * share))]:
         tree = run.store.tree(FIRST, "rollout", name)
@@ -469,7 +488,7 @@ class TrainedCritic:
 class JudgeCritic:
     """Chat model that compares candidates pairwise."""
 
-    environment: Coding
+    environment: Collaboration
     judge: Judge
     privileged: bool
     renderer: ClassVar[None] = None
@@ -486,11 +505,10 @@ class JudgeCritic:
             f"{task.id}/{parent}",
             str(task.public["question"]),
             task.secrets[REFERENCE].reveal(CRITIC) if self.privileged else "(not shown)",
-            transcript(self.environment, tree.path(parent)),
+            transcript(tree.path(parent)),
         )
-        return await self.judge.wins(
-            situation, [self.environment.visible(turn.text) for turn in group]
-        )
+        texts = [visible(turn.text) for turn in group]
+        return await self.judge.wins(situation, texts)
 
 
 async def score_candidates(
@@ -523,6 +541,8 @@ async def score_candidates(
 def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
     who, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
     passes = f"passes a share of {s.min_reward:g} or more of the tests"
+    if least := recipe.min_difference:
+        passes = f"has a similarity of {s.min_reward:g} or more"
     if i == SECOND:
         reason = (
             "Replies after the same turns. A pair: a reply of the upper half of the critic's advantages over one of "
@@ -530,6 +550,8 @@ def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
         )
     elif s.method == "rejection_ft":
         reason = f"Selected: the answer {passes}."
+    elif least:
+        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {least:g} higher."
     else:
         reason = f"A pair: the answer of the chosen dialogue {passes}, the other one does not."
     privileged = who == "critic" and s.critic.privileged
@@ -537,6 +559,6 @@ def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
         f"pairs-{i}",
         f"{'Turns' if i == SECOND else 'Dialogues'} that the {who} was trained on",
         f"Marked tokens are trained into the {who}. "
-        + "It sees the reference solution; the policy never does." * privileged,
+        + "It sees the reference; the policy never does." * privileged,
         examples=selected_examples(recipe, run, i, reason=reason),
     )

@@ -23,8 +23,9 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Frozen, SetRow
 from coterie.engines.protocol import EngineError
-from coterie.environments.coding import AGENT, BackendProgramming
-from coterie.environments.protocol import Grade, Shared, State, faults_of
+from coterie.environments.coding import BackendProgramming
+from coterie.environments.collaboration import visible
+from coterie.environments.protocol import AGENT, Grade, Shared, State, faults_of
 from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON
 from coterie.errors import UserError
@@ -70,7 +71,7 @@ class OfflineDialogue(SetRow):
             raise ValueError(
                 "turns must alternate, starting with the user and ending with the assistant"
             )
-        if not self.task.usable:
+        if self.task.flaw:
             raise ValueError(f"its task {self.task.flaw}")
         return self
 
@@ -129,7 +130,7 @@ class Replay:
             turns += (turn,)
         last = turns[-1].text
         tagged = self.environment.answer(last)
-        answer = row.answer or tagged or self.environment.visible(last).strip()
+        answer = row.answer or tagged or visible(last).strip()
         ending = TURNS if tagged is None else ANSWERED
         return tree, State(task, 0, turns=turns, answer=answer, end=ending), room
 

@@ -1,4 +1,4 @@
-"""Settings of ``sweet_rl/backend``, its baselines and its ablations."""
+"""Settings of ``sweet_rl/backend`` and ``sweet_rl/frontend``, their baselines and ablations."""
 
 from typing import ClassVar, Literal, Self
 
@@ -192,3 +192,27 @@ class SweetSettings(RecipeSettings):
                 "rollout.repeats=1 gives no pair of a success and a failure; use at least 2"
             )
         return self
+
+
+class SweetFrontendSettings(SweetSettings):
+    """SWEET-RL on web pages: dialogues with a user who has a page in mind, compared by its picture."""
+
+    recipe: ClassVar[str] = "sweet_rl/frontend"
+
+    model: str = key("tiny-pages", MODEL)
+    min_reward: float = key(
+        0.8,
+        "Minimum similarity for a dialogue to count as a success, for `rejection_ft` and `critic.kind=classifier`.",
+        gt=0,
+        le=1,
+    )
+    min_difference: float = key(
+        0.1,
+        "Minimum difference between the (rescaled) similarities of two dialogues on one task that make a pair.",
+        source="SWEET-RL's code: 0.1 of the cosine, which is not rescaled",
+        gt=0,
+        le=1,
+    )
+
+
+METHODS = (SweetSettings, SweetFrontendSettings)

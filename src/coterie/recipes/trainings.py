@@ -1,20 +1,28 @@
-"""SFT and DPO of a role, as functions of stages."""
+"""SFT, DPO and log-probs of a role, as functions of stages."""
 
-from collections.abc import Sequence
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
 
+from coterie.engines.protocol import EngineError, LikelihoodModel
 from coterie.errors import UserError
+from coterie.models.adapters import ModelSource
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.record.rows import Pair
+from coterie.record.rows import Pair, Row, Target
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
 from coterie.training.checkpoint import weight_hash
-from coterie.training.distributed import launches, train_on_ranks
+from coterie.training.distributed import launches
 from coterie.training.losses import DPO, SFT, Objective
+from coterie.training.ranks import Ranks, RankScorer, ranks_of, train_on_ranks
 from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings
 from coterie.training.trainer import train
@@ -32,8 +40,12 @@ def train_role(
     role: str,
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
+    ranks: tuple[Ranks, ModelSource] | None = None,
 ) -> Metrics:
-    """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training."""
+    """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training.
+
+    ``ranks`` that have started for this training are used.
+    """
     folder, objective = run.training_folder(iteration, role), objective or SFT()
     named: dict[str, Any] = {
         "objective": objective,
@@ -42,10 +54,11 @@ def train_role(
         "heldout": heldout,
         "measure_every": measure_every,
     }
-    if launches(settings):
-        report = train_on_ranks(model, items, settings, folder, **named)
-    else:
-        report = train(model.model, items, settings, folder, **named)
+    with nullcontext(ranks) if ranks else ranks_for(run, model, settings, folder) as started:
+        if started:
+            report = train_on_ranks(*started, model.model, items, settings, folder, **named)
+        else:
+            report = train(model.model, items, settings, folder, **named)
     dropped = report.dropped_too_long + report.dropped_empty
     return {
         "rows": len(items) - dropped,
@@ -55,6 +68,18 @@ def train_role(
         "loss": report.last_loss,
         "weights": weight_hash(report.final),
     }
+
+
+@contextmanager
+def ranks_for(
+    run: Run, model: LoadedModel, settings: TrainingSettings, folder: Path
+) -> Iterator[tuple[Ranks, ModelSource] | None]:
+    """Start the ranks of a training, if its settings ask for any."""
+    if launches(settings):
+        with ranks_of(model, settings, folder, run.launch) as ranks:
+            yield ranks
+    else:
+        yield None
 
 
 def imitate(
@@ -106,21 +131,83 @@ def prefer(
     role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
     model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
     adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
-    pairs_with_reference, measured = (
-        with_reference(
-            *(model.model, some, seeded, run.training_folder(iteration, role) / name),
-            adapter=adapter,
-            normalise=objective.normalise,
-            progress=progress,
+    folder = run.training_folder(iteration, role)
+    with ranks_for(run, model, seeded, folder) as ranks:
+        with RankScorer(*ranks, seeded) if ranks else nullcontext() as scorer:
+            pairs_with_reference, measured = (
+                with_reference(
+                    *(model.model, some, seeded, folder / name),
+                    adapter=adapter,
+                    normalise=objective.normalise,
+                    progress=progress,
+                    scorer=scorer,
+                )
+                if some
+                else []
+                for name, some in (("reference", pairs), ("reference-heldout", heldout))
+            )
+        return train_role(
+            *(run, iteration, model, pairs_with_reference, seeded, progress),
+            objective=DPO(objective),
+            role=role,
+            heldout=measured,
+            measure_every=measure_every,
+            ranks=ranks,
         )
-        if some
-        else []
-        for name, some in (("reference", pairs), ("reference-heldout", heldout))
-    )
-    return train_role(
-        *(run, iteration, model, pairs_with_reference, seeded, progress),
-        objective=DPO(objective),
-        role=role,
-        heldout=measured,
-        measure_every=measure_every,
-    )
+
+
+class RankLikelihood:
+    """Log-probs by a frozen model on ranks. Requests that wait together are one call, which all ranks share."""
+
+    def __init__(self, scorer: RankScorer) -> None:
+        self._scorer = scorer
+        self._rows: list[Row] = []
+        self._call: asyncio.Task[list[tuple[float, ...] | None]] | None = None
+        self._lock = asyncio.Lock()
+
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        start = len(self._rows)
+        for one in continuations:
+            ids = (*prefix, *one)
+            self._rows.append(Row(ids, (Target(len(prefix), len(ids), ""),)))
+        stop = len(self._rows)
+        self._call = self._call or asyncio.create_task(self._score())
+        values = (await asyncio.shield(self._call))[start:stop]
+        if None in values:
+            raise EngineError("a prompt with its target is longer than the model's context")
+        return [list(one or ()) for one in values]
+
+    async def _score(self) -> list[tuple[float, ...] | None]:
+        async with self._lock:
+            rows, self._rows, self._call = self._rows, [], None
+            longest, own = max(len(row.ids) for row in rows), self._scorer.settings
+            tokens = max(longest, own.tokens_per_microbatch)
+            room = {"max_length": longest, "tokens_per_microbatch": tokens}
+            scorer = replace(self._scorer, settings=own.model_copy(update=room))
+            return await asyncio.to_thread(scorer.row_values, "reference", rows, 1.0)
+
+    async def finish(self) -> None:
+        """Wait for the call in progress, which would start the ranks again if they ended."""
+        async with self._lock:
+            pass
+
+
+@asynccontextmanager
+async def likelihood_model(
+    recipe: Recipe, run: Run, role: str, version: int, settings: TrainingSettings
+) -> AsyncIterator[LikelihoodModel]:
+    """Open a version of a role to compute log-probs: on ranks if its training asks for any, else in this process."""
+    models, folder = recipe.models(run), run.folder / "scoring"
+    if not launches(settings):
+        yield models.embedded(role, version)
+        return
+    source = models.source(role, version, merge=False)
+    with Ranks(settings, models.settings.device_name, folder, **run.launch) as ranks:
+        model = RankLikelihood(RankScorer(ranks, source, settings))
+        try:
+            yield model
+        finally:
+            await model.finish()
+    shutil.rmtree(folder)

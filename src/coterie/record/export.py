@@ -17,8 +17,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.config.folders import reason_of, whole_file
-from coterie.errors import UserError
+from coterie.config.folders import whole_file
 from coterie.record.rows import Edit, Render, prompts, recontext, rows, view
 from coterie.record.store import Store, TreeKey
 from coterie.record.tables import json_of
@@ -37,15 +36,9 @@ def export(
 
     Without ``secrets``, secrets of tasks and prompts with secrets are omitted (:func:`redact`).
     """
-    path = Path(path)
-    try:
-        with whole_file(path) as part, store.snapshot(), part.open("w", encoding="utf-8") as file:
-            for kind, fields in _lines(store, iterations, secrets):
-                file.write(json_of({"kind": kind, **fields}) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"could not write {path}: {reason_of(error)}", "export to another folder"
-        ) from error
+    with whole_file(Path(path)) as part, store.snapshot(), part.open("w", encoding="utf-8") as file:
+        for kind, fields in _lines(store, iterations, secrets):
+            file.write(json_of({"kind": kind, **fields}) + "\n")
 
 
 Line = tuple[str, dict[str, object]]

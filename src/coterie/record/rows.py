@@ -7,7 +7,7 @@ context. :func:`recontext` is the only way to put sampled tokens under another c
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coterie.record.tree import Tree
@@ -24,10 +24,17 @@ class Target:
     start: int
     stop: int
     writer: str
-    """``POLICY@VERSION`` of the model that sampled it, or the author of an unsampled turn."""
+    """``POLICY@VERSION`` of the model that sampled its last token, or the author of an unsampled turn."""
     turn: str = ""
     temperature: float = 1.0
     top_p: float = 1.0
+    spans: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)  # repr is hashed
+    """Writer and number of tokens of each span, in order, if several versions sampled it; else ``None``."""
+
+    @property
+    def writers(self) -> tuple[tuple[str, int], ...]:
+        """Writer and number of tokens of each span, in order."""
+        return self.spans or ((self.writer, self.stop - self.start),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,11 @@ def _row(view: View, index: int, weight: float) -> Row:
 def _target(start: int, stop: int, turn: Turn) -> Target:
     if turn.sample is None:
         return Target(start, stop, turn.writer, turn.id)
-    return Target(start, stop, turn.writer, turn.id, turn.sample.temperature, turn.sample.top_p)
+    sample = turn.sample
+    spans = tuple((f"{sample.policy}@{version}", count) for version, count in sample.versions)
+    return Target(
+        start, stop, turn.writer, turn.id, sample.temperature, sample.top_p, spans or None
+    )
 
 
 @dataclass(frozen=True, slots=True)

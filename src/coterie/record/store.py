@@ -20,7 +20,7 @@ import psutil
 
 from coterie.errors import UserError
 from coterie.record import tables
-from coterie.record.tables import BrokenRecord, ids_of, kind_key, logprobs_of, value_of, whole
+from coterie.record.tables import IDS, LOGPROBS, BrokenRecord, kind_key, numbers_of, value_of, whole
 from coterie.record.tree import (
     Credit,
     Ending,
@@ -63,7 +63,7 @@ PROBLEMS = {
         "close the program that has it open (an SQLite shell, a backup)",
     ),
     (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM): (
-        "cannot open {path}: {error}",
+        "cannot read or write {path}: {error}",
         "check its permissions; WAL mode needs a writable folder, even for readers",
     ),
 }
@@ -86,13 +86,7 @@ def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
 @contextmanager
 def _writer_lock(path: Path) -> Iterator[None]:
     """Hold an ``flock`` on ``PATH.lock``, which has the writer's pid. The kernel releases it if the process dies."""
-    try:
-        file = open(f"{path}.lock", "a+", encoding="ascii")  # noqa: SIM115
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}.lock: {error.strerror}", "make its folder writable"
-        ) from error
-    with file:
+    with open(f"{path}.lock", "a+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -187,17 +181,12 @@ class Store:
     path: Path
     _db: sqlite3.Connection
     _files: ExitStack
-    _writable: bool
     _joined: bool = False
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
         """Open a store, or create it (not with ``read_only``). Raises ``UserError`` if another process writes it."""
         path = Path(path).absolute()
-        if not path.parent.is_dir():
-            raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
-        if path.is_dir():
-            raise UserError(f"{path} is a folder", "give the path of a file")
         if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
             raise UserError(
                 f"{path} is on a {kind} file system, where SQLite can lose committed work",
@@ -214,7 +203,7 @@ class Store:
                 files.enter_context(closing(db))
                 db.create_function("digest_of", -1, tables.digest_of, deterministic=True)
                 tables.prepare(db, path, read_only=read_only)
-            return cls(path, db, files.pop_all(), not read_only)
+            return cls(path, db, files.pop_all())
 
     def close(self) -> None:
         self._files.close()
@@ -230,8 +219,6 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run writes of :mod:`tables` in one transaction; not nested."""
-        if not self._writable:
-            raise UserError(f"{self.path} is opened read-only", "open it for writing")
         if self._joined:
             yield self._db
             return
@@ -336,11 +323,18 @@ class Store:
         find = "SELECT DISTINCT iteration FROM item WHERE stage = ? ORDER BY iteration"
         return [iteration for (iteration,) in self._fetch(find, (stage,))]
 
+    def stages(self, iteration: int, pattern: str) -> list[str]:
+        """Return the stages with finished items whose names match a GLOB pattern."""
+        find = "SELECT DISTINCT stage FROM item WHERE iteration = ? AND stage GLOB ? ORDER BY stage"
+        return [stage for (stage,) in self._fetch(find, (iteration, pattern))]
+
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
         return sorted({task for task, _ in self.finished_keys(iteration, stage) if task})
 
-    def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
-        items = self.items(iteration)
+    def failures(
+        self, iteration: int | None = None, stage: str | None = None
+    ) -> list[tuple[ItemKey, str]]:
+        items = self.items(iteration, stage)
         return [(item.key, item.failure) for item in items if item.failure is not None]
 
     def items(
@@ -395,14 +389,6 @@ class Store:
         """Yield trees like :meth:`trees`, whose turns have only speakers and parts."""
         return map(self._outline, self.tree_keys(iteration, stage))
 
-    def size(self, iteration: int, stage: str) -> tuple[int, int]:
-        find = (
-            "SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key "
-            "WHERE (iteration, stage) = (?, ?)"
-        )
-        ((trees, turns),) = self._fetch(find, (iteration, stage))
-        return trees, turns
-
     def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
         find = (
             f"SELECT c.calls, r.results, {whole('turn', 'c')} AND {whole('turn', 'r')} FROM turn r "
@@ -414,11 +400,6 @@ class Store:
                 for call in value_of(tables.CALLS, calls):
                     if call.id in by_call:
                         yield call, by_call[call.id]
-
-    def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
-        of_stage = "tree JOIN outcome ON tree = key WHERE (iteration, stage) = (?, ?)"
-        find = f"SELECT leaf, score, {whole('outcome')} FROM {of_stage}"
-        return dict(self._checked(find, (iteration, stage), f"item {iteration}/{stage}"))
 
     def credit(
         self,
@@ -490,7 +471,7 @@ class Store:
                 id_, agent, parent, previous, keep, ids, kept, messages, tools = row
                 shown, offered = value_of(tables.MESSAGES, messages), _tools(tools) if tools else ()
                 place = (id_, agent, parent, previous, keep)
-                request = Request(*place, ids_of(ids), kept, shown, offered)
+                request = Request(*place, numbers_of(ids, IDS), kept, shown, offered)
                 tree.requests[request.id] = request
             return tree
 
@@ -575,11 +556,17 @@ def _tools(text: str) -> tuple[Tool, ...]:
 def _turn(values: Sequence[Any]) -> Turn:
     id_, parent, kind, speaker, parts, blob, called, returned, author, *rest = values
     draw, request, truncated, logprobs, *sampled = rest
-    ids, sample = ids_of(blob), None
+    ids, sample = numbers_of(blob, IDS), None
     if request is not None and logprobs is not None:
-        finish, policy, version, seed, *distribution = sampled
-        behavior = (logprobs_of(logprobs), finish, policy, version, int(seed))
-        sample = Sample(request, ids, *behavior, *distribution)
+        finish, policy, version, seed, temperature, top_p = sampled
+        spans = value_of(tables.VERSIONS, version) if version.startswith("[") else ()
+        behavior = (
+            numbers_of(logprobs, LOGPROBS),
+            finish,
+            policy,
+            spans[-1][0] if spans else version,
+        )
+        sample = Sample(request, ids, *behavior, int(seed), temperature, top_p, spans)
     calls, results = value_of(tables.CALLS, called), value_of(tables.RESULTS, returned)
     tail: Any = (calls, results, author, draw, None if sample else request, bool(truncated))
     content = value_of(tables.PARTS, parts)

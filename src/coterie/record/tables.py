@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from coterie.errors import UserError
 from coterie.record.tree import Credit, Item, ItemKey, Metrics, Outcome, Selection, Task, Tree
@@ -28,6 +28,8 @@ CALLS = TypeAdapter(tuple[ToolCall, ...])
 RESULTS = TypeAdapter(tuple[ToolResult, ...])
 TOOLS = TypeAdapter(tuple[Tool, ...])
 READERS = TypeAdapter(frozenset[str])
+VERSIONS = TypeAdapter(tuple[tuple[str, int], ...])
+"""Spans of a turn with several weight versions, in the column of the version."""
 PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object])
 METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
 
@@ -40,14 +42,6 @@ def digest_of(*values: object) -> bytes:
     """Return a digest of a row's values as SQLite returns them."""
     back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
     return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
-
-
-def ids_of(blob: bytes) -> tuple[int, ...]:
-    return _numbers(blob, "<i4")
-
-
-def logprobs_of(blob: bytes) -> tuple[float, ...]:
-    return _numbers(blob, "<f4")
 
 
 def plain(value: object) -> Any:
@@ -72,11 +66,8 @@ def json_of(value: object) -> str:
 
 
 def value_of(adapter: TypeAdapter[T], text: str) -> T:
-    """Parse and check a value of :func:`json_of`; raises :class:`BrokenRecord`."""
-    try:
-        return adapter.validate_json(text, strict=True)
-    except ValidationError as error:
-        raise BrokenRecord(str(error)) from error
+    """Parse a value of :func:`json_of`."""
+    return adapter.validate_json(text, strict=True)
 
 
 @cache
@@ -89,11 +80,12 @@ def _defaults(kind: type) -> list[tuple[str, object]]:
     ]
 
 
-def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
-    try:
-        return tuple(np.frombuffer(blob, dtype=dtype).tolist())
-    except ValueError as error:
-        raise BrokenRecord(f"{len(blob)} bytes are not an array of {dtype}") from error
+IDS, LOGPROBS = "<i4", "<f4"
+
+
+def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
+    """Return the numbers of an array; ``dtype`` is :data:`IDS` or :data:`LOGPROBS`."""
+    return tuple(np.frombuffer(blob, dtype=dtype).tolist())
 
 
 APPLICATION = 0x434F5445
@@ -191,9 +183,7 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
 
     (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if not (count or pragma("application_id") or pragma("user_version")):
-        if read_only:
-            raise UserError(f"{path} is empty", "open the store of a run")
+    if not (read_only or count or pragma("application_id") or pragma("user_version")):
         db.executescript(
             f"BEGIN IMMEDIATE; {TABLES}"
             f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
@@ -329,7 +319,7 @@ def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
         row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
         toolset = row[0] if row else insert(db, "toolset", (None, text))
     place = (request.agent, request.parent, request.previous, request.keep)
-    ids = np.array(request.ids, dtype="<i4").tobytes()
+    ids = np.array(request.ids, dtype=IDS).tobytes()
     shown = (request.keep_messages, json_of(request.messages))
     insert(db, "request", (tree, toolset, request.id, *place, ids, *shown))
 
@@ -337,16 +327,16 @@ def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
 def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, position: int) -> None:
     row = (
         *(None, tree, sample, position, turn.id, turn.parent, turn.speaker.kind, turn.speaker.name),
-        *(json_of(turn.parts), np.array(turn.ids, dtype="<i4").tobytes()),
+        *(json_of(turn.parts), np.array(turn.ids, dtype=IDS).tobytes()),
         *(json_of(turn.calls), json_of(turn.results), turn.author, turn.draw, turn.prompt),
         int(turn.truncated),
     )
     result = turn.sample
     sampled = result and (
-        np.array(result.logprobs, dtype="<f4").tobytes(),
+        np.array(result.logprobs, dtype=LOGPROBS).tobytes(),
         result.finish,
         result.policy,
-        result.version,
+        json_of(result.versions) if result.versions else result.version,
         str(result.seed),  # unsigned 64-bit seeds exceed an SQLite integer
         float(result.temperature),
         float(result.top_p),

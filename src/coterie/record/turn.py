@@ -196,13 +196,18 @@ class Sample:
     finish: Finish
     policy: str
     version: str
+    """Version of the weights that sampled the last token."""
     seed: int
     temperature: float
     top_p: float
+    versions: tuple[tuple[str, int], ...] = ()
+    """Version and number of tokens of each span, in order, if the weights changed meanwhile; else empty."""
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.ids):
             raise ValueError(f"{len(self.logprobs)} log-probs of {len(self.ids)} tokens")
+        if self.versions and sum(count for _, count in self.versions) != len(self.ids):
+            raise ValueError(f"versions {self.versions} of {len(self.ids)} tokens")
         object.__setattr__(self, "logprobs", tuple(array("f", self.logprobs)))
 
 
@@ -255,7 +260,7 @@ class Turn:
 
     @property
     def writer(self) -> str:
-        """Writer of the tokens: ``POLICY@VERSION`` if sampled, else the author."""
+        """Writer of the (last) tokens: ``POLICY@VERSION`` if sampled, else the author."""
         return f"{self.sample.policy}@{self.sample.version}" if self.sample else self.author
 
     def moved(self, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...]) -> "Turn":

@@ -29,6 +29,12 @@ class Point:
     high: float | None = None
 
 
+def score_point(x: float, title: str, score: float, low: float, high: float) -> Point:
+    """Return the point of a score with its 95% interval, which the title ends with."""
+    title = f"{title} {score:.3f}, 95% interval {low:.3f} to {high:.3f}"
+    return Point(x, score, title, low, high)
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """Points of one kind: a line with its intervals as a band, or bars from zero."""

@@ -88,6 +88,8 @@ class Example:
     answers: tuple[tuple[str, str], ...]
     prompts: tuple[Stretch, ...]
     samples: tuple[Sample, ...]
+    pictures: tuple[tuple[str, str], ...] = ()
+    """Captions and ``data:`` URLs of images, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Shown:
     """Replies of a model whose tokens are unknown."""
     trained: bool = False
     side: str = ""
+    answer: str | None = None
 
 
 def example(
@@ -164,7 +167,7 @@ def rollout(
         if row.targets
     )
     text = "" if own else "\n\n".join(f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
-    return Shown(name, described(outcome, facts or {}), own, text, trained, side)
+    return Shown(name, described(outcome, facts or {}), own, text, trained, side, outcome.answer)
 
 
 def described(

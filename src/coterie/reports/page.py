@@ -19,7 +19,7 @@ from markupsafe import Markup
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.record.turn import ToolCall, ToolResult
-from coterie.reports.charts import Chart, Point, Series, number, svg
+from coterie.reports.charts import Chart, Point, Series, number, score_point, svg
 from coterie.reports.examples import Example
 from coterie.runs.folder import Run
 from coterie.runs.items import Evaluation
@@ -35,7 +35,10 @@ GLOSSARY: Mapping[str, str] = {
     "leaks": "replies of the simulated user that quote 30 characters or more of the reference",
     "limit reached": "share of rollouts that a limit of turns, tokens or context ended, and not the environment",
     "majority": "score of the answer that most of the first k rollouts give",
+    "no page": "share of dialogues in which the agent shows no page",
+    "not rendered": "share of dialogues whose last page does not render",
     "older weights": "rollouts that were sampled by older weights, and are not trained on",
+    "raw": "similarity before it is rescaled",
     "repeated": "replies that repeat an earlier one of their rollout",
     "replies cut off": "rollouts that ended with a reply that ran to max_tokens",
     "rollouts": "attempts at a task, each sampled to its end",
@@ -147,13 +150,7 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
         interval = f"{interval} → {interval_text(last)}"
     change = f"{signed(100 * (last.tokens / first.tokens - 1))}%" if first.tokens else ""
     scores = tuple(
-        Point(
-            one.version,
-            one.score,
-            f"iteration {one.version}: {metric} {one.score:.3f}, 95% interval {one.low:.3f} to {one.high:.3f}",
-            one.low,
-            one.high,
-        )
+        score_point(one.version, f"iteration {one.version}: {metric}", one.score, one.low, one.high)
         for one in evaluations
     )
     tokens = tuple(

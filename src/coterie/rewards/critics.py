@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import torch
 
 from coterie.engines.endpoint import Utterance
-from coterie.engines.protocol import Engine, EngineError
+from coterie.engines.protocol import Engine, EngineError, LikelihoodModel
 from coterie.models.adapters import token_values
 from coterie.models.check import check
 from coterie.models.loading import LoadedModel
@@ -293,7 +293,7 @@ def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
 
 
 async def mean_loglikelihoods(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], target: Sequence[int]
+    model: LikelihoodModel, prompts: Sequence[tuple[int, ...]], target: Sequence[int]
 ) -> list[float]:
     """Return the mean log-probability (nats a token) of ``target`` after each prompt; their prefix is shared."""
     if not target:
@@ -302,7 +302,7 @@ async def mean_loglikelihoods(
         return []
     shared = len(commonprefix(prompts))  # noqa: RUF071
     rest = [[*prompt[shared:], *target] for prompt in prompts]
-    scores = await engine.logprobs(list(prompts[0][:shared]), rest)
+    scores = await model.logprobs(list(prompts[0][:shared]), rest)
     return [math.fsum(one[-len(target) :]) / len(target) for one in scores]
 
 

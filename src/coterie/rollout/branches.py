@@ -6,7 +6,7 @@ observations. Invalid values, timeouts and a replay that differs fail only the b
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -180,6 +180,18 @@ async def sample_in_context(
         raise
 
 
+async def gather_all(work: Sequence[Coroutine[Any, Any, Reply]]) -> list[Reply]:
+    """Run coroutines concurrently and return their results; wait for all even if one fails."""
+    if len(work) == 1:  # cheaper than a task
+        return [await work[0]]
+    results: list[Reply] = []
+    for one in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(one, BaseException):
+            raise one
+        results.append(one)
+    return results
+
+
 def chain(
     environment: Environment, at: Position, responses: Sequence[Response]
 ) -> tuple[Turn, ...]:
@@ -348,17 +360,15 @@ class Branches:
     ) -> tuple[Response, ...]:
         """Sample the turns of the acting actors concurrently; ``seeds`` is by actor, in the order of :meth:`acting`."""
         prompts = [self.prompt(at, actor, seed, draw) for actor, seed in seeds.items()]
-        samples = [self._sample(at, prompt) for prompt in prompts]
-        if len(samples) == 1:  # a task would double the cost of a step
-            return (await samples[0],)
-        tasks = [asyncio.ensure_future(one) for one in samples]
+        if len(prompts) == 1:  # a task would double the cost of a step
+            return (await self._sample(at, prompts[0]),)
+        tasks = [asyncio.ensure_future(self._sample(at, prompt)) for prompt in prompts]
         try:
             return tuple(await asyncio.gather(*tasks))
-        except BaseException:  # stop the others when one fails
+        finally:  # stop the others when one fails
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            raise
 
     async def _sample(self, at: Position, prompt: Prompt) -> Response:
         sampler, context = self.samplers[prompt.agent], context_at(at, prompt.agent)

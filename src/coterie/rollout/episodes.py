@@ -26,7 +26,7 @@ from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
-from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ async def first_prompts_async(
     """Return the first prompts of all agents, no matter who acts first. Raises ``UserError``."""
     tree = Tree(task.id, "opening", 0)
     try:
-        async with sessions_of(1, SECONDS) as sessions:
+        async with Sessions(1, SECONDS) as sessions:
             resources = (sessions, 0, Shared(), SECONDS, variant)
             branches = Branches(environment, {}, task, tree, *resources)
             at = await branches.start()
@@ -179,15 +179,12 @@ class Driver:
     def __post_init__(self) -> None:
         check_parts(self.environment)
         check_needs(self.environment, self.shared)
-        if missing := self.environment.actors.keys() - self.samplers.keys():
-            names = ", ".join(sorted(missing))
-            raise ValueError(f"{self.environment.name} needs samplers for {names}")
 
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""
         with rare_collections():
-            async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
+            async with Sessions(self.environment.max_sessions, self.seconds) as sessions:
                 yield sessions
 
     def branches(
@@ -203,11 +200,12 @@ class Driver:
         """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``."""
         limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with self.sessions() as sessions:
-            work = (self._guarded(one, sessions) for one in episodes)
+            work = (self.play(one, sessions) for one in episodes)
             async with bounded_gather(work, max(limit, 1)) as playing:
                 yield playing
 
-    async def _guarded(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
+    async def play(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
+        """Play an episode. Raises ``EngineGone``."""
         try:
             return await self._play(episode, sessions)
         except EngineGone:

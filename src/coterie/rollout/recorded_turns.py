@@ -49,6 +49,7 @@ from coterie.rollout.branches import (
     Branches,
     Position,
     context_at,
+    gather_all,
     left_after,
     make_step_result,
     sample_in_context,
@@ -56,7 +57,6 @@ from coterie.rollout.branches import (
 from coterie.rollout.episodes import Driver
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import gather_all
 from coterie.tools.calls import template_tools
 
 

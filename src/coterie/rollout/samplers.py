@@ -179,10 +179,12 @@ class TokenSampler:
             calls = self.calls(completion.text, completion.finish, prompt.tools)
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
-        engine, settings = self.engine, self.sampling
-        behavior = (completion.logprobs, completion.finish, engine.policy, engine.version)
+        engine, settings, versions = self.engine, self.sampling, completion.versions
+        version = versions[-1][0] if versions else engine.version
+        behavior = (completion.logprobs, completion.finish, engine.policy, version)
         distribution = (completion.seed, settings.temperature, settings.top_p)
-        sample = Sample(request.id, completion.ids, *behavior, *distribution)
+        spans = versions if len(versions) > 1 else ()
+        sample = Sample(request.id, completion.ids, *behavior, *distribution, spans)
         own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
         turn = make_turn(prompt.parent, who, own, sample=sample, calls=calls, draw=draw)
         return Response(turn, request, len(completion.ids))

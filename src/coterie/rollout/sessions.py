@@ -6,8 +6,8 @@ have a time limit, so every waiter gets a session.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Hashable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from coterie.engines.protocol import EngineError
@@ -64,7 +64,7 @@ class ManagedSession:
 
 
 class Sessions:
-    """Sessions of all branches of one environment."""
+    """Sessions of all branches of one environment, as a context manager that closes them."""
 
     def __init__(self, max_sessions: int, seconds: float) -> None:
         self.max_sessions = max_sessions
@@ -77,6 +77,12 @@ class Sessions:
         self._idle: OrderedDict[SessionKey, ManagedSession] = OrderedDict()
         """Idle sessions, least recently used first."""
         self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> "Sessions":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def take(self, key: SessionKey) -> ManagedSession | None:
         return self._idle.pop(key, None)
@@ -152,12 +158,3 @@ class Sessions:
             await self.drop(session)
             raise
         return session
-
-
-@asynccontextmanager
-async def sessions_of(max_sessions: int, seconds: float) -> AsyncIterator[Sessions]:
-    sessions = Sessions(max_sessions, seconds)
-    try:
-        yield sessions
-    finally:
-        await sessions.close()

@@ -6,13 +6,12 @@ A new turn may be *merged* with a sibling: the rollout then continues from that 
 continues from the new text, so its turns do not follow from their ancestors in the tree.)
 """
 
-import asyncio
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rapidfuzz.distance import Levenshtein
 
@@ -20,10 +19,16 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rollout.branches import Branches, Position, chain, context_at, sample_in_context
+from coterie.rollout.branches import (
+    Branches,
+    Position,
+    chain,
+    context_at,
+    gather_all,
+    sample_in_context,
+)
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
 
-T = TypeVar("T")
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
 """(new turn, siblings of the same speaker) -> the sibling to merge with, or ``None`` for a new node."""
 Seed = Callable[["Rollout", Position, int], int]
@@ -178,18 +183,6 @@ class TreeGrower:
         return nodes
 
 
-async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; wait for all even if one fails."""
-    if len(work) == 1:  # cheaper than a task
-        return [await work[0]]
-    results: list[T] = []
-    for one in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(one, BaseException):
-            raise one
-        results.append(one)
-    return results
-
-
 class SearchSettings(Settings):
     """Growth of one task's tree."""
 
@@ -228,38 +221,6 @@ class Value:
 
     mean: float
     visits: int
-
-
-Choose = Callable[[Tree, Sequence[Rollout], Container[str], random.Random], str]
-"""(tree, all rollouts so far, nodes to branch from, rng) -> start node of the next search."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrowthRule:
-    """Number of searches, rollouts of a search, choice of its start node, and merging of turns."""
-
-    searches: int
-    rollouts: int
-    choose: Choose
-    merge: Merge = never_merge
-
-
-def growth(settings: SearchSettings) -> GrowthRule:
-    """Return Optima's rule. Truncated turns are never merged."""
-
-    def choose_start(
-        tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: random.Random
-    ) -> str:
-        starts = [rollout.start for rollout in rollouts]
-        values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
-        return choose(tree, values, starts, settings, rng)
-
-    def merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
-        whole = [one for one in siblings if not one.truncated and not turn.truncated]
-        near = (one for one in whole if _same(turn.text, one.text, settings.merge_distance))
-        return next(near, None)
-
-    return GrowthRule(settings.searches, settings.rollouts, choose_start, merge)
 
 
 def _same(new: str, old: str, distance: float) -> bool:
@@ -464,21 +425,30 @@ def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
 
 @dataclass(eq=False)
 class TreeSearch(Search):
-    """Search by a rule, with the same samplers for all rollouts and a separate seed for each turn of each."""
+    """Optima's search, with the same samplers for all rollouts and a separate seed for each turn of each."""
 
     samplers: Mapping[str, CandidateSampler]
-    rule: GrowthRule
+    settings: SearchSettings
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.searches = self.rule.searches
+        self.searches = self.settings.searches
 
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
-        return self.rule.merge(turn, siblings)
+        """Return a similar sibling. Truncated turns are never merged."""
+        whole = [one for one in siblings if not one.truncated and not turn.truncated]
+        near = (one for one in whole if _same(turn.text, one.text, self.settings.merge_distance))
+        return next(near, None)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
-        node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)
-        return [Rollout(search, number, node) for number in range(self.rule.rollouts)]
+        node = self.choose_start(rng)
+        return [Rollout(search, number, node) for number in range(self.settings.rollouts)]
+
+    def choose_start(self, rng: random.Random) -> str:
+        starts, nodes = [rollout.start for rollout in self.rollouts], self.branches.nodes()
+        values = node_values(self.tree, self.rollouts)
+        open_values = {node: value for node, value in values.items() if node in nodes}
+        return choose(self.tree, open_values, starts, self.settings, rng)
 
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
         return self.samplers

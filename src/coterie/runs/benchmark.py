@@ -44,7 +44,7 @@ from coterie.errors import UserError
 from coterie.evaluation import Point, bootstrap_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import LENGTH, Task, Tree
+from coterie.record.tree import LENGTH, Outcome, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
@@ -53,6 +53,7 @@ from coterie.runs.items import (
     evaluation,
     grade_means,
     held_out_draws,
+    left_out,
     open_actors,
     play,
 )
@@ -66,7 +67,13 @@ PRESETS: dict[Method, dict[str, Any]] = {
 }
 """Default settings of methods. Agents with equal prompts need sampling to give different answers."""
 
-PUBLISHED: dict[str, tuple[str, ...]] = {"colbench_code": ("temperature=1", "max_tokens=1024")}
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "colbench_code": ("temperature=1", "max_tokens=1024"),
+    "websight": (
+        "tasks=500", "temperature=1", "max_tokens=1024", "environment.similarity=clip",
+        "user_simulator.max_tokens=4096",
+    ),
+}  # fmt: skip
 """Evaluation settings of a benchmark's paper (ColBench: SWEET-RL's released code)."""
 
 
@@ -270,15 +277,8 @@ class PickerSettings(ChatModelSettings):
         return self.model != NOBODY
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One of several dialogues of a task."""
-
-    sample: int
-    text: str
-    answer: str | None
-    """``None`` without an answer, or if the dialogue was cut off. The judge does not see such a dialogue."""
-    score: float
+Try = tuple[Outcome, str]
+"""One of several dialogues of a task, with its last text."""
 
 
 @dataclass(slots=True)
@@ -299,18 +299,15 @@ class Picker:
 
     async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
         """Return the score of the picked dialogue; 0 if none has an answer."""
-        listed = sorted(
-            (one for one in tries if one.answer is not None),
-            key=lambda one: digest(task, one.sample),
-        )
-        if len({one.answer for one in listed}) < 2:
-            return listed[0].score if listed else 0.0
-        return listed[await self._pick(question, listed)].score
+        listed = sorted(tries, key=lambda one: digest(task, one[0].sample))
+        several = len({outcome.answer for outcome, _ in listed}) > 1
+        place = await self._pick(question, listed) if several else 0
+        return (listed[place][0].score or 0.0) if listed else 0.0
 
     async def _pick(self, question: str, tries: Sequence[Try]) -> int:
         dialogues = "\n\n".join(
-            f"Student {place}:\n{one.text[-TAIL:]}\nAnswer: {one.answer}"
-            for place, one in enumerate(tries, 1)
+            f"Student {place}:\n{text[-TAIL:]}\nAnswer: {outcome.answer}"
+            for place, (outcome, text) in enumerate(tries, 1)
         )
         text = f"Task: {question}\n\n{dialogues}"
         key_ = digest(self.identity, _RULES, text)
@@ -351,6 +348,50 @@ def read_pick(reply: str, count: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class WinRate:
+    """Share of tasks on which a policy scores higher than another one; a tie counts half."""
+
+    other: str
+    """Name of the other evaluation's file."""
+    rate: float
+    interval: tuple[float, float]
+    ties: int
+    n: int
+    left_out: int
+    """Tasks that one of the two left out."""
+
+
+MEASURE = "measure"
+"""Text metric of grades whose scores can't be compared if it differs."""
+
+
+def win_rate(store: Store, other: Store, name: str) -> WinRate:
+    """Compare the first dialogues of two evaluations, without the tasks that one of them left out.
+
+    Raises ``UserError`` if the evaluations have different tasks or measures.
+    """
+    sides = [(one, one.iterations(EVALUATION)[-1]) for one in (store, other)]
+    own, others = (held_out_draws(*side, samples=1) for side in sides)
+    measures = {
+        m[MEASURE] for s, at in sides for m in s.metrics(at, EVALUATION).values() if MEASURE in m
+    }
+    skipped, others_skipped = (left_out(*side) for side in sides)
+    both = own.keys() & others.keys()
+    tasks_differ = own.keys() | skipped != others.keys() | others_skipped
+    if tasks_differ or not both or len(measures) > 1:
+        what = f"measures: {', '.join(map(str, measures))}" if len(measures) > 1 else "tasks"
+        raise UserError(
+            f"against={name} was evaluated with other {what}",
+            "evaluate both policies with the same settings, to the end",
+        )
+    pairs = [(own[task][0], others[task][0]) for task in sorted(both)]
+    wins = [0.5 * (one.score > two.score) + 0.5 * (one.score >= two.score) for one, two in pairs]
+    interval = bootstrap_interval(wins, seed=0)
+    n = len(skipped | others_skipped)
+    return WinRate(name, sum(wins) / len(wins), interval, wins.count(0.5), len(wins), n)
+
+
+@dataclass(frozen=True, slots=True)
 class BestOfN:
     """Result of a best-of-n evaluation."""
 
@@ -366,39 +407,36 @@ async def score_best_of_n(
     store: Store,
     iteration: int,
     stage: str,
-    tasks: int,
     samples: int,
     settings: PickerSettings,
     file: Path,
 ) -> BestOfN:
     """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
 
-    A task without dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
+    A task without graded dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
     :func:`~coterie.engines.chat_model.open_chat`.
     """
+    tasks = held_out_draws(store, iteration, samples)
     async with open_chat(settings) as chat:
         picker = Picker(chat, digest(settings.identity()), file)
         requests = [
             picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))
             for tree in store.outlines(iteration, stage)
+            if tree.task in tasks
         ]
         scores = await asyncio.gather(*requests)
-    scores += [0.0] * (tasks - len(scores))
+    scores += [0.0] * (len(tasks) - len(scores))
     interval = bootstrap_interval(scores, seed=0)
     return BestOfN(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
 
 
-def tries(tree: Tree, samples: int) -> Sequence[Try]:
-    """Return the first ``samples`` dialogues of a task that were graded."""
+def tries(tree: Tree, samples: int) -> list[Try]:
+    """Return the first ``samples`` dialogues of a task that were graded, have an answer and were not cut off."""
     return [
-        Try(
-            outcome.sample,
-            path[-1].text,
-            None if outcome.ending == LENGTH else outcome.answer,
-            outcome.score,
-        )
+        (outcome, path[-1].text)
         for outcome, path in tree.trajectories()
         if outcome.sample < samples and outcome.score is not None
+        if outcome.answer is not None and outcome.ending != LENGTH
     ]
 
 

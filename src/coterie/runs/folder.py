@@ -16,10 +16,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from coterie.config.folders import check_new_folder, flush, make_folder, pinned, today, whole_folder
+from coterie.clusters.cluster import open_cluster
+from coterie.config.folders import check_new, flush, make_folder, pinned, today, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import POLICY
@@ -27,6 +29,9 @@ from coterie.errors import UserError
 from coterie.record.store import ItemKey, Store
 from coterie.record.tree import Metrics, Selection
 from coterie.training.settings import Tracker, TrackerName, make_tracker
+
+if TYPE_CHECKING:
+    from coterie.clusters.cluster import Cluster
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""
@@ -37,6 +42,12 @@ class RunSettings(Settings):
 
     tracker: TrackerName = key(
         "none", "Experiment tracker that also receives the metrics of the run."
+    )
+    cluster: str = key(
+        "none",
+        "Machines for servers and ranks: `none` (this machine), `ray` (the Ray cluster at RAY_ADDRESS, or of this "
+        "machine), `ray://HOST:PORT`, or `slurm` (submit the run as a job).",
+        pattern=r"^(none|ray|ray://[^/]+:\d+|slurm)$",
     )
 
 
@@ -123,6 +134,18 @@ class Run:
     tracker: RunTracker
 
     @property
+    def cluster(self) -> "Cluster | None":
+        """Cluster of the run's servers and ranks; ``None`` for this machine."""
+        name = self.settings.cluster if isinstance(self.settings, RunSettings) else "none"
+        return open_cluster(name)
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """Arguments of :class:`~coterie.training.ranks.Ranks` for the cluster."""
+        cluster = self.cluster
+        return {} if cluster is None else {"launch": cluster.ranks, "host": cluster.host}
+
+    @property
     def report(self) -> Path:
         return self.folder / "report.html"
 
@@ -198,7 +221,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
 @contextmanager
 def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterator[Run]:
     """Create a run folder that appears only if the block succeeds. Raises :class:`UserError` if it exists."""
-    check_new_folder(folder, todo)
+    check_new(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
         yield run

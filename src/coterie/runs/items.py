@@ -18,6 +18,7 @@ from typing import Any
 from coterie.engines.chat_model import open_chat
 from coterie.engines.protocol import EngineGone
 from coterie.environments.protocol import (
+    LEFT_OUT,
     Environment,
     Openers,
     Shared,
@@ -41,10 +42,11 @@ from coterie.rollout.episodes import (
     MESSAGES,
     Driver,
     Episode,
+    EpisodeResult,
     bounded_gather,
     dialogue_tokens,
 )
-from coterie.rollout.samplers import Sampler, UserSampler
+from coterie.rollout.samplers import Sampler, TokenSampler, UserSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, Search, path_tree
 from coterie.runs.loop import EVALUATION
@@ -75,6 +77,9 @@ async def open_actors(
     ``openers`` are added to the environment's own. Servers write to ``logs``.
     """
     async with AsyncExitStack() as stack:
+        known = {**openers_of(environment, logs), **(openers or {})}
+        needs = [known[need] for need in environment.needs if need in known]
+        shared = Shared(*[await stack.enter_async_context(need()) for need in needs])
         persons: dict[str, Sampler] = {}
         for name in persons_of(environment):
             simulator: UserSimulator
@@ -83,12 +88,10 @@ async def open_actors(
                 simulator = check_script(getattr(environment, "script", None))
             else:
                 chat = await stack.enter_async_context(open_chat(user))
-                simulator = ModelUserSimulator(chat, user)
+                make = getattr(environment, "chat_user", None)
+                simulator = make(chat, user, shared) if make else ModelUserSimulator(chat, user)
             persons[name] = UserSampler(simulator)
-        known = {**openers_of(environment, logs), **(openers or {})}
-        needs = [known[need] for need in environment.needs if need in known]
-        opened = [await stack.enter_async_context(need()) for need in needs]
-        yield Actors(environment, persons, Shared(*opened))
+        yield Actors(environment, persons, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +125,13 @@ class Evaluation:
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
     """Return the first dialogues of a policy on each task, in the order of their samples.
 
-    A failed or ungraded dialogue scores 0. Failed, ungraded and truncated dialogues have no answer.
+    A failed or ungraded dialogue scores 0. Failed, ungraded and truncated dialogues have no answer. Tasks that can't be
+    graded, whatever an agent does, are left out. Raises ``UserError`` if none is left.
     """
-    metrics = store.metrics(version, EVALUATION)
+    metrics, skipped = store.metrics(version, EVALUATION), left_out(store, version)
     failed = Draw(None, 0.0, 0, failed=True)
-    draws = {
-        key: failed
-        for key, _ in store.failures(version)
-        if key.stage == EVALUATION and int(key.sample) < samples
-    }
+    failures = list(store.failures(version, EVALUATION))
+    draws = {key: failed for key, _ in failures if int(key.sample) < samples}
     for tree in store.trees(version, EVALUATION):
         for outcome, _ in tree.trajectories():
             if outcome.sample < samples:
@@ -144,8 +145,18 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
                 draws[key] = Draw(answer, outcome.score, tokens, fraction)
     by_task: dict[str, list[Draw]] = {}
     for key in sorted(draws):
-        by_task.setdefault(key.task, []).append(draws[key])
+        if key.task not in skipped:
+            by_task.setdefault(key.task, []).append(draws[key])
+    if not by_task:
+        why = next(iter(failures), (None, "there are none"))[1]
+        raise UserError(f"no held-out task has a score: {why}", "use other tasks")
     return by_task
+
+
+def left_out(store: Store, iteration: int, stage: str = EVALUATION) -> set[str]:
+    """Return the tasks of which a dialogue was left out, because no answer to them can be graded."""
+    failures = store.failures(iteration, stage)
+    return {key.task for key, why in failures if why.startswith(LEFT_OUT)}
 
 
 def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
@@ -169,16 +180,18 @@ def grade_means(
 ) -> dict[str, float]:
     """Return the means of the metrics of grades over the first ``samples`` dialogues of each task that did not fail.
 
-    ``cut_off`` is the share of messages that were cut off.
+    ``cut_off`` is the share of messages that were cut off, ``left_out`` the number of tasks that can't be graded.
     """
     values: dict[str, list[float]] = {}
+    skipped = left_out(store, iteration, stage)
     for key, metrics in store.metrics(iteration, stage).items():
-        if key.task and (samples is None or int(key.sample) < samples):
+        if key.task and key.task not in skipped and (samples is None or int(key.sample) < samples):
             for name, value in metrics.items():
                 if name not in ("tokens", "seconds") and not isinstance(value, str):
                     values.setdefault(name, []).append(float(value))
     messages = sum(values.pop(MESSAGES, ()))
     means = {name: sum(some) / len(some) for name, some in values.items()}
+    means |= {"left_out": len(skipped)} if skipped else {}
     return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 
 
@@ -263,8 +276,9 @@ async def record(
     progress: Progress,
     what: str,
     sampled_tokens: Callable[[], int] | None = None,
+    written: Callable[[ItemKey], None] = lambda _: None,
 ) -> None:
-    """Write each item of a stage when it finishes.
+    """Write each item of a stage when it finishes, and call ``written`` with its key.
 
     Failures are written only after a first success, now or in an earlier session. If all items fail, the cause is not
     in the items, so nothing is written and :class:`UserError` is raised.
@@ -287,6 +301,7 @@ async def record(
                 metrics=one.metrics,
                 failure=one.failure,
             )
+            written(one.key)
         pending.clear()
     if pending:
         raise UserError(
@@ -296,8 +311,12 @@ async def record(
 
 
 def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
-    finished = sum(bool(task) for task, _ in store.finished_keys(iteration, stage))
-    return finished > sum(key.stage == stage for key, _ in store.failures(iteration))
+    return any(one.key.task and one.failure is None for one in store.items(iteration, stage))
+
+
+def done_of(result: EpisodeResult) -> Done:
+    metrics = {"tokens": result.tokens, **result.metrics}
+    return Done(result.episode.key, metrics, result.tree, result.credit, result.failure)
 
 
 async def play(
@@ -316,20 +335,26 @@ async def play(
     before = sampled_tokens()
     with going_on(f"{stage} {iteration}", progress):
         async with driver.play_all(left) as playing:
-            done = (
-                Done(e.episode.key, {"tokens": e.tokens, **e.metrics}, e.tree, e.credit, e.failure)
-                async for e in playing
-            )
+            done = (done_of(result) async for result in playing)
             await record(store, done, progress, "dialogues", lambda: sampled_tokens() - before)
 
 
+def sampled_tokens(samplers: Iterable[TokenSampler]) -> Callable[[], int]:
+    """Return a function that returns the number of tokens that the engines sample from now on."""
+    stats = {id(one.engine): one.engine.stats for one in samplers}.values()
+    before = sum(one.sampled_tokens for one in stats)
+    return lambda: sum(one.sampled_tokens for one in stats) - before
+
+
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
-    """Return counts and means of a stage's dialogues; a failed or ungraded one scores 0."""
-    all_scores = [o.score for tree in store.trees(iteration, stage) for o in tree.outcomes.values()]
+    """Return counts and means of a stage's dialogues; a failed or ungraded one scores 0. Tasks may be left out."""
+    skipped = {"", *left_out(store, iteration, stage)}
+    trees = (tree for tree in store.trees(iteration, stage) if tree.task not in skipped)
+    all_scores = [outcome.score for tree in trees for outcome in tree.outcomes.values()]
     scores = [score for score in all_scores if score is not None]
     items = store.metrics(iteration, stage).items()
-    dialogues = [metrics for key, metrics in items if "tokens" in metrics and key.task]
-    failed = sum(key.stage == stage for key, _ in store.failures(iteration))
+    dialogues = [one for key, one in items if "tokens" in one and key.task not in skipped]
+    failed = sum(key.task not in skipped for key, _ in store.failures(iteration, stage))
     failed += len(all_scores) - len(scores)
     n = len(scores) + failed
     return {
@@ -424,15 +449,15 @@ def growth_summary(store: Store, iteration: int) -> Metrics:
             f"all {failed} rollouts failed; the first with: {all_rollouts[0].failure}",
             "fix the cause, and run again in a new folder or with --fork",
         )
-    scores = store.scores(iteration, "rollout")
-    trees, turns = store.size(iteration, "rollout")
+    trees = list(store.outlines(iteration, "rollout"))
+    scores = {leaf: outcome.score for tree in trees for leaf, outcome in tree.outcomes.items()}
     return {
         "n": len(all_rollouts),
         "failed": failed,
         "score": sum(scores.get(one.leaf or "") or 0.0 for one in all_rollouts) / len(all_rollouts),
         "tokens": sum(int(item.metrics.get("tokens", 0)) for item in items) / len(all_rollouts),
-        "trees": trees,
-        "turns": turns,
+        "trees": len(trees),
+        "turns": sum(len(tree.turns) for tree in trees),
     }
 
 

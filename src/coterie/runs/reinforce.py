@@ -1,16 +1,20 @@
 """Reinforcement learning within a stage. Each step: sample, reward, advantage, update.
 
 A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the stored
-samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
+samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run. With
+``rollout.max_staleness`` steps train in a thread while the engines sample the groups of later steps.
 """
 
+import asyncio
+import json
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
@@ -23,7 +27,8 @@ from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
-from coterie.runs.items import Actors, play
+from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
+from coterie.runs.items import Actors, going_on, play, sampled_tokens
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
     AgentPath,
@@ -37,7 +42,10 @@ from coterie.runs.reinforce_batch import (
 from coterie.runs.reinforce_settings import ReinforceSettings, StepSettings
 from coterie.runs.roles import Learner, LearnerConfig, Roles, learner, saved_updates
 from coterie.training.checkpoint import weight_hash
+from coterie.training.distributed import launches
+from coterie.training.ranks import Ranks
 
+Result = TypeVar("Result")
 STEP = "step-"
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
@@ -78,16 +86,21 @@ class ReinforcementLoop:
         first, steps = self._first(records), self.settings.steps
         pace = Pace(steps.count - first, time.monotonic())
         with self._open_learners(records, first) as learners:
-            for step in range(first, steps.count):
-                records[step] = await self._step(step, records, learners, progress)
-                pace.add(1, now := time.monotonic())
-                left = pace.left(now, evidence=0.0)
-                line = describe_step(step + 1, steps.count, records[step])
-                progress.say(f"{line}, {duration(left)} left" if left else line)
-                self._check_learning_signal(step, records)
-                if (step + 1) % steps.save_every == 0:
-                    for one in learners:
-                        one.trainer.save()
+            async with self._queue(first, records, learners, progress) as queue:
+                for step in range(first, steps.count):
+                    is_repeated = step + 1 in records
+                    records[step] = await self._step(step, records, learners, progress, queue)
+                    pace.add(1, now := time.monotonic())
+                    left = pace.left(now, evidence=0.0)
+                    line = describe_step(step + 1, steps.count, records[step])
+                    progress.say(f"{line}, {duration(left)} left" if left else line)
+                    self._check_learning_signal(step, records)
+                    if queue and step + 1 < steps.count:
+                        await self._samplers(learners[: len(self.policies)])  # load the weights
+                        queue.advance(self._ages(step + 1, records), play=not is_repeated)
+                    if (step + 1) % steps.save_every == 0:
+                        for one in learners:
+                            await self._run(one.trainer.save)
             return self._finish(learners, records)
 
     async def _step(
@@ -96,19 +109,22 @@ class ReinforcementLoop:
         records: Mapping[int, Metrics],
         learners: Sequence[Learner],
         progress: Progress,
+        queue: GroupQueue | None,
     ) -> Metrics:
         """Take one step and write its metrics: sample, reward, advantage, update."""
-        s, policies = self.settings, learners[: len(self.policies)]
-        critic = learners[-1] if self.critic else None
+        policies = learners[: len(self.policies)]
         start = time.monotonic()
-        samples = StepSamples(int(records[step - 1][DRAWS]) if step else 0)
-        await self._sample(step, samples, policies, progress)  # groups of paths, with rewards
-        await self.models.engines.rest()
+        if queue is None:
+            samples = StepSamples(int(records[step - 1][DRAWS]) if step else 0)
+            await self._sample(step, samples, policies, progress)  # groups of paths, with rewards
+            await self.models.engines.rest()
+        else:
+            samples = await queue.take(groups_taken(records.get(step, {})))
         middle = time.monotonic()
         flat = self._is_flat([records[n] for n in range(step)], samples)
-        batch = prepare(samples, policies, critic, s, flat=flat)  # advantages
-        updates = update(batch.paths, learners, s, f"{self.seed}/{self.iteration}/{step}")
-        unmeasured = self._unmeasured(step)
+        batch, updates = await self._run(lambda: self._update(step, samples, learners, flat))
+        sampling = time.monotonic() - start if queue else middle - start
+        unmeasured = self._unmeasured({draw for draw, _ in samples.groups} or {step})
         metrics = {
             **step_metrics(samples, batch, updates),
             **{updates_of(one.role): one.trainer.done for one in learners},
@@ -116,10 +132,13 @@ class ReinforcementLoop:
             "sampling_seconds": round(middle - start, 3),
             "training_seconds": round(time.monotonic() - middle, 3),
             "sampled_tokens_per_second": round(
-                sum(path.tokens for path in samples.paths) / (middle - start), 1
+                sum(path.tokens for path in samples.paths) / sampling, 1
             ),
             DRAWS: samples.draws,
         }
+        if queue:
+            staleness = round(samples.staleness, 4)
+            metrics |= {"staleness": staleness, GROUPS: json.dumps(samples.groups)}
         if not self.run.store.finished(self._key(step)):
             self.run.store.finish(self._key(step), metrics=metrics)
         self.run.tracker.stage(REINFORCE, metrics, policies[0].trainer.done)
@@ -130,22 +149,94 @@ class ReinforcementLoop:
             )
         return metrics
 
+    def _update(
+        self, step: int, samples: StepSamples, learners: Sequence[Learner], flat: bool
+    ) -> tuple[StepBatch, dict[str, float]]:
+        s, policies = self.settings, learners[: len(self.policies)]
+        critic = learners[-1] if self.critic else None
+        batch = prepare(samples, policies, critic, s, flat=flat)  # advantages
+        updates = update(batch.paths, learners, s, f"{self.seed}/{self.iteration}/{step}")
+        if s.rollout.max_staleness:  # not on the event loop
+            for one in policies:
+                one.served()
+        return batch, updates
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        """Do work of the trainers, in a thread if the engines sample meanwhile."""
+        if not self.settings.rollout.max_staleness:
+            return work()
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(thread)
+        finally:
+            await asyncio.wait([thread])  # a trainer is not closed within a step
+
+    async def _samplers(self, policies: Sequence[Learner]) -> dict[str, TokenSampler]:
+        """Return the sampler of each agent, whose engine has the current weights."""
+        s, timeout = self.settings.rollout, self.models.settings.timeout
+        sampling = Sampling(s.temperature, 1.0, s.max_tokens, (), timeout)
+        samplers: dict[str, TokenSampler] = {}
+        for one in policies:
+            samplers |= dict.fromkeys(one.config.agents, await one.sampler(sampling))
+        return samplers
+
+    @asynccontextmanager
+    async def _queue(
+        self,
+        first: int,
+        records: Mapping[int, Metrics],
+        learners: Sequence[Learner],
+        progress: Progress,
+    ) -> AsyncIterator[GroupQueue | None]:
+        """Open the queue of groups that are sampled while steps train; ``None`` if these take turns."""
+        s = self.settings
+        if not s.rollout.max_staleness:
+            yield None
+            return
+        samplers = await self._samplers(learners[: len(self.policies)])
+        driver, tokens = self.actors.driver(samplers, self.seed), sampled_tokens(samplers.values())
+        title = f"{REINFORCE} {self.iteration}"
+        with going_on(title, progress):
+            async with driver.sessions() as sessions:
+                queue = GroupQueue(
+                    *(self.run.store, self.iteration, driver, sessions, s.rollout, s.steps),
+                    *(self.reward, [*samplers]),
+                    progress=progress,
+                    sampled_tokens=tokens,
+                    taken={group for one in records.values() for group in groups_taken(one)},
+                    step=first,
+                    ages=self._ages(first, records),
+                )
+                progress.start((s.steps.count - first) * s.rollout.tasks * s.rollout.samples, title)
+                try:
+                    yield queue
+                finally:
+                    await queue.close()
+
+    def _ages(self, step: int, records: Mapping[int, Metrics]) -> dict[str, int]:
+        """Return the age in steps of the weights before a step and of the ``max_staleness`` versions before them."""
+        ages: dict[str, int] = {}
+        for one in self.policies:
+            for before in range(max(step - self.settings.rollout.max_staleness, 0), step + 1):
+                done = int(records[before - 1][updates_of(one.role)]) if before else 0
+                version = f"{one.version}.{done}" if done else f"{one.version}"
+                # The newest counts if a step changed nothing.
+                ages[f"{one.role}@{version}"] = step - before
+        return ages
+
     async def _sample(
         self, step: int, samples: StepSamples, policies: Sequence[Learner], progress: Progress
     ) -> None:
         """Play groups of the step's tasks, except for stored samples, until enough have different rewards."""
         s, store, stage = self.settings.rollout, self.run.store, step_stage(REINFORCE, step)
-        timeout = self.models.settings.timeout
-        sampling = Sampling(s.temperature, 1.0, s.max_tokens, (), timeout)
-        samplers: dict[str, TokenSampler] = {}
-        for one in policies:
-            samplers |= dict.fromkeys(one.config.agents, await one.sampler(sampling))
-        engines = {id(one.engine): one.engine for one in samplers.values()}.values()
+        samplers = await self._samplers(policies)
+        tokens = sampled_tokens(samplers.values())
         driver = self.actors.driver(samplers, self.seed)
         while samples.rounds < s.rounds:
             before = [s.draw_count] * samples.draws
             tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, before)
-            tasks = [task for task in tasks if task.id not in set(samples.tasks)]
+            seen = set(samples.tasks)
+            tasks = [task for task in tasks if task.id not in seen]
             samples.draws += 1
             samples.rounds += 1
             if not tasks:
@@ -153,10 +244,7 @@ class ReinforcementLoop:
             episodes = [
                 Episode(task, n, self.iteration, stage) for task in tasks for n in range(s.samples)
             ]
-            await play(
-                *(store, driver, episodes, progress),
-                lambda: sum(engine.stats.sampled_tokens for engine in engines),
-            )
+            await play(store, driver, episodes, progress, tokens)
             names = [task.id for task in tasks]
             samples.tasks += names
             samples.sample_count += len(episodes)
@@ -164,11 +252,12 @@ class ReinforcementLoop:
             if len(informative_tasks(samples.paths)) >= s.tasks:
                 break
 
-    def _unmeasured(self, step: int) -> list[str]:
-        """Return the names in ``reward.measures`` that no dialogue of a step has."""
-        weighted, stage = self.settings.reward.measures, step_stage(REINFORCE, step)
-        metrics = self.run.store.metrics(self.iteration, stage) if weighted else {}
-        known = {name for key, measures in metrics.items() if key.task for name in measures}
+    def _unmeasured(self, draws: set[int]) -> list[str]:
+        """Return the names in ``reward.measures`` that no dialogue of these draws has."""
+        weighted, known = self.settings.reward.measures, set[str]()
+        for stage in (step_stage(REINFORCE, draw) for draw in draws if weighted):
+            metrics = self.run.store.metrics(self.iteration, stage).items()
+            known.update(name for key, measures in metrics if key.task for name in measures)
         return [name for name in weighted if name not in known]
 
     # -- resuming and stopping ----------------------------------------------------------------------
@@ -194,11 +283,17 @@ class ReinforcementLoop:
     @contextmanager
     def _open_learners(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
         before = records[first - 1] if first else {}
+        settings, device = self.policies[0].settings, self.models.settings.device_name
         with ExitStack() as stack:
+            ranks = None
+            if launches(settings):
+                folder = self.run.training_folder(self.iteration, self.policies[0].role)
+                launch = self.run.launch
+                ranks = stack.enter_context(Ranks(settings, device, folder, key="update", **launch))
             learners = list[Learner]()
             for one in self._configs:
                 at = int(before.get(updates_of(one.role), 0))
-                opened = learner(self.run, self.models, self.iteration, one, at=at)
+                opened = learner(self.run, self.models, self.iteration, one, at=at, ranks=ranks)
                 learners.append(stack.enter_context(opened))
             yield learners
 
@@ -336,6 +431,8 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
         short = known.get(name.rpartition("/")[2])
         if short and not isinstance(value, str) and not name.startswith("critic/"):
             parts.append(f"{short} {value:.3g}")
+    if "staleness" in metrics:
+        parts.append(f"staleness {metrics['staleness']:.2g}")
     if missing := left_out([metrics]):
         parts.append(f"left out: {missing}")
     return ", ".join(parts)

@@ -61,17 +61,15 @@ def paths_of(
     reward: PathReward,
 ) -> list[AgentPath]:
     """Return the path of each agent with sampled turns, in the order of tasks and samples, without failed ones."""
-    items = {key: metrics for key, metrics in store.metrics(iteration, stage).items() if key.task}
-    by_sample = {(key.task, int(key.sample)): metrics for key, metrics in items.items()}
-    known = set(store.tree_tasks(iteration, stage))
     paths: list[AgentPath] = []
     for task in tasks:
-        if task in known:
-            tree = store.tree(iteration, stage, task)
+        items = store.items(iteration, stage, task)
+        by_sample = {int(one.key.sample): one.metrics for one in items}
+        for tree in map(store.read_tree, store.tree_keys(iteration, stage, task)):
             credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
             rewards = {(one.node, one.name): one.value for one in credit}
             for outcome, path in tree.trajectories():
-                measures = by_sample.get((task, outcome.sample), {})
+                measures = by_sample.get(outcome.sample, {})
                 paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
     return paths
 
@@ -220,6 +218,12 @@ class StepSamples:
     tasks: list[str] = field(default_factory=list)
     paths: list[AgentPath] = field(default_factory=list)
     sample_count: int = 0
+    groups: list[tuple[int, str]] = field(default_factory=list)
+    """Draw and task of each group that was taken, if groups are sampled while steps train."""
+    stale: int = 0
+    """Number of dropped paths of older weights, which ``paths`` does not have."""
+    staleness: float = 0.0
+    """Mean age of the tokens of ``paths`` in steps."""
 
 
 def step_stage(stage: str, step: int) -> str:
@@ -236,12 +240,12 @@ def prepare(
 ) -> StepBatch:
     """Return the batch of a step, with everything that the objectives read.
 
-    Paths sampled with other weights than the current ones are dropped and counted. Advantages are computed before any
-    other path is left out. A group is informative if its rewards differ, before the cost of the divergence. ``flat`` is
-    True if all rewards of the stage were equal so far.
+    Paths sampled with other weights than the current ones are dropped and counted, unless ``samples`` has dropped the
+    too old ones. Advantages are computed before any other path is left out. A group is informative if its rewards
+    differ, before the cost of the divergence. ``flat`` is True if all rewards of the stage were equal so far.
     """
-    fresh = _fresh(samples.paths, policies)
-    counts = {"paths_stale": len(samples.paths) - len(fresh)}
+    fresh = samples.paths if s.rollout.max_staleness else _fresh(samples.paths, policies)
+    counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
     if s.rollout.rounds > 1:
         counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
         tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
@@ -256,7 +260,7 @@ def prepare(
     if critic is not None:
         training = critic.config.settings
         flat = flat and not (s.reward.kl and moved)
-        batch = critic_batch(fresh, critic.trainer.model, training, s.advantage, flat)
+        batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
     else:
         batch = group_batch(fresh, s.advantage)
         if s.reward.kl:  # the costs differ, but they are not rewards
@@ -269,7 +273,7 @@ def prepare(
             chosen,
             policies,
             lambda one, rows: with_old(
-                one.trainer.model, rows, one.config.settings, temperature=s.rollout.temperature
+                one.scorer, rows, one.config.settings, temperature=s.rollout.temperature
             ),
         )
     return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})

@@ -8,6 +8,7 @@ from coterie.config.settings import Settings, key
 from coterie.rewards.advantages import Baseline
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.training.settings import (
+    LaunchSettings,
     PhaseSettings,
     PolicyLossSettings,
     Schedule,
@@ -36,8 +37,20 @@ class GroupSettings(Settings):
         source="DAPO section 3.2: unbounded",
         ge=1,
     )
+    max_staleness: int = key(
+        0,
+        "Sample while a step trains, and train on tokens that are at most this number of steps old. Older groups are "
+        "dropped. 0: sampling and training take turns.",
+        ge=0,
+    )
     temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
     max_tokens: int = key(256, "Maximum tokens per turn.", ge=1)
+
+    def identity(self) -> dict[str, object]:
+        """Return the settings that results depend on; runs from before ``max_staleness`` stay the same."""
+        names = [name for name in type(self).model_fields if name != "max_staleness"]
+        names += ["max_staleness"] if self.max_staleness else []
+        return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -131,6 +144,10 @@ class UpdateSettings(PhaseSettings):
     weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
 
 
+class PolicyUpdateSettings(UpdateSettings, LaunchSettings):
+    """Optimizer settings of the policies, and the ranks that train policies and critic."""
+
+
 class CriticSettings(Settings):
     """Critic for advantage.baseline=values. Starts from the policy's weights with a new value head."""
 
@@ -146,7 +163,7 @@ class ReinforceSettings(Settings):
     advantage: AdvantageSettings = AdvantageSettings()
     steps: StepSettings = StepSettings()
     loss: PolicyLossSettings = PolicyLossSettings()
-    update: UpdateSettings = UpdateSettings()
+    update: PolicyUpdateSettings = PolicyUpdateSettings()
     critic: CriticSettings = CriticSettings()
     train: TrainerSettings = TrainerSettings()
 
@@ -156,7 +173,8 @@ class ReinforceSettings(Settings):
 
     @property
     def critic_training(self) -> TrainingSettings:
-        return combine(self.train, self.critic.train)
+        ranks = {name: getattr(self.update, name) for name in LaunchSettings.model_fields}
+        return combine(self.train, self.critic.train).model_copy(update=ranks)
 
     @property
     def has_critic(self) -> bool:

@@ -6,7 +6,7 @@ separate beside bfloat16 weights, because merging would round small updates away
 """
 
 import shutil
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,17 +19,26 @@ from peft import PeftModel
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
+from coterie.engines.server_process import Servers
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
-from coterie.models.adapters import add_head, add_lora, load_adapter, load_head, remove_adapter
-from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
-from coterie.record.rows import Row
+from coterie.models.adapters import (
+    DEFAULT,
+    NEW_HEAD,
+    ModelSource,
+    add_lora,
+    load_adapter,
+    remove_adapter,
+)
+from coterie.models.loading import LoadedModel, identity, is_adapter
+from coterie.record.rows import Row, Target
 from coterie.record.tree import Selection, Tree
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.training import checkpoint
 from coterie.training.losses import Objective
-from coterie.training.reference import with_row_reference
+from coterie.training.ranks import Ranks, RankScorer, RankTrainer
+from coterie.training.reference import row_values, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 
@@ -48,41 +57,31 @@ class Role:
 
 
 def check_roles(roles: Sequence[Role]) -> None:
-    known: dict[str, Role] = {}
+    """Raise ``UserError`` for equal names, a role without a model, and models that can't share a base."""
+    known = {role.name: role for role in roles}
     for role in roles:
-        if role.name in known:
+        if [one.name for one in roles].count(role.name) > 1:
             raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
         if not role.model:
             raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
-        known[role.name] = role
-    for role in roles:
-        if role.shares is not None:
-            _check_shared(role, known)
-
-
-def _check_shared(role: Role, known: Mapping[str, Role]) -> None:
-    other = known.get(role.shares or "")
-    if other is None or other is role:
-        raise UserError(
-            f"the role {role.name!r} shares its base with {role.shares!r}, which is not another role",
-            f"name one of: {', '.join(name for name in known if name != role.name)}",
-        )
-    if other.shares is not None:
-        raise UserError(
-            f"{role.name!r} shares the base of {other.name!r}, which itself shares the base of {other.shares!r}",
-            f"let both share with {other.shares!r}",
-        )
-    if role.head or other.head:
-        raise UserError(
-            f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
-            "give the role with the head its own model",
-        )
-    if identity(role.model) != identity(other.model):
-        raise UserError(
-            f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
-            "in their weights or tokenizers",
-            "give both the same model, or remove `shares` to give each its own model",
-        )
+        if role.shares is None:
+            continue
+        if role.shares not in known:
+            raise UserError(
+                f"{role.name!r} shares with {role.shares!r}, which is no role", "name one"
+            )
+        other = known[role.shares]
+        if role.head or other.head:
+            raise UserError(
+                f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
+                "give the role with the head its own model",
+            )
+        if identity(role.model) != identity(other.model):
+            raise UserError(
+                f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
+                "in their weights or tokenizers",
+                "give both the same model, or remove `shares` to give each its own model",
+            )
 
 
 class Roles:
@@ -94,6 +93,7 @@ class Roles:
         settings: EngineSettings,
         run: Run,
         dtype: torch.dtype = torch.float32,
+        servers: Servers | None = None,
     ) -> None:
         check_roles(roles)
         self.dtype = dtype
@@ -101,7 +101,7 @@ class Roles:
         self.known = {role.name: role for role in roles}
         self.settings = settings
         self.run = run
-        self.engines = RunEngines(settings, roles[0].model, run.folder / "servers")
+        self.engines = RunEngines(settings, roles[0].model, run.folder / "servers", servers)
         self._shared: dict[str, LoadedModel] = {}
         """Base models with the adapters of several roles, by the role that owns the base."""
 
@@ -116,28 +116,25 @@ class Roles:
         self, name: str, version: int, *, merge: bool = True, trainable: bool = False
     ) -> LoadedModel:
         """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
-        role, path = self.known[name], self.path(name, version)
-        adapter = is_adapter(path)
-        loaded = self._load(role.model if adapter else path)
-        if adapter and not trainable and (merge or self.dtype == torch.float32):
-            reload(loaded, path)
-        elif adapter:
-            model = load_adapter(loaded.model, Path(path), trainable=trainable)
-            loaded = replace(loaded, model=model if trainable else model.eval())
-        if role.head and version:
-            load_head(loaded.model, Path(path))
-        elif role.head and trainable:
-            add_head(loaded.model)
-        return loaded
+        s, source = self.settings, self.source(name, version, merge=merge, trainable=trainable)
+        return source.load(s.device_name, s.template_args)
 
-    def _load(self, model: Path | str) -> LoadedModel:
-        s = self.settings
-        return load(
-            model,
-            dtype=self.dtype,
-            device=s.device_name,
-            template_args=s.template_args,
-            attention=s.attention,
+    def source(
+        self, name: str, version: int, *, merge: bool = True, trainable: bool = False
+    ) -> ModelSource:
+        """Return what :meth:`load` loads."""
+        role, path = self.known[name], self.path(name, version)
+        adapter, head = is_adapter(path), None
+        if role.head and (version or trainable):
+            head = str(path) if version else NEW_HEAD
+        return ModelSource(
+            str(role.model if adapter else path),
+            str(self.dtype).removeprefix("torch."),
+            self.settings.attention,
+            str(path) if adapter else None,
+            merge=not trainable and (merge or self.dtype == torch.float32),
+            trainable=trainable,
+            head=head,
         )
 
     # -- engines --------------------------------------------------------------------------------
@@ -180,7 +177,7 @@ class Roles:
                 "train it with method=lora, or remove `shares`",
             )
         if base not in self._shared:
-            self._shared[base] = self._load(self.known[base].model)
+            self._shared[base] = self.load(base, 0)
         loaded = self._shared[base]
         if version:
             model: Any = load_adapter(loaded.model, Path(path), name=role.name)
@@ -227,10 +224,12 @@ class Learner:
 
     _models: Roles
     config: LearnerConfig
-    loaded: LoadedModel
-    trainer: Trainer[Row]
+    loaded: LoadedModel | None
+    """Model to sample from; ``None`` if servers sample and ranks train."""
+    trainer: Trainer[Row] | RankTrainer[Row]
     _base: bool
     """True if the reference is the model without its new adapter."""
+    _ranks: Ranks | None = None
     _engine: InProcessEngine | None = None
     _reference: Any = None
 
@@ -247,78 +246,132 @@ class Learner:
     def has_moved(self) -> bool:
         return self.trainer.done > 0
 
+    @property
+    def scorer(self) -> Any:
+        """Current weights, to compute the values of rows: a model, or ranks."""
+        return self.trainer if isinstance(self.trainer, RankTrainer) else self.trainer.model
+
+    def score(self, ids: Sequence[int]) -> Sequence[float] | None:
+        """Return log-probs of ids after the first under the current weights; ``None`` for too many ids."""
+        row = Row(tuple(ids), (Target(1, len(ids), self.role),))
+        return row_values(self.scorer, "logprobs", [row], self.config.settings)[0]
+
     async def sampler(self, sampling: Sampling) -> TokenSampler:
-        renderer = self.loaded.renderer
         if self._models.settings.kind == "inprocess":
-            engine: Engine = self._embedded()
-            context = self.loaded.context_length
+            assert self.loaded is not None
+            renderer, context = self.loaded.renderer, self.loaded.context_length
+            engine: Engine = await self._embedded(self.loaded)
         else:
-            base = self._models.known[self.role].model
-            speaking = await self._models.engines.speak(
-                self.version, self._served(), lambda: self.loaded, role=self.role, base=base
+            models, loaded = self._models, partial(self._models.load, self.role, 0)
+            speaking = await models.engines.speak(
+                *(self.version, self.served(), loaded),
+                role=self.role,
+                base=models.known[self.role].model,
+                send=self.trainer.send,
+                score=self.score,
             )
             engine, context = speaking.engine, speaking.context_length
+            renderer = speaking.renderer
         return TokenSampler(
             engine, renderer.render, sampling, context, renderer.calls, renderer.parts
         )
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """Return the rows with log-probs of the role at the start of the stage."""
+        models, config = self._models, self.config
         if self._reference is None and not self._base:
-            self._reference = self._models.load(self.role, self.config.version, merge=False).model
+            if self._ranks is None:
+                self._reference = models.load(self.role, config.version, merge=False).model
+            else:
+                source = models.source(self.role, config.version, merge=False)
+                self._reference = RankScorer(self._ranks, source, config.settings)
         beside = isinstance(self._reference, PeftModel)
         return with_row_reference(
-            self._reference or self.trainer.model,
+            self._reference or self.scorer,
             rows,
-            self.config.settings,
+            config.settings,
             temperature=temperature,
             adapter=self._reference.active_adapter if beside else None,
         )
 
-    def _embedded(self) -> InProcessEngine:
+    async def _embedded(self, loaded: LoadedModel) -> InProcessEngine:
+        """Return the engine on the trainer's model, or on a copy that gets the weights of the ranks."""
+        on_ranks = self._ranks is not None
         if self._engine is None:
-            self._engine = self._models.engines.embedded(self.loaded, self.version, role=self.role)
-        self._engine.version = self.version
+            adapter = DEFAULT if on_ranks and self.config.settings.method == "lora" else None
+            engines, version = self._models.engines, str(self.config.version)
+            self._engine = engines.embedded(loaded, version, role=self.role, adapter=adapter)
+        if self._engine.version != self.version:
+            if on_ranks:
+                await self._engine.load(Path(self.served()), self.version)
+            else:
+                self._engine.version = self.version
         return self._engine
 
-    def _served(self) -> Path | str:
-        """Return the folder of the current weights for servers. Only the newest folder is kept."""
+    def served(self) -> Path | str:
+        """Return the folder of the current weights for servers. The one before is kept, for servers that restart."""
         if not self.trainer.done:
             return self._models.path(self.role, self.config.version)
-        folder = self.trainer.folder / f"{SERVED}{self.trainer.done:08d}"
+        place = self._models.engines.weights_folder(self.trainer.folder)
+        folder = place / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
-            _forget_served(self.trainer.folder)
+            _forget_served(place, keep=1)
             self.trainer.publish(folder)
         return folder
 
 
 @contextmanager
 def learner(
-    run: Run, models: Roles, iteration: int, config: LearnerConfig, *, at: int | None = None
+    run: Run,
+    models: Roles,
+    iteration: int,
+    config: LearnerConfig,
+    *,
+    at: int | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[Learner]:
-    """Open a role for training and resume it, at the checkpoint after ``at`` optimizer steps if given."""
-    if config.like is None:
-        loaded = models.load(config.role, config.version, trainable=True)
-    else:
-        loaded = models.load(config.like, config.version)
-        add_head(loaded.model)
+    """Open a role for training, on ``ranks`` if given.
+
+    Resume it, at the checkpoint after ``at`` optimizer steps if given.
+    """
     folder = run.training_folder(iteration, config.role)
-    between_steps = {"save_every_seconds": None}  # the loop saves all roles at the same step
-    _forget_served(folder)  # a killed process may have left some
-    with Trainer(
-        *(loaded.model, config.objective, config.settings.model_copy(update=between_steps), folder),
-        steps=config.updates,
-        tracker=run.tracker.of(config.role),
-        keep_last=KEPT,
-        at=at,
-    ) as trainer:
-        fresh = config.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
-        yield Learner(models, config, replace(loaded, model=trainer.model), trainer, fresh)
-    _forget_served(folder)
+    served = models.engines.weights_folder(folder)
+    _forget_served(served)  # a killed process may have left some
+    if config.like is None:
+        source = models.source(config.role, config.version, trainable=True)
+    else:
+        source = replace(models.source(config.like, config.version), head=NEW_HEAD)
+    fresh = config.settings.method == "lora" and source.adapter is None
+    named: dict[str, Any] = {
+        "steps": config.updates,
+        "tracker": run.tracker.of(config.role),
+        "keep_last": KEPT,
+        "at": at,
+    }
+    # The loop saves all roles at the same step.
+    settings = config.settings.model_copy(update={"save_every_seconds": None})
+    engine = models.settings
+    samples = engine.kind == "inprocess" and config.like is None
+    loaded = None
+    if ranks is None or samples:
+        loaded = source.load(engine.device_name, engine.template_args)
+    trainer: Trainer[Row] | RankTrainer[Row]
+    if ranks is not None:
+        trainer = RankTrainer(*(ranks, source, config.objective, settings, folder, Row), **named)
+        if loaded is not None and fresh:  # a place for the adapter
+            loaded = replace(loaded, model=add_lora(loaded.model, r=1, alpha=1).eval())
+    else:
+        assert loaded is not None
+        trainer = Trainer(loaded.model, config.objective, settings, folder, **named)
+        loaded = replace(loaded, model=trainer.model)
+    with trainer:
+        yield Learner(models, config, loaded, trainer, fresh, ranks)
+    _forget_served(served)
 
 
-def _forget_served(folder: Path) -> None:
-    for served in folder.glob(f"{SERVED}*"):
+def _forget_served(folder: Path, keep: int = 0) -> None:
+    folders = sorted(folder.glob(f"{SERVED}*"))
+    for served in folders[: len(folders) - keep]:
         shutil.rmtree(served)
 
 

@@ -9,7 +9,7 @@ import base64
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,8 @@ class VisualInspector:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        async with AsyncExitStack() as stack:
-            self._endpoint = await stack.enter_async_context(Endpoint(self._settings.endpoint))
-            self._fetcher = Fetcher(self._settings)
-            stack.push_async_callback(self._fetcher.close)
+        s = self._settings
+        async with Endpoint(s.endpoint) as self._endpoint, aclosing(Fetcher(s)) as self._fetcher:
             yield {TOOL.name: self._inspect}
 
     async def _inspect(self, arguments: Mapping[str, Any]) -> str:

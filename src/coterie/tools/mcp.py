@@ -16,7 +16,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,6 +93,7 @@ class McpSettings(Settings):
         "A command that uses standard input and output (`python server.py`), or the URL of a server "
         "(`https://tools.example/mcp`).",
         quiet=True,
+        pattern=r"\S",
     )
     folder: str = key("", "Working folder of the command; empty: the current folder.")
     environment: tuple[str, ...] = key(
@@ -123,11 +124,9 @@ class McpSettings(Settings):
     @classmethod
     def _check_server(cls, server: str) -> str:
         server = server.strip()
-        if server.startswith(("http://", "https://")):
-            if server_url(server).userinfo:
-                raise ValueError("must not hold a password; name its variable in key_variable")
-        elif not shlex.split(server):
-            raise ValueError("must be a command or a URL")
+        if server.startswith(("http://", "https://")) and server_url(server).userinfo:
+            raise ValueError("must not hold a password; name its variable in key_variable")
+        shlex.split(server)  # raises ValueError for an open quote
         return server
 
 
@@ -160,15 +159,12 @@ class McpSource:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         """Connect; return the functions by tool name. Raises ``UserError`` without a connection or if tools changed."""
-        session = Session(self._settings, self._listed)
-        try:
+        async with aclosing(Session(self._settings, self._listed)) as session:
             try:
                 await session.ready()
             except ToolUnavailable as error:
                 raise UserError(str(error), "start the server again") from error
             yield {tool.name: partial(session.call, tool.name) for tool in self.tools}
-        finally:
-            await session.close()
 
 
 def _only_text(parameters: Mapping[str, Any]) -> str | None:
@@ -181,12 +177,9 @@ def _only_text(parameters: Mapping[str, Any]) -> str | None:
 
 async def _first_list(settings: McpSettings) -> ToolList:
     try:
-        connection = Connection(settings)
-        try:
+        async with aclosing(Connection(settings)) as connection:
             await connection.ready()
             return convert_tools(await connection.tools(), settings)
-        finally:
-            await connection.close()
     except LinkLost as error:
         raise UserError(
             str(error), "start the server, or correct its command or URL; try it by hand"
@@ -260,14 +253,14 @@ class Session:
                 raise
             return connection
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connection, and stop the server if we started it."""
         if self._connection is not None:
             self._drop(self._connection)
         await asyncio.gather(*self._closing)
 
     def _drop(self, connection: "Connection") -> None:
-        self._closing.add(asyncio.create_task(connection.close()))
+        self._closing.add(asyncio.create_task(connection.aclose()))
         if self._connection is connection:
             self._connection = None
 
@@ -318,7 +311,7 @@ class Connection:
         client = self._client.result()
         return await self._answer(client.call_tool(name, arguments, read_timeout_seconds=seconds))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connection, and wait until the command has ended."""
         self._ended.set()
         if not self._client.done():

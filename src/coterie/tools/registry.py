@@ -130,23 +130,19 @@ class FunctionSource:
 
     def __init__(self, plugin: Plugin) -> None:
         function, name = plugin.thing, label(plugin.name)
-        if not inspect.isfunction(function):
-            raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")
-        description = inspect.getdoc(function)
+        description = inspect.getdoc(function) if inspect.isfunction(function) else None
         if not description:
             raise UserError(
-                f"{plugin} has no docstring",
-                "describe the function in it: prompts show the first line",
+                f"{plugin} is not a function with a docstring",
+                "write def NAME(word: str) -> str: ... and describe it: prompts show the first line",
             )
         parameters = inspect.signature(function).parameters.values()
         hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
-        if untyped := [one.name for one in parameters if one.name not in hints]:
+        starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if bad := [one.name for one in parameters if one.name not in hints or one.kind in starred]:
             raise UserError(
-                f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters"
-            )
-        if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
-            raise UserError(
-                f"{plugin} has *args or **kwargs, which no schema describes", "name its parameters"
+                f"{plugin} has no type for {', '.join(bad)}, or stars before it",
+                "name and annotate its parameters, from which its schema is made",
             )
         self._fields: dict[str, Any] = {
             one.name: (hints[one.name], ... if one.default is one.empty else one.default)
@@ -251,8 +247,6 @@ def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> T
 @cache
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
     entries = json.loads(text)
-    if len(set(names)) < len(names):
-        raise UserError("a tool is listed twice", f"list each once: {', '.join(names)}")
     sources = [_construct(name, entries, file) for name in names]
     count = Counter(tool.name for source in sources for tool in source.tools)
     twice = frozenset(name for name in count if count[name] > 1)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from coterie.config.folders import (
-    check_new_folder,
+    check_new,
     expanded,
     home,
     new_folder,
@@ -339,7 +339,7 @@ def build_index(
     progress: Progress | None = None,
 ) -> int:
     """Index a file (:func:`read_rows`); return the number of passages. An ``encoder`` adds vectors."""
-    check_new_folder(folder, "give another folder, or remove it")
+    check_new(folder, "give another folder, or remove it")
     with whole_folder(folder) as new:
         return _fill_index(new, file, bm25, encoder, progress or Silent())
 

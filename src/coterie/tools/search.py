@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -118,8 +118,10 @@ class RetrieverTool:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         s = self.settings
-        async with self._open_search() as search:
-            batches = Batches(search, s.window_ms / 1000, MAX_REQUESTS if s.url else 1)
+        async with (
+            self._open_search() as search,
+            aclosing(Batches(search, s.window_ms / 1000, MAX_REQUESTS if s.url else 1)) as batches,
+        ):
 
             async def do(arguments: Mapping[str, Any]) -> str:
                 query = str(arguments["query"]).strip()
@@ -130,10 +132,7 @@ class RetrieverTool:
                     raise ToolError(str(answer))
                 return format_passages(answer)
 
-            try:
-                yield {s.name: do}
-            finally:
-                await batches.close()
+            yield {s.name: do}
 
     def _content(self) -> str:
         """Return a hash of the passages; empty for a server."""
@@ -211,7 +210,7 @@ class Batches:
         answers = await asyncio.shield(self._batch)
         return answers[query]
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -376,8 +375,6 @@ class WebSearch:
             self._key = find_key(s.key_variable, Path())
         else:
             need_bm25s()
-            if not s.pages:
-                raise UserError("there are no pages to search", "give the file: pages=FILE.jsonl")
             pages = PageFile(Path(s.pages))
             self._rows = list(pages.rows.values())
             backend = f"corpus-{pages.identity}"  # type: ignore[assignment]

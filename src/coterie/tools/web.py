@@ -219,7 +219,7 @@ class Fetcher:
         )
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._client.aclose()
 
     async def fetch(self, url: str, kinds: tuple[str, ...]) -> Fetched:
@@ -419,7 +419,7 @@ class CrawlPage:
         async with AsyncExitStack() as stack:
             if self._file is None:
                 self._fetcher = Fetcher(s)
-                stack.push_async_callback(self._fetcher.close)
+                stack.push_async_callback(self._fetcher.aclose)
                 stack.callback(self._extractor.close)
                 self._room = asyncio.Semaphore(s.fetches)
                 if s.cache:

@@ -257,6 +257,11 @@ class Order:
         """Number of optimizer steps of an epoch; the last may be smaller."""
         return -(-len(self.groups) // self.batch_rows)
 
+    def count(self, settings: TrainingSettings) -> int:
+        """Return the number of optimizer steps of a training."""
+        steps = self.steps_per_epoch * settings.epochs
+        return min(steps, settings.max_steps or steps)
+
     def steps(self, first: int, stop: int) -> Iterator[list[int]]:
         """Yield the item indices of each step in ``range(first, stop)``, counted over all epochs."""
         order: list[int] = []

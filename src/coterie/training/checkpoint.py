@@ -223,12 +223,10 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
 
-@dataclass(frozen=True)
-class TrainingReport:
-    """Result of a training, also in ``final/training.json``."""
+@dataclass
+class Counts:
+    """Counts of a training so far."""
 
-    final: Path
-    steps: int
     rows: int
     """Items of all steps, counted again in each epoch."""
     dropped_too_long: int
@@ -240,27 +238,19 @@ class TrainingReport:
     targets: int
     computed_tokens: int
     """Tokens of the forward and backward passes; a shared prefix counts once."""
+
+
+@dataclass
+class TrainingReport(Counts):
+    """Result of a training, also in ``final/training.json``."""
+
+    final: Path
+    steps: int
     first_loss: float
     last_loss: float
     """Mean loss of the last tenth of the steps."""
     seconds: float
     """Time spent in steps, over all sessions of a resumed training."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of a training so far, as in :class:`TrainingReport`."""
-
-    rows: int
-    dropped_too_long: int
-    dropped_empty: int
-    tokens: int
-    targets: int
-    computed_tokens: int
 
 
 @dataclass(eq=False)
@@ -355,6 +345,8 @@ class Record:
         """True if a checkpoint is due by steps or time, the same on all ranks; False at the last step."""
         every = self.settings.save_every_steps
         due = every is not None and self.done % every == 0
+        seconds = self.settings.save_every_seconds
+        due = due or (seconds is not None and time.monotonic() - self._saved_at >= seconds)
         if self._accelerator.num_processes > 1:  # clocks differ, and all ranks save together
             (due,) = broadcast_object_list([due])
         return due and self.done != self.total

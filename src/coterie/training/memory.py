@@ -154,8 +154,11 @@ class TrainedModel:
         adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
         return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
 
-    def step(self, *, on_gpu: bool) -> dict[str, int]:
-        """Return the bytes of a step at its peak: in the backward pass or in the update of bfloat16 weights."""
+    def step(self, *, on_gpu: bool, shards: int = 1) -> dict[str, int]:
+        """Return the bytes of a step at its peak: in the backward pass or in the update of bfloat16 weights.
+
+        The update works on one of ``shards`` slices of the weights.
+        """
         shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
         narrow = mixed or self.weight_bytes == 2
         compute = 2 if narrow else 4
@@ -182,7 +185,8 @@ class TrainedModel:
             passes["bfloat16 copies of weights"] = 2 * copies * (self.weight_bytes == 4)
         update = {}
         if self.trained_bytes == 2:
-            update = {"update": UPDATE * max(shape.largest, min(BUCKET, shape.weights))}
+            size = max(shape.largest, min(shards * BUCKET, shape.weights)) // shards
+            update = {"update": UPDATE * size}
         return gradients | max(passes, update, key=lambda one: sum(one.values()))
 
     def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
@@ -303,7 +307,8 @@ def training_memory(
     policy = models[0]
     if references:
         terms["reference model"] = references * policy.shape.weights * policy.weight_bytes
-    steps = [model.step(on_gpu=device != "cpu") for model in models]
+    shards = ranks if sharded else 1
+    steps = [model.step(on_gpu=device != "cpu", shards=shards) for model in models]
     step = max(steps, key=lambda one: sum(one.values()))
     terms.update(step)
     if ranks > 1 and not sharded:

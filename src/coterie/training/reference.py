@@ -8,10 +8,10 @@ that sampled (``Target.writer``). A row that is too long to train, or has nothin
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Literal, Protocol
 
 import torch
 from safetensors import safe_open
@@ -27,7 +27,7 @@ from coterie.models.logprobs import sequence_logprobs, token_entropies
 from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.progress import Progress, Silent
 from coterie.record.rows import UNPREDICTED, Pair, Row
-from coterie.training.batches import max_row_length
+from coterie.training.batches import max_row_length, rank_microbatches
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.losses import OF_A_HEAD, Item, Objective, Reads, Tally, side_statistic
 from coterie.training.settings import Normalise, TrainingSettings
@@ -46,8 +46,19 @@ class LossModule(nn.Module, Generic[Item]):
         self._no_split_modules = getattr(model, "_no_split_modules", None)
         self.tally = Tally()
 
-    def forward(self, items: Sequence[Item], *, counts: bool = True) -> torch.Tensor:
-        """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``."""
+    def forward(
+        self,
+        items: Sequence[Item],
+        *,
+        counts: bool = True,
+        inside: Callable[[nn.Module], Any] | None = None,
+    ) -> Any:
+        """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``.
+
+        Return ``inside(model)`` instead if given: a sharded model can be called only inside this module.
+        """
+        if inside is not None:
+            return inside(self.model)
         objective = self.objective
         groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
@@ -90,16 +101,28 @@ def places(row: Row) -> list[int]:
     return [place for turn in row.predicted for place in turn]
 
 
+class Scorer(Protocol):
+    """Ranks that compute the values of rows in place of a model in this process."""
+
+    def row_values(
+        self, kind: "RowValue", rows: Sequence[Row], temperature: float
+    ) -> list[tuple[float, ...] | None]: ...
+
+
+RowValue = Literal["logprobs", "reference", "values"]
+"""Log-probs of a row's targets under the current or the reference weights, or values before each and after the last."""
+
+
 def with_old(
-    model: Any, rows: Sequence[Row], settings: TrainingSettings, *, temperature: float
+    model: Any | Scorer, rows: Sequence[Row], settings: TrainingSettings, *, temperature: float
 ) -> list[Row]:
     """Set ``old`` of each row: log-probs of its targets under the current weights (with the active adapter)."""
-    values = _logprobs(model, rows, settings, temperature)
+    values = row_values(model, "logprobs", rows, settings, temperature)
     return [replace(row, old=old) for row, old in zip(rows, values, strict=True)]
 
 
 def with_row_reference(
-    model: Any,
+    model: Any | Scorer,
     rows: Sequence[Row],
     settings: TrainingSettings,
     *,
@@ -111,72 +134,109 @@ def with_row_reference(
     Of a model with adapters the reference is ``adapter`` (a frozen copy), or the base if that is ``None``.
     """
     with using(model, adapter):
-        values = _logprobs(model, rows, settings, temperature)
+        values = row_values(model, "reference", rows, settings, temperature)
     return [replace(row, reference=one) for row, one in zip(rows, values, strict=True)]
 
 
 def with_values(
-    model: Any, rows: Sequence[Row], settings: TrainingSettings
+    model: Any | Scorer, rows: Sequence[Row], settings: TrainingSettings
 ) -> tuple[list[Row], list[float | None]]:
     """Set ``values`` of each row: the head's value before each target.
 
     Also returns the value after each row's last target, which bootstraps a truncated trajectory; ``None`` for a row
     without values.
     """
-
-    def read(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
-        ids, at = [row.ids for row in part], [places(row) for row in part]
-        before = token_values(model, ids, at, rule, before=True)
-        last = token_values(model, ids, [places[-1:] for places in at], rule)
-        return [torch.cat(pair) for pair in zip(before, last, strict=True)]
-
     result: list[Row] = []
     after: list[float | None] = []
-    for row, values in zip(rows, _of_targets(model, rows, settings, read), strict=True):
+    for row, values in zip(rows, row_values(model, "values", rows, settings), strict=True):
         result.append(replace(row, values=values and values[:-1]))
         after.append(None if values is None else values[-1])
     return result, after
 
 
-def _logprobs(
-    model: Any, rows: Sequence[Row], settings: TrainingSettings, temperature: float
+def row_values(
+    model: Any | Scorer,
+    kind: RowValue,
+    rows: Sequence[Row],
+    settings: TrainingSettings,
+    temperature: float = 1.0,
 ) -> list[tuple[float, ...] | None]:
-    def read(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
-        return row_logprobs(model, part, rule, temperature)
+    """Compute the values of each row, with one for a target at the first token; ``None`` if it can't be trained."""
+    if not isinstance(model, nn.Module):
+        scorer: Scorer = model
+        return scorer.row_values(kind, rows, temperature)
+    result: list[tuple[float, ...] | None] = [None] * len(rows)
+    for i, values in rank_row_values(model, kind, rows, settings, temperature):
+        result[i] = values
+    return result
 
-    return _of_targets(model, rows, settings, read)
+
+@dataclass(frozen=True, slots=True)
+class ShardedModel:
+    """Module that runs a sharded model, and the rule of packing from before."""
+
+    module: Any
+    rule: CostRule | None
+
+
+def rank_row_values(
+    model: Any,
+    kind: RowValue,
+    rows: Sequence[Row],
+    settings: TrainingSettings,
+    temperature: float = 1.0,
+    place: tuple[int, int] = (0, 1),
+    sharded: ShardedModel | None = None,
+) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Yield the indices and values of the rows of one rank; ``place`` is its number and the number of ranks."""
+
+    def read(part: Sequence[Row], rule: CostRule | None, model: Any = model) -> list[torch.Tensor]:
+        if kind != "values":
+            return row_logprobs(model, part, rule, temperature)
+        ids, at = [row.ids for row in part], [places(row) for row in part]
+        before = token_values(model, ids, at, rule, before=True)
+        last = token_values(model, ids, [places[-1:] for places in at], rule)
+        return [torch.cat(pair) for pair in zip(before, last, strict=True)]
+
+    def inside(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
+        assert sharded is not None
+        values: list[torch.Tensor] = sharded.module([], inside=partial(read, part, rule))
+        return values
+
+    sides = [(row,) if row.weight else () for row in rows]
+    given = (sharded.rule,) if sharded else None
+    for part in _read(model, sides, settings, inside if sharded else read, place, given):
+        for i, (values,) in part:
+            yield i, (*[UNPREDICTED] * rows[i].unpredicted, *values.tolist())
 
 
 Read = Callable[[Sequence[Row], CostRule | None], list[torch.Tensor]]
 
 
-def _of_targets(
-    model: Any, rows: Sequence[Row], settings: TrainingSettings, read: Read
-) -> list[tuple[float, ...] | None]:
-    """Apply ``read`` to trainable rows, with a value for a target at the first token; ``None`` for the other rows."""
-    result: list[tuple[float, ...] | None] = [None] * len(rows)
-    sides = [(row,) if row.weight else () for row in rows]
-    for part in _read(model, sides, settings, read):
-        for i, (values,) in part:
-            result[i] = (*[UNPREDICTED] * rows[i].unpredicted, *values.tolist())
-    return result
-
-
 def _read(
-    model: Any, sides: Sequence[Sequence[Row]], settings: TrainingSettings, read: Read
+    model: Any,
+    sides: Sequence[Sequence[Row]],
+    settings: TrainingSettings,
+    read: Read,
+    place: tuple[int, int] = (0, 1),
+    given: tuple[CostRule | None] | None = None,
 ) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
     """Yield the indices and values of sides that can be trained, in the micro-batches of a trainer's step.
 
-    A side has one or more rows. Rows that are too long, or have nothing to train, are left out.
+    A side has one or more rows. Rows that are too long, or have nothing to train, are left out. All ranks make the same
+    number of calls. The rule of packing is ``given`` for a sharded model, which can't be checked.
     """
-    rule, longest = check(model).packing(settings.packing), max_row_length(model, settings)
+    (rule,) = given or (check(model).packing(settings.packing),)
+    longest = max_row_length(model, settings)
     indices = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
     indices = [i for i in indices if all(len(row.ids) <= longest for row in sides[i])]
+    if not indices:
+        return
     sequences = [[row.ids for row in side] for side in sides]
     splitter = Splitter(sequences, rule, settings.tokens_per_microbatch)
     with torch.no_grad():
-        for part in splitter.microbatches(splitter.families(indices))[0]:
-            values = iter(read([row for i in part for row in sides[i]], rule))
+        for part in rank_microbatches(splitter, splitter.families(indices), *place):
+            values = iter(read([row for i in part or indices[:1] for row in sides[i]], rule))
             yield [(i, [next(values) for _ in sides[i]]) for i in part]
 
 
@@ -192,12 +252,13 @@ def with_reference(
     normalise: Normalise,
     adapter: str | None = None,
     progress: Progress | None = None,
+    scorer: Scorer | None = None,
 ) -> list[Pair]:
     """Set ``reference`` of each pair; a pair that is too long to train gets none.
 
     Log-probs of a side are summed, or reduced by ``normalise`` like the objective's (``DPOSettings.normalise``), and
-    stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off. Raises
-    ``UserError`` for a log-prob that is not finite.
+    stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off; a ``scorer``
+    has the same weights. Raises ``UserError`` for a log-prob that is not finite.
     """
     weights = hash_tensors(
         (name, weight)
@@ -211,7 +272,7 @@ def with_reference(
             sums = opened.get_tensor("sums") if opened.metadata() == identity else None
     if sums is None:
         with using(model, adapter):
-            sums = _compute(model, pairs, settings, normalise, progress or Silent())
+            sums = _compute(model, pairs, settings, normalise, progress or Silent(), scorer)
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{FILE}.{os.getpid()}.partial"
         try:
@@ -235,21 +296,48 @@ def _compute(
     settings: TrainingSettings,
     normalise: Normalise,
     progress: Progress,
+    scorer: Scorer | None,
 ) -> torch.Tensor:
     """Return reduced log-probs ``[pairs, 2]``, NaN for a side that is too long or has no targets."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(sides), "reference log-probs")
-    for part in _read(model, sides, settings, partial(row_logprobs, model)):
-        for i, logprobs in part:
-            doubles = [one.double() for one in logprobs]
-            total = float(side_statistic(sides[i], doubles, normalise))
-            if not math.isfinite(total):
-                raise UserError(
-                    f"the reference log-prob of pair {pairs[i // 2].name} is {total}",
-                    "check this pair and the weights of the reference model",
-                )
-            sums[i] = total
-        progress.advance(len(part))
-    progress.close()
+    try:
+        if scorer is None:
+            parts = _read(model, sides, settings, partial(row_logprobs, model))
+        else:
+            parts = _read_on_ranks(scorer, sides)
+        for part in parts:
+            for i, logprobs in part:
+                doubles = [one.double() for one in logprobs]
+                total = float(side_statistic(sides[i], doubles, normalise))
+                if not math.isfinite(total):
+                    raise UserError(
+                        f"the reference log-prob of pair {pairs[i // 2].name} is {total}",
+                        "check this pair and the weights of the reference model",
+                    )
+                sums[i] = total
+            progress.advance(len(part))
+    finally:
+        progress.close()
     return sums.view(-1, 2)
+
+
+SIDES = 256
+"""Sides of one call of ranks."""
+
+
+def _read_on_ranks(
+    scorer: Scorer, sides: Sequence[Sequence[Row]]
+) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
+    """Yield the indices and log-probs of sides that can be trained."""
+    for start in range(0, len(sides), SIDES):
+        some = sides[start : start + SIDES]
+        values = iter(scorer.row_values("reference", [row for side in some for row in side], 1.0))
+        part = []
+        for i, side in enumerate(some, start):
+            known = [(row, next(values)) for row in side]
+            read = [torch.tensor(one[row.unpredicted :]) for row, one in known if one is not None]
+            if read and len(read) == len(side):
+                part.append((i, read))
+        yield part

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.errors import UserError
@@ -27,6 +27,7 @@ Mean = Literal["token", "sequence", "constant"]
 Divergence = Literal["k2", "k3", "k3_forward"]
 Old = Literal["behaviour", "recomputed"]
 Importance = Literal["off", "truncate", "mask"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
 """Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
@@ -53,7 +54,7 @@ class TrainerSettings(Settings):
         "auto",
         "auto: compute shared prefixes of rows once where that is cheaper; flat: never",
     )
-    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's decay rates of its two moments")
+    betas: tuple[Beta, Beta] = key((0.9, 0.999), "AdamW's decay rates of its two moments")
     max_grad_norm: float = key(1.0, "gradient clipping: maximum norm", gt=0)
     gradient_checkpointing: bool = key(False, "recompute activations: less memory, more time")
     dtype: DType = key(
@@ -66,13 +67,11 @@ class TrainerSettings(Settings):
     threads: int | None = key(None, "CPU threads of torch; none: do not change them", ge=1)
 
     @model_validator(mode="after")
-    def _check_lora_and_betas(self) -> Self:
+    def _check_lora(self) -> Self:
         if self.method == "full" and (self.lora_r is not None or self.lora_alpha is not None):
             raise ValueError(
                 "lora_r and lora_alpha have no effect with method=full; use method=lora, or set both to none"
             )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={list(self.betas)} are out of range; use values in [0, 1)")
         return self
 
     def autocast(self, *, on_gpu: bool) -> bool:
@@ -100,14 +99,9 @@ class TrainerSettings(Settings):
         return self.model_copy(update=same).fingerprint()
 
 
-class SharedTrainingSettings(TrainerSettings):
-    """Settings that several trainings on rows or pairs share."""
+class LaunchSettings(Settings):
+    """Settings of the ranks of a training."""
 
-    schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
-    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
-    max_steps: int | None = key(None, "maximum number of optimizer steps of a training", ge=1)
-    save_every_seconds: float | None = key(300.0, "time between checkpoints; none: never", gt=0)
-    save_every_steps: int | None = key(None, "optimizer steps between checkpoints", ge=1)
     processes: int | None = key(
         None,
         "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
@@ -119,6 +113,16 @@ class SharedTrainingSettings(TrainerSettings):
         "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
         "on each rank",
     )
+
+
+class SharedTrainingSettings(TrainerSettings, LaunchSettings):
+    """Settings that several trainings on rows or pairs share."""
+
+    schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
+    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
+    max_steps: int | None = key(None, "maximum number of optimizer steps of a training", ge=1)
+    save_every_seconds: float | None = key(300.0, "time between checkpoints; none: never", gt=0)
+    save_every_steps: int | None = key(None, "optimizer steps between checkpoints", ge=1)
 
 
 class PhaseSettings(Settings):
@@ -133,17 +137,10 @@ class PhaseSettings(Settings):
         ge=2,
     )
     tokens_per_microbatch: int = key(
-        4096, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
+        4096,
+        "padded tokens of one forward and backward pass, unless a single row is longer; changes memory, not results",
+        ge=2,
     )
-
-    @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.max_length > self.tokens_per_microbatch:
-            raise ValueError(
-                f"a row of max_length={self.max_length} tokens does not fit "
-                f"tokens_per_microbatch={self.tokens_per_microbatch}; raise tokens_per_microbatch or lower max_length"
-            )
-        return self
 
 
 class EpochSettings(PhaseSettings):
@@ -324,10 +321,10 @@ def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str,
     return _AccelerateTracker(tracker, config)
 
 
-def check_tracker(name: TrackerName, key: str = "tracker") -> None:
-    """Raise ``UserError`` if the tracker's package is not installed; ``key`` is the name of the setting."""
+def check_tracker(name: TrackerName) -> None:
+    """Raise ``UserError`` if the tracker's package is not installed."""
     if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
-            f"{key}={name} needs the package {name!r}, which is not installed",
-            f"pip install -e '.[{name}]', or choose {key}=none",
+            f"tracker={name} needs the package {name!r}, which is not installed",
+            f"pip install -e '.[{name}]', or choose tracker=none",
         )

@@ -21,11 +21,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
+from coterie.engines.transfer import send_weights
 from coterie.errors import UserError
-from coterie.models.adapters import find_head
+from coterie.models.adapters import using
 from coterie.models.check import check
 from coterie.models.prefix_trie import Family, Splitter
 from coterie.progress import Progress, Silent
+from coterie.record.rows import Row
 from coterie.training import checkpoint
 from coterie.training.batches import (
     Batch,
@@ -36,9 +38,9 @@ from coterie.training.batches import (
     rank_microbatches,
 )
 from coterie.training.checkpoint import Record, TrainingReport, hash_items, open_folder
-from coterie.training.distributed import open_accelerator, refuse_sharded_head
+from coterie.training.distributed import open_accelerator
 from coterie.training.losses import SFT, Item, Objective
-from coterie.training.reference import LossModule
+from coterie.training.reference import LossModule, RowValue, ShardedModel, rank_row_values
 from coterie.training.settings import Tracker, TrainingSettings
 
 BUCKET = 1 << 24
@@ -231,8 +233,8 @@ class Trainer(Generic[Item]):
             self.model = self._prepared.model
             """Model to sample from between two steps, with its adapter for lora."""
             self._accelerator = stack.enter_context(open_accelerator(settings, self.model.device))
-            if find_head(self.model) is not None:
-                refuse_sharded_head(self._accelerator.distributed_type)
+            # Accelerate forgets it on a CPU, where it enables FSDP only for us.
+            self._sharded: bool = self._accelerator.is_fsdp2
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
             open_folder(folder, self._accelerator, resume=resume, at=at)
@@ -323,6 +325,20 @@ class Trainer(Generic[Item]):
         splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
         return batch, splitter, splitter.families(range(len(batch.items)))
 
+    def row_values(
+        self, kind: RowValue, rows: Sequence[Row], temperature: float
+    ) -> list[tuple[int, tuple[float, ...]]]:
+        """Return this rank's share of the values of rows, with their indices.
+
+        The reference is the model without its adapter.
+        """
+        accelerator, model = self._accelerator, self.model
+        place = accelerator.process_index, accelerator.num_processes
+        sharded = ShardedModel(self._wrapped, self._rule) if self._sharded else None
+        with using(model, None) if kind == "reference" else nullcontext():
+            arguments = kind, rows, self.settings, temperature, place, sharded
+            return list(rank_row_values(model, *arguments))
+
     def leave_out(self, too_long: int, empty: int) -> None:
         self._record.counts.dropped_too_long += too_long
         self._record.counts.dropped_empty += empty
@@ -340,6 +356,14 @@ class Trainer(Generic[Item]):
         with self._prepared.training():
             checkpoint.save_final(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
+
+    def send(self, kind: str, url: str) -> None:
+        """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
+        self._refuse_closed()
+        with self._prepared.training():
+            state = self.model.state_dict(keep_vars=True)
+            weights = {name: checkpoint.whole(one).detach() for name, one in state.items()}
+            send_weights(weights, kind, url, self._accelerator.process_index)
 
     def finish(self) -> TrainingReport:
         """Save the final weights in ``folder/final``, remove the checkpoints, and close."""
@@ -421,7 +445,7 @@ class Trainer(Generic[Item]):
         for number, part in enumerate(parts, start=1):
             items = [batch.items[i] for i in part or [0]]
             # Under FSDP2 a rank that does not reduce would keep the gradients of all weights.
-            reduces = number == len(parts) or accelerator.is_fsdp2
+            reduces = number == len(parts) or self._sharded
             with nullcontext() if reduces else accelerator.no_sync(module):
                 losses = module(items, counts=bool(part))
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
@@ -480,29 +504,39 @@ def train(
     objective = objective or SFT()
     batch = make_batch(rows, objective, max_row_length(model, settings))
     order = Order(batch.groups, settings.seed, settings.batch_rows)
-    steps = order.steps_per_epoch * settings.epochs
-    steps = min(steps, settings.max_steps or steps)
-    identity = {"rows": hash_items(batch.items)}
     with Trainer(
         *(model, objective, settings, Path(folder)),
-        steps=steps,
+        steps=order.count(settings),
         adapter=adapter,
         resume=resume,
         tracker=tracker,
-        identity=identity,
+        identity={"rows": hash_items(batch.items)},
     ) as trainer:
-        if trainer.report is None:
-            watch = progress if progress and trainer.is_main else Silent()
-            every = measure_every or order.steps_per_epoch
-            if trainer.done == 0:
-                trainer.leave_out(batch.too_long, batch.empty)
-            try:
-                watch.start(steps, f"training {len(batch.items)} rows")
-                watch.advance(trainer.done)
-                for indices in order.steps(trainer.done, steps):
-                    number = trainer.done + 1
-                    measured = heldout if number == steps or number % every == 0 else ()
-                    watch.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
-            finally:
-                watch.close()
-        return trainer.finish()
+        return fit(trainer, batch, order, progress, heldout, measure_every)
+
+
+def fit(
+    trainer: Any,
+    batch: Batch[Any],
+    order: Order,
+    progress: Progress | None,
+    heldout: Sequence[Any],
+    measure_every: int | None,
+) -> TrainingReport:
+    """Take the remaining steps of a trainer, in this process or on ranks, and finish it."""
+    if trainer.report is None:
+        watch = progress if progress and trainer.is_main else Silent()
+        steps, every = order.count(trainer.settings), measure_every or order.steps_per_epoch
+        if trainer.done == 0:
+            trainer.leave_out(batch.too_long, batch.empty)
+        try:
+            watch.start(steps, f"training {len(batch.items)} rows")
+            watch.advance(trainer.done)
+            for indices in order.steps(trainer.done, steps):
+                number = trainer.done + 1
+                measured = heldout if number == steps or number % every == 0 else ()
+                watch.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
+        finally:
+            watch.close()
+    report: TrainingReport = trainer.finish()
+    return report

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rapidfuzz import fuzz
 
+from coterie.datasets.plans import PageElement
 from coterie.tools.actions.expressions import (
     CONSTANTS,
     Failed,
@@ -321,16 +322,6 @@ _OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTA
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
-    """Candidate element. Candidates are ordered by a ranker."""
-
-    id: str
-    """Id without ``]``."""
-    tag: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Gold:
     """Gold operation of a step."""
 
@@ -339,7 +330,7 @@ class Gold:
     value: str = ""
 
 
-def choose(action: Action, candidates: Sequence[Element]) -> str:
+def choose(action: Action, candidates: Sequence[PageElement]) -> str:
     """Return the operation of an action, such as ``TYPE [13] Oslo``. Raises :class:`Failed` if no element matches."""
     kind = action.tool
     if kind not in KINDS:
@@ -368,7 +359,7 @@ def score(operation: str, gold: Gold) -> tuple[bool, bool]:
     return match[2] in gold.elements, is_right
 
 
-def _fit(kind: str, query: str, element: Element) -> float:
+def _fit(kind: str, query: str, element: PageElement) -> float:
     """Score a candidate by common words, then similarity of letters, then the tag."""
     text = element.text[:500]
     words = word_f1(query, f"{text} {element.tag}" if element.tag in query.lower() else text)

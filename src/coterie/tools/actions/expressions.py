@@ -239,7 +239,7 @@ def _within(value: Number) -> Number:
 
 def _apply(name: str, values: Sequence[Number]) -> Number:
     try:
-        value = _OPERATIONS[name](*values)
+        value = OPERATIONS[name](*values)
         if isinstance(value, complex):
             raise Failed("it has no real value")
         return _within(Fraction(value) if isinstance(value, int) else value)
@@ -291,7 +291,7 @@ def _round(value: Number, places: Number = 0) -> Fraction:
     return scaled if value >= 0 else -scaled
 
 
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mult": operator.mul,
@@ -325,5 +325,5 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "tan": math.tan,
     "mod": operator.mod,
 }
-FUNCTIONS = tuple(name for name in _OPERATIONS if name.islower() and name != "percent")
+FUNCTIONS = tuple(name for name in OPERATIONS if name.islower() and name != "percent")
 """Names that are functions if ``(`` follows."""

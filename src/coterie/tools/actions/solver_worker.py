@@ -6,7 +6,6 @@ take unbounded time and memory. The sandbox's jails have only numpy.
 """
 
 import ast
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
@@ -15,7 +14,7 @@ from typing import Any
 import sympy
 from sympy import Max, Min, Rational, S, Symbol
 
-from coterie.tools.actions.expressions import Failed, compute, format_number, parse
+from coterie.tools.actions.expressions import OPERATIONS, Failed, compute, format_number, parse
 from coterie.tools.line_process import serve
 
 MEMORY = 2 * 2**30
@@ -64,18 +63,13 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mult": operator.mul,
+    **{name: OPERATIONS[name] for name in ("Add", "Sub", "Mult", "USub", "UAdd", "percent")},
     "Div": _divide,
     "FloorDiv": lambda a, b: sympy.floor(_divide(a, b)),
     "Pow": _power,
     "Mod": sympy.Mod,
     "mod": sympy.Mod,
-    "USub": operator.neg,
-    "UAdd": operator.pos,
     "factorial": _factorial,
-    "percent": lambda a: a / 100,
     "abs": sympy.Abs,
     "ceil": sympy.ceiling,
     "min": Min,

@@ -27,7 +27,7 @@ from coterie.tools.sandbox.inside.job import (
     SECONDS,
     JobRecord,
 )
-from coterie.tools.sandbox.inside.plain import NotPlain, encode
+from coterie.tools.sandbox.inside.plain import encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.worker import (
     TRIES,
@@ -304,22 +304,17 @@ class Sandbox:
         """Run the calls, and compare their results with ``expected``, which stay on the host.
 
         ``expected`` are plain values (``inside.plain``), or results of :meth:`run_reference`. ``tolerance`` is for
-        floats; ``strict`` also compares types (``results.same``). Raises ``UserError`` for tests that can't be graded.
+        floats; ``strict`` also compares types (``results.same``). Raises ``NotPlain`` for other expected values.
         """
         if not calls or len(calls) != len(expected):
             raise UserError(
                 f"{len(calls)} calls and {len(expected)} expected values can't be graded",
                 "give at least one call, and one value for each",
             )
-        try:
-            wires = [
-                one.wire if isinstance(one, CallResult) and one.wire else encode(one)
-                for one in expected
-            ]
-        except NotPlain as error:
-            raise UserError(
-                f"an expected value can't be compared: {error}", "give plain values"
-            ) from error
+        wires = [
+            one.wire if isinstance(one, CallResult) and one.wire else encode(one)
+            for one in expected
+        ]
         records, _ = await self.answers.run(source, calls, mode == "legacy", self.settings)
 
         def judge_all() -> Graded:

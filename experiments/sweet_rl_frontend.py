@@ -1,0 +1,110 @@
+"""SWEET-RL on web pages: the method and its baselines on the micro-world ``pages``, rendered by Chromium.
+
+Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and seeds, p < 0.05; score is
+the similarity ``layout`` of the agent's last page and the user's: a white page 0, the user's page 1):
+
+* must: SWEET scores above the base (zero-shot);
+* reported: SWEET scores above rejection fine-tuning;
+* reported: SWEET scores above multi-turn DPO.
+
+A seed's runs share their equal steps: the base's evaluation and the offline dialogues. Nothing was tuned on these
+pages: rates, epochs and weights of all methods are those of ``sweet_rl/backend`` on its micro-world.
+
+Nothing is trained if the gate is not passed: an agent that makes the change that the user asks for, until the user is
+satisfied, must score above the base.
+"""
+
+import json
+import random
+from dataclasses import replace
+
+from coterie.environments.collaboration import MARKER
+from coterie.environments.pages import (
+    HIDDEN,
+    RIGHT,
+    Design,
+    draw_design,
+    largest_difference,
+    scripted_reply,
+    write_page,
+)
+from coterie.environments.protocol import AGENT
+from coterie.environments.user_simulator import PERSON
+from coterie.recipes.sweet_rl import SweetRL
+from coterie.record.tree import Task
+from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import ScriptedSampler
+from coterie.rollout.samplers import Sampler
+from coterie.runs.folder import Run
+from coterie.runs.items import play
+from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
+from experiments.sweet_rl import run_method
+
+NAME = "sweet_rl/frontend"
+METHODS = ("sweet", "rejection_ft", "multi_turn_dpo")
+ORACLE_MINUS_BASE = 0.2
+MIN_TASKS = 250
+"""Fewer than the preset's 300, since a task whose page does not render is left out."""
+
+
+def reproduce(x: Experiment) -> list[Claim]:
+    """Run the methods with every seed; test the claims."""
+    x.min_tasks = MIN_TASKS
+    for seed in x.seeds:
+        for method in METHODS:
+            run_method(x, method, [*x.words, f"method={method}", f"seed={seed}"], NAME)
+    return x.claims(
+        "sweet",
+        [
+            ("over_zero_shot", "SWEET scores above the base", True, "zero_shot"),
+            (
+                "over_rejection_ft",
+                "SWEET scores above rejection fine-tuning",
+                False,
+                "rejection_ft",
+            ),
+            ("over_multi_turn_dpo", "SWEET scores above multi-turn DPO", False, "multi_turn_dpo"),
+        ],
+    )
+
+
+def gate(x: Experiment) -> Gate:
+    """Play the held-out tasks with the base, and with an agent that makes the changes asked for."""
+    recipe: SweetRL = make_recipe(NAME, x.words)
+    with x.play(recipe, x.folder, lambda run: play_both(x, recipe, run)) as run:
+        base, oracle = (
+            [score for scores in sampled_scores(run, 0, stage) for score in scores]
+            for stage in ("gate_base", "gate_oracle")
+        )
+    means = {"base": sum(base) / len(base), "oracle": sum(oracle) / len(oracle)}
+    return Gate(
+        means,
+        passed=means["oracle"] - means["base"] >= ORACLE_MINUS_BASE,
+        asked=f"oracle minus base at least {ORACLE_MINUS_BASE}",
+    )
+
+
+async def play_both(x: Experiment, recipe: SweetRL, run: Run) -> None:
+    base = await recipe.sampler(run, 0, recipe.settings.evaluate.temperature)
+    samplers: dict[str, Sampler] = {
+        "gate_base": base,
+        "gate_oracle": ScriptedSampler(recipe.renderers["policy"], oracle_turns, "script:pages"),
+    }
+    stats = base.engine.stats
+    async with recipe.actors(run) as actors:
+        for stage, sampler in samplers.items():
+            episodes = [Episode(task, 0, 0, stage) for task in recipe.heldout_tasks()]
+            driver = actors.driver({AGENT: sampler}, recipe.settings.seed)
+            await play(run.store, driver, episodes, x.progress, lambda: stats.sampled_tokens)
+
+
+def oracle_turns(task: Task) -> list[str]:
+    """Return the turns of an agent that begins with any page and makes each change that the user asks for."""
+    goal = Design(**json.loads(task.secrets[HIDDEN].reveal(PERSON)))
+    page = replace(draw_design(random.Random(task.id)), heading=goal.heading)
+    turns = [write_page(page)]
+    while (name := largest_difference(page, goal)) is not None:
+        page = replace(page, **{name: getattr(goal, name)})
+        turns.append(write_page(page))
+    assert scripted_reply(goal, turns[-1]) == RIGHT
+    return [*turns, f"{MARKER}\n{turns[-1]}"]

@@ -1,0 +1,1 @@
+"""Clusters that hold a run's servers and ranks."""

@@ -1,0 +1,166 @@
+"""Process that makes and plays games of the package ``textworld``, started by ``environments.textworld``.
+
+The package is not thread-safe. Games without Inform have no text, so their texts are made here from the facts of the
+state.
+"""
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from numpy.random import RandomState
+from textworld.core import EnvInfos
+from textworld.envs.tw import TextWorldEnv
+from textworld.generator import make_game
+from textworld.generator.game import GameOptions
+
+from coterie.tools.line_process import serve
+
+MEMORY = 4 * 2**30
+"""Bytes of address space."""
+MOST_GAMES = 64
+"""Number of games in play. The least recently used one is closed, and replayed if its session continues."""
+TRIES = 20
+"""Number of games drawn from a seed until the quest of one has the set length."""
+SEEDS = ("map", "objects", "quest", "grammar")
+MOST_PARTIAL_SEED = 65635
+"""As in the package, so the first game of a seed is the game of ``tw-make`` with this seed."""
+DIRECTIONS = ("north", "east", "south", "west")
+PASSIVE = ("look", "inventory", "examine")
+"""Commands that change nothing, which the package would take as long for as for others."""
+STATES = ("open", "closed", "locked")
+
+
+def make(path: Path, seed: int, rooms: int, objects: int, length: int) -> None:
+    """Make the game of a seed and save it, if it is not there. Raises ``ValueError`` if no quest has the length."""
+    if path.exists():
+        return
+    rng = RandomState(seed)
+    for _ in range(TRIES):
+        options = GameOptions()
+        options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, length
+        options.seeds = {name: int(rng.randint(MOST_PARTIAL_SEED)) for name in SEEDS}
+        game = make_game(options)
+        if len(game.metadata["walkthrough"]) == length:
+            break
+    else:
+        raise ValueError(f"no quest of {length} commands in {TRIES} games of seed {seed}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{os.getpid()}-{path.name}")
+    game.save(str(partial))
+    partial.rename(path)
+
+
+class Play:
+    """One game in play."""
+
+    def __init__(self, path: Path) -> None:
+        self.environment = TextWorldEnv(EnvInfos(policy_commands=True))
+        self.environment.load(str(path))
+        self.state: Any = self.environment.reset()
+        self.names = {id_: info.name for id_, info in self.state["game"].infos.items()}
+        self.commands = 0
+
+    def beginning(self) -> dict[str, Any]:
+        game = self.state["game"]
+        walkthrough = [str(one) for one in game.metadata["walkthrough"]]
+        return {**self._reply(f"{game.objective.strip()} "), "walkthrough": walkthrough}
+
+    def do(self, command: str) -> dict[str, Any]:
+        """Carry out a command, in any case."""
+        self.commands += 1
+        known = {one.lower(): one for one in self.state["admissible_commands"]}
+        exact = known.get(command.lower())
+        if exact is None:
+            return {**self._reply(), "known": False}
+        verb, _, what = exact.partition(" ")
+        if verb not in PASSIVE:
+            self.state, _, _ = self.environment.step(exact)
+        return self._reply(self._description(what) if verb == "examine" else "")
+
+    def _description(self, name: str) -> str:
+        """Return the fixed part of a description. The rest is code of Inform on states that the view also tells."""
+        infos = self.state["game"].infos.values()
+        text = next((one.desc for one in infos if one.name == name), None) or ""
+        fixed = text.partition("[")[0].strip()
+        return f"{fixed.rstrip('.')}. " if fixed else ""
+
+    def _reply(self, before: str = "") -> dict[str, Any]:
+        state = self.state
+        return {
+            "text": before + view_of(state["_facts"], self.names),
+            "commands": [str(one) for one in state["admissible_commands"]],
+            "left": len(state["policy_commands"] or ()),
+            "end": "won" if state["won"] else "lost" if state["lost"] else "",
+            "known": True,
+        }
+
+
+def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
+    """Describe the room, visible objects, exits, and what the agent carries.
+
+    ``facts`` are propositions with a name and arguments, such as ``in(key, chest)``.
+    """
+    truths = sorted((str(one.name), tuple(str(v.name) for v in one.arguments)) for one in facts)
+    room = next(args[1] for name, args in truths if name == "at" and args[0] == "P")
+    state = {args[0]: name for name, args in truths if name in STATES}
+    inside: dict[str, list[str]] = {}
+    for name, args in truths:
+        if name in ("at", "in", "on") and args[0] != "P":
+            inside.setdefault(args[1], []).append(args[0])
+    doors = {(args[0], args[2]): args[1] for name, args in truths if name == "link"}
+    to = {name: args[0] for name, args in truths if name.endswith("_of") and args[1] == room}
+
+    def members(holder: str) -> str:
+        return ", ".join(names[one] for one in inside.get(holder, ())) or "nothing"
+
+    def describe(thing: str) -> str:
+        notes = [state[thing]] if thing in state else []
+        if thing.startswith("s_"):
+            notes.append(f"on it: {members(thing)}")
+        elif state.get(thing) == "open":
+            notes.append(f"in it: {members(thing)}")
+        return f"{names[thing]} ({', '.join(notes)})" if notes else names[thing]
+
+    def exit_(direction: str) -> str:
+        door = doors.get((room, to[f"{direction}_of"]))
+        return direction if door is None else f"{direction} ({names[door]}, {state[door]})"
+
+    things = "; ".join(map(describe, inside.get(room, ()))) or "nothing"
+    exits = "; ".join(exit_(one) for one in DIRECTIONS if f"{one}_of" in to) or "none"
+    return f"You are in the {names[room]}. You see: {things}. Exits: {exits}. You carry: {members('I')}."
+
+
+_plays: OrderedDict[int, Play] = OrderedDict()
+
+
+def play(session: int, game: dict[str, Any], commands: list[str]) -> list[dict[str, Any]]:
+    """Return the reply to the last command of a session, or all replies if it has to be played from the beginning."""
+    current = _plays.pop(session, None)
+    if current is not None and current.commands == len(commands) - 1:
+        replies = [current.do(commands[-1])]
+    else:
+        path = Path(game.pop("path"))
+        make(path, **game)
+        current = Play(path)
+        replies = [current.beginning(), *map(current.do, commands)]
+    _plays[session] = current
+    if len(_plays) > MOST_GAMES:
+        _plays.popitem(last=False)
+    return replies
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with redirect_stdout(sys.stderr):
+            return {"replies": play(**request)}
+    except Exception as error:  # of one game, from anywhere in the package
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+
+if __name__ == "__main__":
+    serve(answer, MEMORY)

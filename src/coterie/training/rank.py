@@ -1,0 +1,151 @@
+"""Process of a rank: it connects to the driver and does what it asks for, together with the other ranks."""
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from importlib.metadata import version
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+from torch.distributed.fsdp import fully_shard
+
+from coterie.config.plugins import at_place
+from coterie.errors import UserError
+from coterie.models.adapters import ModelSource
+from coterie.models.check import check
+from coterie.record.rows import Row
+from coterie.training.losses import SFT
+from coterie.training.ranks import ADDRESS, TOKEN, Job
+from coterie.training.reference import LossModule, ShardedModel, rank_row_values
+from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import Trainer
+
+TIMEOUT = 1800.0
+"""Seconds that a rank waits for the others within a step."""
+ROWS = TypeAdapter(list[Row])
+
+
+class Rank:
+    """Trainers and frozen models of one rank. Public methods are the requests of the driver."""
+
+    def __init__(self, state: PartialState) -> None:
+        self._state = state
+        self._trainers: dict[str, Trainer[Any]] = {}
+        self._items: dict[str, TypeAdapter[Any]] = {}
+        self._frozen: dict[ModelSource, tuple[Any, ShardedModel | None]] = {}
+
+    def open(self, name: str, job: Any) -> dict[str, Any]:
+        known = TypeAdapter(Job).validate_python(job)
+        kind: Any = list.__class_getitem__(at_place(known.item))
+        self._items[name] = TypeAdapter(kind)
+        model = known.source.load(self._state.device).model
+        self._trainers[name] = Trainer(
+            *(model, known.make_objective(), known.settings, known.folder),
+            steps=known.steps,
+            identity=known.identity,
+            keep_last=known.keep_last,
+            at=known.at,
+        )
+        return self._facts(name)
+
+    def step(self, name: str, items: Any, heldout: Any, before: int) -> Any:
+        """Take the step after ``before`` steps, unless a checkpoint already has it."""
+        trainer, read = self._trainers[name], self._items[name].validate_python
+        if trainer.done > before:
+            return from_json((trainer.folder / "metrics.jsonl").read_bytes().splitlines()[before])
+        return trainer.step(read(items), read(heldout))
+
+    def row_values(self, name: str, kind: Any, rows: Any, temperature: float) -> Any:
+        return self._trainers[name].row_values(kind, ROWS.validate_python(rows), temperature)
+
+    def leave_out(self, name: str, too_long: int, empty: int) -> None:
+        self._trainers[name].leave_out(too_long, empty)
+
+    def save(self, name: str) -> None:
+        self._trainers[name].save()
+
+    def publish(self, name: str, folder: str) -> None:
+        self._trainers[name].publish(Path(folder))
+
+    def send(self, name: str, kind: str, url: str) -> None:
+        self._trainers[name].send(kind, url)
+
+    def finish(self, name: str) -> dict[str, Any]:
+        self._trainers[name].finish()
+        return self._facts(name)
+
+    def score(
+        self, _: str, source: Any, settings: Any, kind: Any, rows: Any, temperature: float
+    ) -> Any:
+        """Compute values of rows by a frozen model, with its adapter active."""
+        own = TypeAdapter(ModelSource).validate_python(source)
+        training = TrainingSettings.model_validate(settings)
+        if own not in self._frozen:
+            model = own.load(self._state.device).model
+            self._frozen[own] = model, _shard(model, training)
+        model, sharded = self._frozen[own]
+        place = self._state.process_index, self._state.num_processes
+        values = kind, ROWS.validate_python(rows), training, temperature, place, sharded
+        return list(rank_row_values(model, *values))
+
+    def forget(self, _: str) -> None:
+        self._frozen.clear()
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        one = self._trainers[name]
+        return {"done": one.done, "longest": one.longest, "report": one.report}
+
+
+def _shard(model: Any, settings: TrainingSettings) -> ShardedModel | None:
+    """Shard a frozen model over the ranks if trained models are."""
+    model.requires_grad_(False)
+    if os.environ.get("ACCELERATE_USE_FSDP") != "true":
+        return None
+    rule = check(model).packing(settings.packing)
+    module = LossModule(model, SFT())
+    for layer in model.modules():
+        if type(layer).__name__ in (model._no_split_modules or ()):
+            fully_shard(layer)
+    fully_shard(module)
+    return ShardedModel(module, rule)
+
+
+def main() -> None:
+    """Connect to the driver, join the other ranks, and answer requests until the driver closes the connection."""
+    if torch.cuda.device_count() == 1:  # the launcher shows each rank its own GPU only
+        os.environ["LOCAL_RANK"] = "0"
+    host, _, port = os.environ[ADDRESS].rpartition(":")
+    link = Client((host, int(port)), authkey=os.environ[TOKEN].encode())
+    nonce = Path(link.recv_bytes().decode())
+    hello = {"rank": int(os.environ["RANK"]), "host": socket.gethostname()}
+    link.send_bytes(to_json({**hello, "version": version("coterie"), "sees": nonce.exists()}))
+    rank: Rank | None = None
+    while True:
+        try:
+            request = from_json(link.recv_bytes())
+        except (EOFError, OSError):
+            break
+        if rank is None:  # the first request
+            on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
+            rank = Rank(PartialState(on_cpu, timeout=timedelta(seconds=TIMEOUT)))
+            link.send_bytes(b'{"value":null}')
+            continue
+        try:
+            value = getattr(rank, request["do"])(request["name"], **request["values"])
+        except UserError as error:
+            link.send_bytes(to_json({"refusal": [error.what, error.todo]}))
+            sys.exit(1)
+        link.send_bytes(to_json({"value": value}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

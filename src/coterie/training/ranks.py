@@ -1,0 +1,602 @@
+"""Ranks: processes that train models together (DDP or FSDP 2), and the trainers that a run has on them.
+
+The run's process, the driver, starts the ranks (:func:`local_ranks`) and sends each request to all of them as JSON.
+They live until the training ends and keep models and optimizers. If a rank dies, all start again from the last
+checkpoint, and the driver repeats the later steps, whose items it has kept.
+"""
+
+import os
+import queue
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+import torch
+from peft import PeftModel
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+from safetensors.torch import save_file
+
+from coterie.config.plugins import at_place, place_of
+from coterie.config.settings import Settings
+from coterie.engines.child_guard import guarded
+from coterie.engines.server_process import free_port
+from coterie.engines.vllm import HOST
+from coterie.errors import UserError
+from coterie.models.adapters import HEAD_FILE, ModelSource, find_head, save_adapter, split_head
+from coterie.models.loading import LoadedModel
+from coterie.progress import Progress
+from coterie.record.rows import Row
+from coterie.training.batches import Order, make_batch, max_row_length
+from coterie.training.checkpoint import TrainingReport, hash_items, saved_steps
+from coterie.training.distributed import accelerate_config
+from coterie.training.losses import Item, Objective
+from coterie.training.reference import RowValue
+from coterie.training.settings import Tracker, TrainingSettings
+from coterie.training.trainer import fit
+
+ADDRESS, TOKEN = "COTERIE_DRIVER", "COTERIE_TOKEN"
+"""Environment variables of a rank: address of the driver, and the secret of its connection."""
+JOIN_SECONDS = 300.0
+"""Time limit for all ranks to start and connect."""
+RESTARTS = 3
+"""Starts after the first one, in a row without a finished request."""
+GRACE = 5.0
+POLL = 0.25
+LAST_LINES = 15
+
+Launch = Callable[[Mapping[str, str], int, Path], AbstractContextManager[Callable[[], str]]]
+"""Starts ranks inside a block: environment of all ranks, their number, log file.
+
+Each is a process ``python -m coterie.training.rank`` that also has ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+``MASTER_ADDR`` and ``MASTER_PORT``. The value is a function that returns why the ranks ended, or "".
+"""
+
+
+@contextmanager
+def local_ranks(
+    environment: Mapping[str, str], count: int, log: Path
+) -> Iterator[Callable[[], str]]:
+    """Start ranks on this machine, each under a guard that ends it with this process."""
+    shared = {**environment, "WORLD_SIZE": str(count), "MASTER_ADDR": HOST}
+    shared["MASTER_PORT"] = str(free_port())
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def problem() -> str:
+        ended = [(n, one.poll()) for n, one in enumerate(processes)]
+        return ", ".join(f"rank {n} ended with status {s}" for n, s in ended if s is not None)
+
+    try:
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(start_rank({**shared, **own}, log))
+        yield problem
+    finally:
+        end_ranks(processes)
+
+
+def start_rank(
+    environment: Mapping[str, str], log: Path, prefix: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
+    """Start a rank, or all by a command that ``prefix`` begins, under a guard; the log gets its output."""
+    command = [*prefix, sys.executable, "-m", "coterie.training.rank"]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            guarded(command, GRACE),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+
+def end_ranks(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End processes of :func:`start_rank`, and wait for them."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in processes:
+        process.wait()
+
+
+class RanksGone(Exception):
+    """A rank ended or closed its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Training of a rank. Classes are import paths from :func:`~coterie.config.plugins.place_of`."""
+
+    source: ModelSource
+    settings: TrainingSettings
+    folder: Path
+    objective: str
+    objective_settings: tuple[str, str] | None
+    """Class and JSON of the objective's settings."""
+    item: str
+    steps: int | None
+    identity: Mapping[str, str]
+    keep_last: int
+    at: int | None
+
+    def make_objective(self) -> Objective[Any]:
+        arguments = []
+        if self.objective_settings:
+            kind, text = self.objective_settings
+            arguments.append(at_place(kind).model_validate_json(text))
+        objective: Objective[Any] = at_place(self.objective)(*arguments)
+        return objective
+
+
+class Ranks:
+    """Ranks of a training, or of several that are open together. A context manager."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        device: str,
+        folder: Path,
+        launch: Launch = local_ranks,
+        host: str = HOST,
+        key: str = "train",
+    ) -> None:
+        self._config = accelerate_config(settings, key)
+        self.count: int = self._config["num_processes"]
+        self._threads = settings.threads or max(1, (os.cpu_count() or 1) // self.count)
+        self.device = device
+        self.folder = folder
+        self._launch, self._host = launch, host
+        self._links: list[Connection] = []
+        self._running: AbstractContextManager[Callable[[], str]] | None = None
+        self._problem: Callable[[], str] = str
+        self._failures = 0
+        self._lock = threading.Lock()
+        self.trainers: list[RankTrainer[Any]] = []
+
+    def __enter__(self) -> "Ranks":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log.unlink(missing_ok=True)
+        while not self._links:
+            try:
+                self._start()
+            except RanksGone as gone:
+                self._count_failure(gone)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "ranks.log"
+
+    def call(self, message: bytes) -> list[Any]:
+        """Send a :func:`request` to all ranks and return their replies, in order. Threads take turns.
+
+        Starts the ranks again if one is gone. Raises :class:`UserError` as the trainer does, or if they fail again.
+        """
+        with self._lock:
+            while True:
+                try:
+                    if not self._links:
+                        self._start()
+                        for trainer in self.trainers:
+                            trainer.reopen()
+                    replies = self.exchange(message)
+                except RanksGone as gone:
+                    self._count_failure(gone)
+                else:
+                    self._failures = 0
+                    return replies
+
+    def exchange(self, message: bytes) -> list[Any]:
+        """Send a request once. Raises :class:`RanksGone`, and ``UserError`` as the trainer does."""
+        replies: dict[Connection, Any] = {}
+        try:
+            for link in self._links:
+                link.send_bytes(message)
+            while len(replies) < self.count:
+                waiting = [link for link in self._links if link not in replies]
+                for ready in wait(waiting, POLL):
+                    assert isinstance(ready, Connection)
+                    replies[ready] = reply = from_json(ready.recv_bytes())
+                    if "refusal" in reply:
+                        raise UserError(*reply["refusal"])
+                if problem := self._problem():
+                    raise RanksGone(problem)
+        except (EOFError, OSError) as error:
+            time.sleep(POLL)  # for the status of the process
+            raise RanksGone(self._problem() or "a rank closed its connection") from error
+        return [replies[link]["value"] for link in self._links]
+
+    def _start(self) -> None:
+        """Start the ranks and wait for all. Raises :class:`RanksGone`, and ``UserError`` for ranks that can't work."""
+        token = secrets.token_hex(16)
+        listener = Listener((self._host, 0), authkey=token.encode(), backlog=self.count)
+        arrivals: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        threading.Thread(target=_accept, args=(listener, arrivals), daemon=True).start()
+        nonce = self.folder / f".nonce-{secrets.token_hex(8)}"
+        nonce.touch()
+        host, port = listener.address
+        environment = {
+            **_launch_variables(self._config),
+            ADDRESS: f"{host}:{port}",
+            TOKEN: token,
+            "OMP_NUM_THREADS": str(self._threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        if self.device == "cpu":
+            environment["ACCELERATE_USE_CPU"] = "true"
+        try:
+            self._running = self._launch(environment, self.count, self.log)
+            self._problem = self._running.__enter__()
+            links = self._join(arrivals, nonce)
+            self._links = [links[rank] for rank in range(self.count)]
+            self.exchange(b"{}")  # joins the process group
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            nonce.unlink()
+            listener.close()
+
+    def _join(
+        self, arrivals: "queue.SimpleQueue[Connection]", nonce: Path
+    ) -> dict[int, Connection]:
+        links: dict[int, Connection] = {}
+        until = time.monotonic() + JOIN_SECONDS
+        while len(links) < self.count:
+            with suppress(queue.Empty):
+                link = arrivals.get(timeout=POLL)
+                self._links.append(link)  # closed if the start fails
+                try:
+                    link.send_bytes(str(nonce.absolute()).encode())
+                    hello = from_json(link.recv_bytes())
+                except (EOFError, OSError) as error:
+                    raise RanksGone("a rank ended while it connected") from error
+                links[hello["rank"]] = link
+                _check_hello(hello, nonce)
+            if problem := self._problem():
+                raise RanksGone(problem)
+            if time.monotonic() > until:
+                absent = ", ".join(str(n) for n in range(self.count) if n not in links)
+                raise UserError(
+                    f"ranks {absent} of {self.count} did not connect within {JOIN_SECONDS:g} s",
+                    self._advice(),
+                )
+        return links
+
+    def _stop(self) -> None:
+        for link in self._links:
+            link.close()
+        self._links = []
+        if self._running is not None:
+            self._running.__exit__(None, None, None)
+            self._running = None
+
+    def _count_failure(self, gone: RanksGone) -> None:
+        self._stop()
+        self._failures += 1
+        if self._failures > RESTARTS:
+            raise UserError(
+                f"the {self.count} ranks ended {self._failures} times in a row: {gone}",
+                self._advice(),
+            ) from gone
+
+    def _advice(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return (
+            f"run it again to resume from the last checkpoint. The log {self.log} ends with:\n  "
+            + "\n  ".join(lines)
+        )
+
+
+def _accept(listener: Listener, arrivals: "queue.SimpleQueue[Connection]") -> None:
+    while True:
+        try:
+            arrivals.put(listener.accept())
+        except (AuthenticationError, EOFError, ConnectionError):
+            continue  # not one of ours
+        except OSError:
+            return  # closed
+
+
+def _check_hello(hello: Mapping[str, Any], nonce: Path) -> None:
+    """Raise ``UserError`` for a rank with another version of coterie, or without access to the run folder."""
+    rank, own = f"rank {hello['rank']} on {hello['host']}", version("coterie")
+    if hello["version"] != own:
+        raise UserError(
+            f"{rank} has coterie {hello['version']}, but this process has {own}",
+            "install the same version on all machines",
+        )
+    if not hello["sees"]:
+        raise UserError(
+            f"{rank} can't see the folder {nonce.parent.absolute()}",
+            "use a run folder that all machines share, under the same path",
+        )
+
+
+def _launch_variables(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables that Accelerate reads for FSDP."""
+    if config["distributed_type"] != "FSDP":
+        return {}
+    options = {name.upper(): str(value) for name, value in config["fsdp_config"].items()}
+    layers = options.pop("FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP", None)
+    if layers is not None:
+        options["FSDP_TRANSFORMER_CLS_TO_WRAP"] = layers
+    return {"ACCELERATE_USE_FSDP": "true", **options}
+
+
+def request(name: str, do: str, **values: Any) -> bytes:
+    """Return a request to the trainer ``name`` on the ranks, as JSON."""
+    return to_json({"name": name, "do": do, "values": values}, fallback=_plain_number)
+
+
+def _plain_number(value: Any) -> Any:
+    """Convert a NumPy scalar for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"items for ranks are sent as JSON, which has no {type(value).__name__}")
+
+
+class RankTrainer(Generic[Item]):
+    """A :class:`~coterie.training.trainer.Trainer` on ranks."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        source: ModelSource,
+        objective: Objective[Item],
+        settings: TrainingSettings,
+        folder: Path,
+        item: type[Item],
+        *,
+        steps: int | None = None,
+        tracker: Tracker | None = None,
+        identity: Mapping[str, str] | None = None,
+        keep_last: int = 1,
+        at: int | None = None,
+    ) -> None:
+        own = getattr(objective, "settings", None)
+        saved = (place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
+        job = Job(
+            source=source,
+            settings=settings,
+            folder=folder.absolute(),
+            objective=place_of(type(objective)),
+            objective_settings=saved,
+            item=place_of(item),
+            steps=steps,
+            identity=identity or {},
+            keep_last=keep_last,
+            at=at,
+        )
+        _check_job(job, objective)
+        self.settings = settings
+        self.folder = folder
+        self.report: TrainingReport | None = None
+        self.done = self.longest = 0
+        self._ranks, self._job = ranks, job
+        self._name = f"{len(ranks.trainers)}/{folder.name}"
+        self._tracker = tracker or Tracker()
+        self._kept: list[tuple[int, bytes]] = []
+        """Requests since the last checkpoint, with the number of steps before each."""
+        self._set_state(ranks.call(self._request("open", job=job))[0])
+        ranks.trainers.append(self)
+
+    is_main = True
+    """The process of this object reports the progress."""
+
+    def __enter__(self) -> "RankTrainer[Item]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
+        before = {"before": self.done}
+        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **before)
+        self.done += 1
+        self._tracker.log(metrics, self.done)
+        saved = max(saved_steps(self.folder), default=0)
+        self._kept = [one for one in self._kept if one[0] >= saved]
+        return metrics
+
+    def row_values(
+        self, kind: RowValue, rows: Sequence[Row], temperature: float
+    ) -> list[tuple[float, ...] | None]:
+        """Compute the values of rows on all ranks; the reference is the model without its adapter."""
+        values = {"kind": kind, "rows": rows, "temperature": temperature}
+        return _merge(self._ranks.call(self._request("row_values", **values)), len(rows))
+
+    def leave_out(self, too_long: int, empty: int) -> None:
+        if too_long or empty:
+            self._call("leave_out", too_long=too_long, empty=empty)
+
+    def save(self) -> None:
+        self._ranks.call(self._request("save"))
+        self._kept.clear()
+
+    def publish(self, folder: Path) -> None:
+        """Save the current weights (of the adapter, for lora) to ``folder`` for engines to load."""
+        self._ranks.call(self._request("publish", folder=folder.absolute()))
+
+    def finish(self) -> TrainingReport:
+        """Save the final weights in ``folder/final``, remove the checkpoints, and close."""
+        if self.report is None:
+            self._set_state(self._ranks.call(self._request("finish"))[0])
+        assert self.report is not None
+        self.close()
+        return self.report
+
+    def send(self, kind: str, url: str) -> None:
+        """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
+        self._ranks.call(self._request("send", kind=kind, url=url))
+
+    def close(self) -> None:
+        """Forget the trainer. The ranks end with their block."""
+        if self in self._ranks.trainers:
+            self._ranks.trainers.remove(self)
+
+    def reopen(self) -> None:
+        """Open the trainer on new ranks and repeat the steps after its last checkpoint."""
+        (state, *_) = self._ranks.exchange(self._request("open", job=replace(self._job, at=None)))
+        for before, kept in self._kept:
+            if before >= state["done"]:
+                self._ranks.exchange(kept)
+
+    def _call(self, do: str, **values: Any) -> Any:
+        """Send a request that changes the trainer, and keep it until the next checkpoint."""
+        message = self._request(do, **values)
+        reply, *_ = self._ranks.call(message)
+        self._kept.append((self.done, message))
+        return reply
+
+    def _request(self, do: str, **values: Any) -> bytes:
+        return request(self._name, do, **values)
+
+    def _set_state(self, state: Mapping[str, Any]) -> None:
+        self.done, self.longest = state["done"], state["longest"]
+        if state["report"] is not None:
+            self.report = TypeAdapter(TrainingReport).validate_python(state["report"])
+
+
+@dataclass(frozen=True, slots=True)
+class RankScorer:
+    """Frozen model on ranks; its adapter, if any, is active. A context manager."""
+
+    ranks: Ranks
+    source: ModelSource
+    settings: TrainingSettings
+
+    def __enter__(self) -> "RankScorer":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.ranks.call(request("", "forget"))
+
+    def row_values(
+        self, kind: RowValue, rows: Sequence[Row], temperature: float
+    ) -> list[tuple[float, ...] | None]:
+        model = {"source": self.source, "settings": self.settings.model_dump(mode="json")}
+        values = {"kind": kind, "rows": rows, "temperature": temperature}
+        return _merge(self.ranks.call(request("", "score", **model, **values)), len(rows))
+
+
+def _merge(parts: Sequence[Any], count: int) -> list[tuple[float, ...] | None]:
+    """Join the values of all ranks, in the order of the rows."""
+    result: list[tuple[float, ...] | None] = [None] * count
+    for part in parts:
+        for i, own in part:
+            result[i] = tuple(own)
+    return result
+
+
+def _check_job(job: Job, objective: Objective[Any]) -> None:
+    """Raise ``UserError`` if ranks can't rebuild the objective, or the class of the items."""
+    try:
+        rebuilt = vars(job.make_objective()) == vars(objective)
+        is_class = isinstance(at_place(job.item), type)
+    except (ImportError, AttributeError, TypeError):
+        rebuilt = is_class = False
+    in_main = any(name.startswith("__main__:") for name in (job.objective, job.item))
+    if in_main or not is_class or not rebuilt:
+        raise UserError(
+            f"ranks can't rebuild the objective {job.objective} from its class and settings, or the items {job.item}",
+            "define the class at the top level of an importable module and put all its numbers into `settings`, or "
+            "train in one process",
+        )
+
+
+def source_of(loaded: LoadedModel, folder: Path) -> ModelSource:
+    """Return the source of a model, whose adapter and value head are saved in ``folder``."""
+    model = loaded.model
+    adapter = model.active_adapter if isinstance(model, PeftModel) else None
+    folder.mkdir(parents=True, exist_ok=True)
+    if adapter is not None:
+        save_adapter(model, folder, adapter)
+    head = find_head(model) is not None
+    if head:
+        save_file(split_head(model.state_dict())[1], folder / HEAD_FILE)
+    return ModelSource(
+        loaded.source,
+        str(model.dtype).removeprefix("torch."),
+        model.config._attn_implementation,
+        adapter=str(folder.absolute()) if adapter is not None else None,
+        trainable=True,
+        head=str(folder.absolute()) if head else None,
+    )
+
+
+@contextmanager
+def ranks_of(
+    loaded: LoadedModel,
+    settings: TrainingSettings,
+    folder: Path,
+    launch: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[Ranks, ModelSource]]:
+    """Start ranks for a model, which leaves its device to them. ``folder`` is that of the training.
+
+    ``launch`` has the arguments of :class:`Ranks` for a cluster.
+    """
+    device, job = loaded.model.device.type, folder / "job"
+    shutil.rmtree(job, ignore_errors=True)
+    source = source_of(loaded, job)
+    if device == "cuda":
+        loaded.model.to("cpu")  # the ranks need the room
+        torch.cuda.empty_cache()
+    try:
+        with Ranks(settings, device, job, **(launch or {})) as ranks:
+            yield ranks, source
+        shutil.rmtree(job)
+    finally:
+        loaded.model.to(device)
+
+
+def train_on_ranks(
+    ranks: Ranks,
+    source: ModelSource,
+    model: Any,
+    items: Sequence[Any],
+    settings: TrainingSettings,
+    folder: Path,
+    objective: Objective[Any],
+    progress: Progress,
+    tracker: Tracker,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
+) -> TrainingReport:
+    """Run :func:`~coterie.training.trainer.train` on ranks; ``model`` is the starting model, which does not change.
+
+    Raises :class:`UserError` as ``train`` does, and with the end of the log if the ranks die again and again. The next
+    call resumes from the last checkpoint.
+    """
+    batch = make_batch(items, objective, max_row_length(model, settings))
+    kinds = sorted({place_of(type(item)) for item in batch.items})
+    if len(kinds) > 1:
+        raise UserError(
+            f"ranks train items of one class, but these have several: {', '.join(kinds)}",
+            "use one class, or train in one process",
+        )
+    order = Order(batch.groups, settings.seed, settings.batch_rows)
+    with RankTrainer(
+        *(ranks, source, objective, settings, folder, type(batch.items[0])),
+        steps=order.count(settings),
+        tracker=tracker,
+        identity={"rows": hash_items(batch.items)},
+    ) as trainer:
+        return fit(trainer, batch, order, progress, heldout, measure_every)

@@ -1,0 +1,60 @@
+"""A run on two nodes by torchrun: two agents on this machine that meet at a port."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie.engines.server_process import free_port
+from tests.conftest import SMALL
+from tests.reinforcing import made, recorded, run_whole, telling_words
+from tests.test_rank_runs import TWO, differences
+
+
+def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
+    """Run one process on each of two nodes; return their status and output."""
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    meeting += ["--master-port", str(free_port())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "torch.distributed.run", *meeting]
+    run = ["-m", "coterie", "run", method, *words, "--folder", str(folder)]
+    agents = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(node), *run],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=200)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    return [(agent.returncode, output) for agent, output in zip(agents, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("method", ["rl/grpo", "optima/isft"])
+def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Path) -> None:
+    words = [*SMALL, "train.processes=2"]
+    if method == "rl/grpo":
+        words = [*telling_words(tmp_path), *TWO, "steps.count=2"]
+    words = [*{word.partition("=")[0]: word for word in words}.values()]
+    for status, output in nodes(method, words, tmp_path / "nodes"):
+        assert status == 0, output
+    run_whole(made(method, words), tmp_path / "local")
+    assert recorded(tmp_path / "nodes") == recorded(tmp_path / "local")
+    assert differences(tmp_path / "local", tmp_path / "nodes") == 0
+
+
+def test_another_number_of_ranks_than_processes_is_refused(tmp_path: Path) -> None:
+    words = ["update.processes=3", "engine.device=cpu"]
+    outputs = [output for _, output in nodes("rl/grpo", words, tmp_path / "run")]
+    assert any(
+        "torchrun started 2 processes, but the run trains on 3 ranks" in one for one in outputs
+    )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,183 @@
+"""Runs of reinforcement learning on ranks: samples and weights of one process, ranks that die, runs that resume."""
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.runs.folder import Step, open_run
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.training import ranks as ranks_module
+from coterie.training import trainer
+from tests.launching import CONFIGS, launch, trained
+from tests.reinforcing import Killed, Killing, made, recorded, run_whole, telling_words
+
+pytestmark = pytest.mark.ranks
+TWO = ("update.processes=2", "update.learning_rate=1e-5", "steps.count=3")
+SHARDED = (*TWO, f"update.launch={CONFIGS / 'fsdp2.yaml'}")
+ONE = ("update.learning_rate=1e-5", "steps.count=3")
+
+
+def differences(one: Path, two: Path) -> float:
+    """Return the largest difference of the final weights of two runs, of all roles."""
+    most = 0.0
+    files = sorted(one.glob("training/*/iteration-00/final/*.safetensors"))
+    assert files
+    for file in files:
+        first, second = load_file(file), load_file(two / file.relative_to(one))
+        assert first.keys() == second.keys()
+        most = max(most, *(float((first[n] - second[n]).abs().max()) for n in first))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("ranks", "method", "own"),
+    [
+        (TWO, "rl/grpo", ()),
+        (TWO, "rl/ppo", ()),
+        (SHARDED, "rl/grpo", ("train.method=lora", "reward.kl=0.1", "loss.old=recomputed")),
+        (SHARDED, "rl/grpo", ("policies=each",)),
+        (SHARDED, "rl/ppo", ()),
+    ],
+    ids=["ddp", "ddp-critic", "fsdp2-lora", "fsdp2-two-policies", "fsdp2-critic"],
+)
+def test_two_ranks_sample_and_train_as_one_process(
+    tmp_path: Path, ranks: Sequence[str], method: str, own: Sequence[str]
+) -> None:
+    words = [*telling_words(tmp_path), *own]
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_whole(made(method, [*words, *ONE]), one)
+    run_whole(made(method, [*words, *ranks]), two)
+    assert recorded(two) == recorded(one)
+    losses = 0.0
+    for file in one.glob("training/*/iteration-00/metrics.jsonl"):
+        lines = (
+            one_or_other.read_text().splitlines()
+            for one_or_other in (file, two / file.relative_to(one))
+        )
+        for first, second in zip(*lines, strict=True):
+            alone, together = json.loads(first), json.loads(second)
+            assert together["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+            assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-3)
+            losses += abs(alone["loss"])
+    assert losses
+    # AdamW changes weights whose gradient is rounding by up to the learning rate.
+    assert 0 < differences(one, two) < (2e-6 if method == "rl/grpo" else 1e-4)
+
+
+class KillsRank(Silent):
+    """Kills a rank when the run samples a step, or has taken it."""
+
+    def __init__(self, when: str) -> None:
+        self.when, self.killed = when, 0
+
+    def start(self, total: int, description: str) -> None:
+        self.kill(description)
+
+    def say(self, text: str) -> None:
+        self.kill(text)
+
+    def kill(self, event: str) -> None:
+        if event.startswith(self.when) and not self.killed:
+            children = psutil.Process().children(recursive=True)
+            ranks = [one for one in children if one.cmdline()[-1:] == ["coterie.training.rank"]]
+            ranks = [one for one in ranks if one.environ().get("RANK") == "1"]
+            ranks[-1].send_signal(signal.SIGKILL)
+            self.killed = len(ranks)
+
+
+@pytest.mark.parametrize("when", [f"{REINFORCE}/00002", "step 2 of"], ids=["sampling", "between"])
+def test_a_run_goes_on_if_a_rank_dies(tmp_path: Path, when: str) -> None:
+    words = [*telling_words(tmp_path), *TWO, "steps.save_every=2"]
+    run_whole(made("rl/ppo", words), tmp_path / "whole")
+    kills = KillsRank(when)
+    run_whole(made("rl/ppo", words), tmp_path / "run", kills)
+    assert kills.killed
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "whole")
+    assert differences(tmp_path / "whole", tmp_path / "run") == 0
+
+
+def test_a_killed_run_on_ranks_resumes_in_one_process(tmp_path: Path) -> None:
+    words = [*telling_words(tmp_path), *TWO]
+    run_whole(made("rl/grpo", words), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run_whole(made("rl/grpo", words), tmp_path / "run", Killing(1))
+    alone = [word for word in words if not word.startswith("update.processes")]
+    run_whole(made("rl/grpo", alone), tmp_path / "run")
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "whole")
+    assert differences(tmp_path / "whole", tmp_path / "run") < 2e-6
+
+
+def test_a_refusal_of_ranks_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    words = [*telling_words(tmp_path), *TWO, "update.max_length=16"]
+    with pytest.raises(UserError, match="longer than"):
+        run_whole(made("rl/grpo", words), tmp_path / "run")
+
+
+@pytest.mark.parametrize("config", ["ddp.yaml", "fsdp2.yaml"])
+@pytest.mark.parametrize(("optimizer", "bound"), [("sgd", 1e-6), ("adamw", 1e-5)])
+def test_five_steps_on_recorded_rows_end_with_the_weights_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, optimizer: str, bound: float
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(trainer, "make_optimizer", trainer.make_optimizer)  # restores it
+    trained(optimizer, one)
+    launch(config, 2, "tests.launching", optimizer, two)
+    first, second = (load_file(folder / "final" / "model.safetensors") for folder in (one, two))
+    difference = max(float((first[name] - second[name]).abs().max()) for name in first)
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (one, two)]
+    assert [len(own) for own in lines] == [5, 5]
+    assert all(json.loads(line)["grad_norm"] > 0 for line in lines[0])
+    assert 0 < difference < bound
+
+
+PLANS = (
+    "engine.device=cpu", "start.enabled=false", "iterations=1", "rollout.tasks=8", "rollout.samples=4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", ["ddp.yaml", "fsdp2.yaml"])
+def test_two_ranks_share_the_plans_of_moat_and_score_them_as_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    merge, shares = ranks_module._merge, []
+
+    def counting(parts: Sequence[list[object]], count: int) -> object:
+        shares.append([len(part) for part in parts])
+        return merge(parts, count)
+
+    def scores(folder: Path, *ranks: str) -> dict[str, float]:
+        recipe, steps = (
+            made("moat/maths", [*PLANS, *ranks]),
+            [Step(0, "rollout"), Step(0, "reward")],
+        )
+        with open_run(folder, recipe.name, recipe.settings) as run:
+            run_steps(recipe, run, Silent(), steps)
+            key = recipe.fingerprint(steps[-1])
+            return run.store.credit(key, "reward", iteration=0, stage="rollout")
+
+    monkeypatch.setattr(ranks_module, "_merge", counting)
+    alone = scores(tmp_path / "one")
+    assert len(alone) > 16 and not shares
+    ranks = (f"train.launch={CONFIGS / config}", "train.processes=2")
+    together = scores(tmp_path / "two", *ranks)
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert shares and min(map(min, shares)) > 0
+    assert not (tmp_path / "two" / "scoring").exists()
+
+
+def test_sampling_goes_on_while_ranks_train(tmp_path: Path) -> None:
+    words = [*telling_words(tmp_path), *TWO, "rollout.max_staleness=1", "train.method=lora"]
+    records = run_whole(made("rl/grpo", words), tmp_path / "run")
+    versions = {row[5] for row in recorded(tmp_path / "run")["turn"] if row[4] == "policy"}
+    plain = {version for version in versions if version and not str(version).startswith("[")}
+    assert plain <= {"0", "0.1", "0.2", "0.3", "1"} and len(versions) > 1
+    assert sorted(records) == [0, 1, 2]
+    assert any(float(record["staleness"]) > 0 for record in records.values())
+    assert all(0 <= float(record["staleness"]) <= 1 for record in records.values())

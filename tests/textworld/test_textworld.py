@@ -1,0 +1,297 @@
+"""TextWorld: its solutions win, what is told and scored, splits, replays that differ, and processes that die."""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import coterie
+from coterie.environments import textworld
+from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
+from coterie.environments.protocol import Shared
+from coterie.environments.settings import split_of_key
+from coterie.environments.textworld import (
+    LOST,
+    NO_ANSWERS,
+    Game,
+    GameLost,
+    TextWorld,
+    TextWorldSettings,
+    seeds,
+)
+from coterie.record.tree import TURNS, Outcome, Task, Tree
+from coterie.rollout.branches import Branches, ReplayMismatch
+from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.samplers import Prompt
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judgment
+from coterie.selection import DensePairSettings, count_pairs
+from tests.conftest import Cli, refused
+from tests.games import Script
+from tests.test_branches import say, step
+from tests.test_dense_search import Digits
+
+Say = Callable[[Prompt], str]
+
+
+def world(**settings: object) -> TextWorld:
+    return TextWorld(TextWorldSettings.model_validate(settings))
+
+
+def solution(environment: TextWorld, task: Task) -> list[str]:
+    return [message.splitlines()[1] for message in environment.expert(task)]
+
+
+def played(environment: TextWorld, say: Say, tasks: Sequence[Task]) -> dict[str, EpisodeResult]:
+    async def play() -> dict[str, EpisodeResult]:
+        driver = Driver(environment, {"agent": Script(say)}, seed=0, shared=Shared())
+        async with driver.play_all([Episode(task, 0, 0, "test") for task in tasks]) as playing:
+            return {one.episode.task.id: one async for one in playing}
+
+    return asyncio.run(play())
+
+
+def replies(
+    environment: TextWorld, task: Task, messages: Sequence[str]
+) -> tuple[list[str], Outcome, EpisodeResult]:
+    """Return what the environment says, at first and after each message, and the end."""
+    left = iter(messages)
+    result = played(environment, lambda _: next(left), [task])[task.id]
+    assert result.tree is not None, result.failure
+    (outcome,) = result.tree.outcomes.values()
+    turns = result.tree.path(outcome.leaf)
+    return [turn.text for turn in turns if turn.speaker == ENVIRONMENT], outcome, result
+
+
+def kill() -> None:
+    process = textworld._WORKERS[0]._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("size", [(3, 6, 4), (1, 2, 2), (6, 8, 7)], ids=str)
+def test_the_solution_of_a_game_wins_it(size: tuple[int, int, int]) -> None:
+    rooms, objects, length = size
+    environment = world(rooms=rooms, objects=objects, quest_length=length, steps=length)
+    for split in ("train", "heldout"):
+        tasks = environment.tasks(split, 2, 0)  # type: ignore[arg-type]
+        rows = coterie.demonstrate(environment, tasks, environment.expert)  # each scores 1
+        assert [len(row["messages"]) for row in rows] == [1 + 2 * length] * 2
+        _, outcome, result = replies(environment, tasks[0], environment.expert(tasks[0]))
+        assert (outcome.ending, result.metrics["steps"]) == (SOLVED, length)
+        assert result.metrics["success"] == 1
+
+
+def test_a_part_of_the_quest_has_its_share_of_the_score() -> None:
+    environment = world(steps=5)
+    (task,) = environment.tasks("heldout", 1, 0)
+    first, *_ = environment.expert(task)
+    _, outcome, result = replies(environment, task, [first, *[write_action("look")] * 4])
+    assert (outcome.ending, outcome.score) == (TURNS, 0.25)
+    assert (result.metrics["success"], result.metrics["steps"]) == (0, 5)
+    _, outcome, _ = replies(environment, task, [write_action("look")] * 5)
+    assert outcome.score == 0
+
+
+def test_a_lost_quest_ends_the_episode_with_score_0() -> None:
+    environment = world()
+    (task,) = environment.tasks("train", 1, 0)
+
+    class Losing(Game):
+        def ask(self, *command: str) -> dict[str, Any]:
+            """Lose at the second command, as where food of the quest is eaten."""
+            reply = super().ask(*command)
+            return {**reply, "end": "lost", "left": 0} if len(self.commands) == 2 else reply
+
+    environment.open = lambda *_: nullcontext(Losing(environment.game(task).game))  # type: ignore[method-assign]
+    _, outcome, result = replies(environment, task, environment.expert(task))
+    assert (outcome.ending, outcome.score) == (LOST, 0)
+    assert (result.metrics["success"], result.metrics["steps"]) == (0, 2)
+
+
+def test_what_is_not_possible_costs_a_step_alone_and_replies_tell_what_is_there() -> None:
+    environment = world(rooms=1, objects=4, quest_length=3, steps=6)
+    (task,) = environment.tasks("train", 1, 0)
+    commands = solution(environment, task)
+    actions = ["jump", "LOOK", "inventory", f"  {commands[0].upper()} "]
+    messages = [write_answer("done"), *map(write_action, actions), "I wait."]
+    texts, _, result = replies(environment, task, messages)
+    first, answer, jump, look, inventory, done, _ = texts
+    view = look
+    assert first.endswith(view) and view.startswith("You are in the ")
+    assert re.search(r"You see: .+\. Exits: none\. You carry: .+\.$", view)
+    assert answer == NO_ANSWERS and jump == f"You can't `jump` now. {view}"
+    assert inventory == view != done
+    assert result.metrics["steps"] == 3, "look, inventory and the first command"
+    assert "Possible actions" not in first
+    told = world(rooms=1, objects=4, quest_length=3, steps=1, admissible=True)
+    (first, _), _, _ = replies(told, task, [write_action("look")])
+    possible = first.partition(" Possible actions: ")[2].rstrip(".").split(", ")
+    assert {"look", "inventory", commands[0]} <= set(possible)
+    examine = next(one for one in possible if one.startswith("examine "))
+    (_, text, *_), _, _ = replies(environment, task, [write_action(examine)] * 6)
+    assert text.endswith(view) and "[" not in text.removesuffix(view).strip() != ""
+
+
+def test_splits_share_no_seed_and_draws_go_on() -> None:
+    drawn = {split: seeds(split, 3)[:300] for split in ("train", "heldout", "corpus")}  # type: ignore[arg-type]
+    for split, some in drawn.items():
+        assert {split_of_key(str(one)) for one in some} == {split}
+    assert len({one for some in drawn.values() for one in some}) == 900
+    environment = world()
+    train = environment.tasks("train", 6, 0)
+    assert environment.tasks("train", 2, 0, after=[3, 1]) == train[4:]
+    assert environment.tasks("heldout", 2, 0, after=[4]) == environment.tasks("heldout", 2, 0)
+
+
+def test_branches_are_replayed_and_one_that_differs_fails_alone(games: Path) -> None:
+    environment = world(steps=9)
+    one, other = environment.tasks("train", 2, 5)
+    solved = environment.expert(one)
+
+    async def test() -> None:
+        async with Sessions(4, 60.0) as sessions:
+            tree = Tree(one.id, "rollout", 0)
+            script = {"agent": Script(lambda _: "")}
+            grown = Branches(environment, script, one, tree, sessions, 0, Shared(), 60.0)
+            first = await say(grown, await grown.start(), solved[0])
+            second = await say(grown, first, solved[1])
+            again = await say(grown, first, write_action("look"))  # in a new session
+            assert grown.replays == 1
+            assert tree.turns[again.node].text == tree.turns[first.node].text
+            path = Path(environment.game(one).game["path"])
+            before = path.read_text()
+            environment.game(other).ask()
+            path.write_text(Path(environment.game(other).game["path"]).read_text())
+            with pytest.raises(ReplayMismatch, match="did not repeat its recorded observations"):
+                await say(grown, first, write_action("inventory"))
+            after = await say(grown, second, solved[2])  # its own session goes on
+            path.write_text(before)
+            assert after.state.data.left == 1  # type: ignore[attr-defined]
+            script["agent"].say = lambda _: solved[3]
+            assert (await grown.grade(await step(grown, after))).score == 1
+
+    asyncio.run(test())
+
+
+def test_a_process_that_dies_fails_the_branch_that_meets_it_and_others_go_on() -> None:
+    environment = world(steps=4)
+    tasks = environment.tasks("train", 4, 6)
+    lines = {task.id: environment.expert(task) for task in tasks}
+    deaths = []
+
+    def say(prompt: Prompt) -> str:
+        assert prompt.task is not None
+        said = sum(turn.speaker.name == "agent" for turn in prompt.tree.path(prompt.parent))
+        if said == 2 and not deaths:
+            deaths.append(kill())
+        return lines[prompt.task.id][said]
+
+    results = played(environment, say, tasks).values()
+    (failure,) = [one.failure for one in results if one.failure is not None]
+    assert "the process of a game ended" in failure
+    outcomes = [end for one in results if one.tree for end in one.tree.outcomes.values()]
+    assert [one.score for one in outcomes] == [1, 1, 1]
+
+
+def test_a_game_that_its_new_process_repeats_differently_fails() -> None:
+    environment = world()
+    one, other, third = environment.tasks("train", 3, 7)
+    game, meets = environment.game(one), environment.game(third)
+    game.ask()
+    environment.game(other).ask()
+    meets.ask()
+    kill()
+    with pytest.raises(GameLost, match="ended"):
+        meets.ask("look")
+    path = Path(game.game["path"])
+    path.write_text(Path(environment.game(other).game["path"]).read_text())
+    with pytest.raises(GameLost, match="did not repeat"):
+        game.ask("look")
+    path.write_text("{")
+    with pytest.raises(GameLost, match=f"{one.public['seed']}.json"):
+        environment.game(one).ask()
+    path.unlink()
+    assert environment.game(one).ask() == game.replies[0], "a seed makes the same game"
+
+
+def test_a_thousand_sessions_leave_no_process_and_the_first_goes_on() -> None:
+    environment = world()
+    (task,) = environment.tasks("train", 1, 0)
+    command = solution(environment, task)[0]
+
+    async def test() -> None:
+        async with environment.open(task, 0, Shared()) as first:
+            await environment.begin(task, first)
+            (worker,) = children()
+            for _ in range(1000):
+                async with environment.open(task, 0, Shared()) as game:
+                    await environment.begin(task, game)
+            assert children() == [worker]
+            assert first.ask(command) == game.ask(command)
+
+    def children() -> list[int]:
+        every = psutil.Process().children()
+        return [one.pid for one in every if "textworld_worker.py" in " ".join(one.cmdline())]
+
+    asyncio.run(test())
+    textworld._WORKERS[0].close()
+    assert children() == []
+
+
+def test_a_dense_tree_has_successes_failures_and_pairs() -> None:
+    environment = world(rooms=1, objects=3, quest_length=2, steps=4)
+    (task,) = environment.tasks("train", 1, 0)
+    lines = environment.expert(task)
+
+    def speak(prompt: Prompt) -> str:
+        """Say the next line of the solution, or look, by the seed."""
+        said = {turn.text for turn in prompt.tree.path(prompt.parent)}
+        rest = [line for line in lines if line not in said]
+        return rest[0] if prompt.seed % 3 else write_action("look")
+
+    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+        return [Judgment(one.score or 0.0) for one in outcomes]
+
+    async def grow() -> None:
+        tree, speakers = Tree(task.id, "rollout", 0), [Digits(speak) for _ in range(3)]
+        settings = DenseSearchSettings(base=3, window=3, pairs=1000, runs=12)
+        async with Sessions(8, 60.0) as sessions:
+            actors = {"agent": speakers[0]}
+            grown = Branches(environment, actors, task, tree, sessions, 0, Shared(), 60.0)
+            pairs = DensePairSettings(margin=0.3, max_visits=1)
+            search = DenseSearch(
+                *(grown, judge, "agent", speakers, settings),
+                *(lambda values: count_pairs(values, pairs), 4),
+                rollouts=[],
+                seed=0,
+            )
+            await search.grow(lambda *_: None)
+        scores = {one.score for one in tree.outcomes.values()}
+        assert 1.0 in scores and len(scores) > 1 and grown.replays
+        assert sum(search.pairs.values()) > 0
+
+    asyncio.run(grow())
+
+
+def test_a_missing_package_and_a_folder_that_is_none_are_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ("evaluate", "textworld", "policy=tiny-acts", "tasks=1", "engine.device=cpu")
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setenv("COTERIE_HOME", str(tmp_path / "file"))
+        with pytest.raises(coterie.UserError, match="textworld"):
+            world().tasks("train", 1, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(textworld, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
+        assert "pip install -e '.[textworld]'" in refused(cli, *words)
+    assert isinstance(world().game(Task("t", {"seed": 1})), Game)
