@@ -259,9 +259,13 @@ import ctypes, os, signal, threading, time
 libc = ctypes.CDLL(None)
 def wake():
     while True: os.kill(os.getpid(), signal.SIGCONT)
+def fork():
+    while True:
+        try: return os.fork()
+        except BlockingIOError: pass  # as many processes as allowed, for a moment
 if THREAD: threading.Thread(target=wake, daemon=True).start()
 for _ in range(3):
-    if os.fork() == 0:  # a child whose end makes its parent go on, and who wakes all others
+    if fork() == 0:  # a child whose end makes its parent go on, and who wakes all others
         while True:
             if libc.syscall(CLONE, int(signal.SIGCONT), 0, 0, 0, 0) == 0:
                 for who in (-1, 1): os.kill(who, signal.SIGCONT)
@@ -290,6 +294,20 @@ def test_nothing_runs_between_cells_whatever_wakes_it() -> None:
                 assert seen(worker.pid) == before
 
     in_sandbox(work)
+
+
+VFORK = """
+import ctypes, os, threading, time
+system_call = 56 if os.uname().machine == "x86_64" else 220
+def wait():
+    if ctypes.CDLL(None).syscall(system_call, 0x4011, 0, 0, 0, 0) == 0: time.sleep(60)  # CLONE_VFORK
+threading.Thread(target=wait).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_thread_that_waits_in_the_kernel_for_a_stopped_child_does_not_end_the_session() -> None:
+    assert texts(VFORK, "6 * 7")[1] == "42"
 
 
 def test_memory_that_a_cell_takes_at_its_end_counts() -> None:

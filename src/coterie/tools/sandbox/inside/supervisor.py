@@ -53,6 +53,9 @@ TICK = 0.02
 """Seconds between two measurements."""
 STOPPING_SECONDS = 5.0
 """Timeout for stopping all processes of a session after a cell, on a busy machine."""
+ASLEEP_SECONDS = 1.0
+"""Seconds after which a thread that sleeps in the kernel is taken for one that waits for a stopped child (vfork).
+Others stop as soon as the kernel has done what they asked for, or send a signal when they end."""
 ENDING_SECONDS = 1.0
 """Timeout for a process that closed its channel to be reported as ended."""
 WARM = (
@@ -190,7 +193,7 @@ def _read(name: str) -> bytes:
 
 
 def _standing(forker: Forker) -> list[tuple[bytes, ...]] | None:
-    """Return each thread of a session with its context switches; ``None`` if one may run.
+    """Return each thread of a session with its state and context switches; ``None`` if one may run.
 
     If two results are equal, no thread ran at some moment between them, since running and stopping adds a switch.
     """
@@ -200,10 +203,10 @@ def _standing(forker: Forker) -> list[tuple[bytes, ...]] | None:
             for thread in confine.threads(process):
                 lines = _read(f"{process}/task/{thread}/status").splitlines()
                 status = dict(line.partition(b":\t")[::2] for line in lines)
-                # D: in the kernel, before a pending stop signal
-                if status[b"State"][:1] not in b"TZXD":
+                state = status[b"State"][:1]
+                if state not in b"TZXD":
                     return None
-                threads.append((status[b"Pid"], *(status[name] for name in _SWITCHES)))
+                threads.append((status[b"Pid"], state, *(status[name] for name in _SWITCHES)))
     return threads
 
 
@@ -437,17 +440,18 @@ class Session:
 
     def _stop(self) -> bool:
         """Stop all processes but ours. Return True if all are stopped at one moment."""
-        began, pause, before = time.monotonic(), 0.0001, None
-        while time.monotonic() - began < STOPPING_SECONDS:
+        began, pause = time.monotonic(), 0.0001
+        before, since = None, began
+        while (now := time.monotonic()) - began < STOPPING_SECONDS:
             os.kill(-1, signal.SIGSTOP)
             os.kill(self.forker.pid, signal.SIGCONT)
             seen = _standing(self.forker)
-            if seen is not None and seen == before:
+            if seen is None or seen != before:
+                before, since = seen, now
+            elif b"D" not in (state for _, state, *_ in seen) or now - since > ASLEEP_SECONDS:
                 return True
-            before = seen
-            if seen is None:
-                time.sleep(pause)
-                pause = min(2 * pause, 0.01)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
         return False
 
     def _watch(self, rest: bytes, meter: Meter, output: OutputEnds) -> tuple[str, str]:
