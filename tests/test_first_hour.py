@@ -85,6 +85,7 @@ PROBLEMS = (
     ("run optima/isft --folder beside/finished", "gap/sft"),
     ("run optima/isft model=gpt2", "OWNER/NAME"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
+    ("run optima/isft model=runs/typo", "there is no model or folder 'runs/typo'"),
     ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: there is no such user"),
     ("run optima/isft model=note.txt", "note.txt is a file"),
     ("run optima/isft model=", "no model is named"),
@@ -115,11 +116,12 @@ def test_names_and_settings_that_cannot_work_are_refused_before_anything_is_made
 ) -> None:
     (tmp_path / "beside/finished").mkdir(parents=True)
     (tmp_path / "beside/finished/config.yaml").write_text("recipe: gap/sft\n")
+    (tmp_path / "runs").mkdir()
     (tmp_path / "note.txt").touch()
     message = refused(cli, *line.split())
     assert problem in message
     assert "Input should" not in message and "Value error" not in message
-    assert len(list(tmp_path.iterdir())) == 2, "nothing was made"
+    assert len(list(tmp_path.iterdir())) == 3, "nothing was made"
 
 
 def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> None:

@@ -70,14 +70,15 @@ def names() -> list[str]:
 def check_hub_name(name: str) -> None:
     """Raise ``UserError`` unless a name is of the form OWNER/NAME, before a request to the Hugging Face hub.
 
-    A name that is similar to a path on this machine is not of the hub, either.
+    A name that is similar to a path on this machine, or in a folder ``runs`` here, is not of the hub, either.
     """
     path, known = expanded(name), ", ".join(names())
     if path.is_file():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = nearest(path.name, beside, cutoff=0.85)
-    if near or not _HUB_NAME.fullmatch(name):
+    is_run = path.parent.name == "runs" and path.parent.is_dir()
+    if near or is_run or not _HUB_NAME.fullmatch(name):
         hint = f"did you mean {path.with_name(near)}? " if near else did_you_mean(name, names())
         raise UserError(
             f"there is no model or folder {name!r}",
