@@ -50,3 +50,17 @@ PROGRAM_TRACES = [
     }
 ]  # fmt: skip
 """A file of traces in GAP's form, with as many calls as a trace has at least."""
+CODEFORCES: dict[str, Any] = {
+    "id": "852/A", "title": "Digits", "description": "Split it.", "input_format": "A number.", "output_format": "Two.",
+    "interaction_format": None, "note": "Any two.", "examples": [{"input": "4\n", "output": "1 3\n"}],
+    "official_tests": [{"input": "4\n", "output": "1 3\n"}, {"input": "2\n", "output": "1 1\n"}],
+    "official_tests_complete": True, "input_mode": "stdio", "rating": 800,
+    "generated_checker":
+        "import sys\na, b, c = (open(name).read().split() for name in sys.argv[1:])\n"
+        "print(int(sum(map(int, c)) == int(a[0])))\n",
+}  # fmt: skip
+HUMANEVAL: dict[str, Any] = {
+    "task_id": "HumanEval/0", "prompt": "import math\n\ndef twice(x):\n    \"\"\"Double it.\"\"\"\n",
+    "entry_point": "twice", "canonical_solution": "    return 2 * x\n",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n",
+}  # fmt: skip

@@ -1,9 +1,10 @@
-"""Rows with code: ColBench, and programming contests, whose private tests are never unpickled."""
+"""Rows with code: ColBench, HumanEval, and programming contests, whose private tests are never unpickled."""
 
 import asyncio
 import base64
 import json
 import pickle
+import pickletools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,14 @@ import pytest
 from coterie.cli.data_rows import Finding, check_rows
 from coterie.datasets import code_rows
 from coterie.datasets.catalogue import SPLITS, find
-from coterie.datasets.code_rows import SEALED, CodeContestsRow, CodeRow, LiveCodeRow
+from coterie.datasets.code_rows import (
+    INCOMPLETE,
+    SEALED,
+    CodeContestsRow,
+    CodeRow,
+    HumanEvalRow,
+    LiveCodeRow,
+)
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import CatalogueSet, SourceSettings, load, load_rows
 from coterie.datasets.rows import SetRow, question_key
@@ -24,6 +32,7 @@ from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl, table
+from tests.row_programs import CODEFORCES, HUMANEVAL
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
@@ -207,10 +216,15 @@ def packed(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
+PICKLES = [pickle.dumps(json.dumps(PRIVATE), protocol) for protocol in range(6)]
+"""As LiveCodeBench's files have them, in protocol 4."""
+
+
 @pytest.mark.parametrize(
-    "private", [json.dumps(PRIVATE), packed(json.dumps(PRIVATE).encode()), PRIVATE]
+    "private",
+    [json.dumps(PRIVATE), PRIVATE, *map(packed, (json.dumps(PRIVATE).encode(), *PICKLES))],
 )
-def test_private_tests_that_are_json_are_read(private: Any, tmp_path: Path) -> None:
+def test_private_tests_of_every_published_form_are_read(private: Any, tmp_path: Path) -> None:
     row = live(tmp_path, private_test_cases=private)
     assert isinstance(row, LiveCodeRow) and not row.lack
     assert [(t.input, t.output, t.kind, t.public) for t in row.tests] == [
@@ -226,16 +240,101 @@ def test_private_tests_that_are_json_are_read(private: Any, tmp_path: Path) -> N
     assert len(load_rows("livecodebench", "heldout", file)) == 1, "a problem without tests"
 
 
-def test_a_pickle_is_never_read_and_rows_report_what_they_lack(
+def test_a_pickled_text_of_any_length_is_read(tmp_path: Path) -> None:
+    long = [{"input": "é" * 10**5, "output": "1" * 70_000}]
+    row = live(tmp_path, private_test_cases=packed(pickle.dumps(json.dumps(long))))
+    assert not row.lack and row.tests[1].input == "é" * 10**5
+
+
+def test_any_other_pickle_is_not_read_and_rows_report_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = tmp_path / "ran"
-    big = json.dumps(PRIVATE * 1000).encode()
-    monkeypatch.setattr(code_rows, "MOST_TESTS", 1000)
-    for data in (pickle.dumps(Bomb(ran)), pickle.dumps(json.dumps(PRIVATE)), big):
+    ran, text = tmp_path / "ran", json.dumps(PRIVATE)
+    bomb = pickle.dumps(Bomb(ran))
+    after = pickle.dumps(text)[:-1] + bomb[2:]  # a text, and then what runs code
+    hostile = [
+        *(pickle.dumps(Bomb(ran), protocol) for protocol in range(6)), after, bomb[:-1] + pickle.dumps(text)[2:],
+        pickle.dumps(text)[:-1], pickle.dumps(text) + b".", pickle.dumps((text, text)), pickle.dumps(PRIVATE),
+        pickle.dumps(text.encode()), b"", b".", b"\x80\x04K\x01.", b"\x80\x04\x8d" + b"\xff" * 8,
+    ]  # fmt: skip
+    for data in hostile:
         row = live(tmp_path, private_test_cases=packed(data))
-        assert len(row.tests) == 1 and row.sealed and row.lack == SEALED and not row.flaw
+        assert len(row.tests) == 1 and row.sealed and row.lack == SEALED and not row.flaw, data
     assert not ran.exists()
+    pickle.loads(bomb)
+    assert ran.exists(), "the pickles do run code where they are loaded"
+    monkeypatch.setattr(code_rows, "MOST_TESTS", 1000)
+    big = packed(pickle.dumps(json.dumps(PRIVATE * 1000)))
+    assert live(tmp_path, private_test_cases=big).lack == SEALED
+
+
+def test_opcodes_after_the_first_that_is_not_of_a_text_are_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, genops = [], pickletools.genops
+
+    def counted(data: bytes) -> Any:
+        for one in genops(data):
+            parsed.append(one)
+            yield one
+
+    monkeypatch.setattr(pickletools, "genops", counted)
+    many = b"\x80\x04" + b"N0" * 10**6 + b"N."
+    assert live(tmp_path, private_test_cases=packed(many)).lack == SEALED and len(parsed) == 2
+
+
+def test_codeforces_has_its_statement_its_tests_and_its_checker(tmp_path: Path) -> None:
+    row = read("codeforces", table(tmp_path / "test.parquet", CODEFORCES))
+    assert row.question == (
+        "Digits\n\nSplit it.\n\nInput\nA number.\n\nOutput\nTwo.\n\n"
+        "Examples\nInput:\n4\n\nOutput:\n1 3\n\n\nNote\nAny two."
+    )
+    assert [(t.input, t.public) for t in row.tests] == [("4\n", True), ("2\n", False)]
+    assert (row.id, row.flaw, row.lack) == ("852/A", "", "") and row.checker.startswith(
+        "import sys"
+    )
+    (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
+    assert read("codeforces", tmp_path / "b.jsonl") == row
+
+
+@pytest.mark.parametrize(("change", "flaw", "lack"), [
+    ({"interaction_format": "Print a query."}, "is interactive", ""),
+    ({"input_mode": "file"}, "has programs that read and write files", ""),
+    ({"official_tests": []}, "has no readable tests", ""),
+    ({"official_tests": None}, "has no readable tests", ""),
+    ({"generated_checker": '#include "testlib.h"\nint main() {}'}, "has a checker that is not Python", ""),
+    ({"official_tests_complete": False}, "", INCOMPLETE),
+])  # fmt: skip
+def test_rows_of_codeforces_that_can_not_be_graded_are_left_out(
+    change: dict[str, Any], flaw: str, lack: str, tmp_path: Path
+) -> None:
+    row = read("codeforces", jsonl(tmp_path / "a.jsonl", CODEFORCES | change))
+    assert (row.flaw, row.lack) == (flaw, lack)
+
+
+LEETCODE = {
+    "prompt": [{"role": "user", "content": "Double it."}],
+    "reward_model": {"ground_truth": json.dumps({
+        "import_prefix": "import math\n", "entry_point": "Solution().twice",
+        "test_code": "def check(candidate):\n    assert candidate(x = 2) == 4\n",
+    })},
+}  # fmt: skip
+
+
+def test_humaneval_and_rows_of_its_form_have_a_check_and_what_stands_before_it(
+    tmp_path: Path,
+) -> None:
+    row = read("humaneval", table(tmp_path / "test.parquet", HUMANEVAL))
+    assert isinstance(row, HumanEvalRow) and HUMANEVAL["prompt"] in row.question
+    assert (row.function, row.prelude) == ("twice", HUMANEVAL["prompt"])
+    assert row.answer.endswith("    return 2 * x\n") and not row.flaw
+    assert [(t.kind, t.input) for t in row.tests] == [("check", HUMANEVAL["test"])]
+    (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
+    assert read("humaneval", tmp_path / "b.jsonl") == row
+    other = read("humaneval", jsonl(tmp_path / "c.jsonl", LEETCODE))
+    assert (other.question, other.function, other.answer) == ("Double it.", "Solution().twice", "")
+    broken = read("humaneval", jsonl(tmp_path / "d.jsonl", HUMANEVAL | {"test": "def check("}))
+    assert broken.flaw == "has a test that is not Python"
 
 
 @pytest.mark.parametrize(

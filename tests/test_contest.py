@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from coterie.datasets.code_rows import ContestTest
+from coterie.datasets.load import load_rows
+from coterie.engines.protocol import EngineError
 from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from tests.python_sessions import in_sandbox
+from tests.row_files import SHARED, real_rows
 
 ADD = (ContestTest(input="1 2\n", output="3\n"), ContestTest(input="4 5\n", output="9"))
 ROOMY = ContestLimits(seconds=5.0, total_seconds=60.0, memory_mib=256)
@@ -21,11 +24,16 @@ def verdicts(
     tests: Sequence[ContestTest] = ADD,
     function: str = "",
     limits: ContestLimits = ROOMY,
+    prelude: str = "",
+    checker: str = "",
 ) -> list[list[str]]:
     """The outcome of each program on each test."""
 
     async def work(sandbox: Sandbox) -> list[tuple[Verdict, ...]]:
-        return [await judge_program(sandbox, one, tests, function, limits) for one in programs]
+        more = {"prelude": prelude, "checker": checker}
+        return [
+            await judge_program(sandbox, one, tests, function, limits, **more) for one in programs
+        ]
 
     return [[one.outcome for one in verdict] for verdict in in_sandbox(work)]
 
@@ -159,3 +167,131 @@ def test_outputs_are_compared_by_lines_and_words(expected: str, printed: str, sa
 ])  # fmt: skip
 def test_values_are_compared_as_json(expected: str, given: str, same: bool) -> None:
     assert same_value(expected, given) is same
+
+
+# -- checkers of outputs ---------------------------------------------------------------------------
+
+CHECKER = """
+import sys
+
+def main():
+    given, expected, printed = (open(name).read() for name in sys.argv[1:])
+    one, other = map(int, printed.split())
+    assert len(expected.split()) == 2
+    print(int(one + other == int(given) and min(one, other) > 0))
+
+if __name__ == "__main__":
+    main()
+"""
+SPLIT = (ContestTest(input="4\n", output="1 3\n"), ContestTest(input="9\n", output="4 5\n"))
+SPLITS = {
+    "n = int(input())\nprint(n - 1, 1)": PASSED,
+    "print(2, 2)": ["passed", "wrong output"],
+    "print(0, int(input()))": ["wrong output"] * 2,
+    "print('a b')": ["wrong output"] * 2,  # at which the checker fails
+    "print()": ["wrong output"] * 2,
+    "print('1' * 4301, 1)": ["wrong output"] * 2,
+    "raise SystemExit(1)": ["error"] * 2,
+    "while True: print('x' * 1000)": ["too much output"] * 2,
+    # What would decide if a program could reach its checker.
+    "import os, sys\nfor name in ('checker.py', 'solution_output.txt', 'sys.py'):\n"
+    "    open(name, 'w').write('print(1)')\nprint(1)": ["wrong output"] * 2,
+}
+
+
+def test_a_checker_accepts_any_right_output_and_runs_apart_from_programs() -> None:
+    outcomes = verdicts(*SPLITS, tests=SPLIT, checker=CHECKER)
+    assert dict(zip(SPLITS, outcomes, strict=True)) == SPLITS
+
+
+@pytest.mark.parametrize("checker", [
+    "print(1)", "print('ok')\nprint(1.0)", "from __future__ import annotations\nprint(1)",
+    "import sys\nsys.stdout.write(open('solution_output.txt').read() and '1')",
+])  # fmt: skip
+def test_a_checker_accepts_by_printing_1_last(checker: str) -> None:
+    assert verdicts("print('?')", tests=ADD, checker=checker) == [PASSED]
+
+
+@pytest.mark.parametrize("checker", [
+    "print(0)", "print(0.5)", "pass", "print(1)\nraise SystemExit(1)", "import nothing\nprint(1)",
+    "import time\ntime.sleep(60)\nprint(1)",
+])  # fmt: skip
+def test_a_checker_that_refuses_the_expected_output_gives_no_score(checker: str) -> None:
+    with pytest.raises(EngineError, match="refuses the expected output"):
+        verdicts(RIGHT, tests=ADD, checker=checker, limits=SHORT)
+
+
+# -- tests of a function in Python -----------------------------------------------------------------
+
+PRELUDE = "import math\n\ndef half(x):\n    return x / 2\n\ndef twice(x):\n    pass\n"
+CHECK = """
+SECRET = 31337
+
+def check(candidate):
+    import random
+    assert candidate(2) == 4, "a number"
+    assert candidate((1, 2)) == (1, 2, 1, 2) and not candidate("")
+    assert abs(candidate(math.pi) - 2 * math.pi) < 1e-9
+    for _ in range(5):
+        x = random.randint(0, 10**6)
+        assert half(candidate(x)) == x
+    first = candidate(x=3)
+    assert twice(first) == 12
+    assert SECRET == 31337
+"""
+CHECKED = {
+    "def twice(x):\n    return x * 2": "passed",
+    "from __future__ import annotations\ndef twice(x: int):\n    return x + x": "passed",
+    "import math, sys\nsys.stdout = None\ndef twice(x):\n    return x * 2": "passed",
+    "def twice(x):\n    return 4": "wrong output",
+    "def twice(x):\n    return [1, 2, 1, 2] if isinstance(x, tuple) else x * 2": "wrong output",
+    "x = 1": "wrong output",  # the function of the prelude is left
+    "def twice(x):\n    return x * 2 if x != 2 else 1 / 0": "error",
+    "def twice(x): return x *": "error",
+    "def twice(x):\n    while x == 2: pass\n    return x * 2": "too slow",
+    "import os\nos._exit(0)": "error",
+    "raise SystemExit(0)": "error",
+    "class Same:\n    __eq__ = __lt__ = lambda *a: True\ndef twice(x):\n    return Same()": "error",
+    "def twice(x):\n    return range(10**12)": "wrong output",
+    "import builtins\ndef twice(x):\n    builtins.AssertionError = ValueError\n    return 0": "wrong output",
+    "import gc, sys\ndef twice(x):\n    texts = [one for one in gc.get_objects() if isinstance(one, dict)]\n"
+    "    return 'seen' if any('SECRET' in one for one in texts) or 'check' in dir(sys.modules['answer']) else x * 2":
+        "passed",
+}  # fmt: skip
+
+
+def test_a_check_runs_apart_from_the_function_with_the_values_that_it_returned() -> None:
+    test = ContestTest(input=CHECK, output="", kind="check")
+    limits = ROOMY.model_copy(update={"seconds": 1.0})
+    outcomes = verdicts(*CHECKED, tests=[test], function="twice", prelude=PRELUDE, limits=limits)
+    assert {one: outcome for one, (outcome,) in zip(CHECKED, outcomes, strict=True)} == CHECKED
+
+
+def test_a_method_is_checked_with_arguments_by_name() -> None:
+    test = "def check(candidate):\n    assert candidate(xs = [1, 2], k = 2) == [2, 4]"
+    program = (
+        "class Solution:\n    def scale(self, xs: List[int], k: int): return [k * x for x in xs]"
+    )
+    tests = [ContestTest(input=test, output="", kind="check")]
+    words = {"tests": tests, "function": "Solution().scale", "prelude": "from typing import *\n"}
+    assert verdicts(program, program.replace("k *", ""), **words) == [["passed"], ["wrong output"]]
+
+
+@pytest.mark.parametrize(("test", "why"), [
+    ("class Node: pass\ndef check(candidate):\n    assert candidate(Node()) is None", "Node is not plain data"),
+    ("import os\ndef check(candidate):\n    assert candidate(os.urandom(9)) == 1", "more than 200 rounds"),
+    ("def check(candidate):\n    while True: pass", "it took too long"),
+])  # fmt: skip
+def test_a_check_that_can_not_run_apart_gives_no_score(test: str, why: str) -> None:
+    tests = [ContestTest(input=test, output="", kind="check")]
+    with pytest.raises(EngineError, match=why):
+        verdicts("def f(x):\n    return 1", tests=tests, function="f", limits=SHORT)
+
+
+@real_rows
+def test_real_rows_of_humaneval_pass_with_their_solution_and_not_without() -> None:
+    rows = load_rows("humaneval", "heldout", SHARED / "humaneval/HumanEval.jsonl")[28:40]
+    assert {"HumanEval/32", "HumanEval/33", "HumanEval/38"} <= {row.id for row in rows}
+    for row in rows:
+        words = {"tests": row.tests, "function": row.function, "prelude": row.prelude}  # type: ignore[attr-defined]
+        assert verdicts(row.answer, "", **words) == [["passed"], ["wrong output"]], row.id

@@ -287,7 +287,7 @@ CASES: dict[tuple[str, str], Table] = {
        for name, tasks in GAP_SETS.items()},
     ("gap/web", "qa"): {**GAP_WEB, **reinforced(WEB_RL, 4096)},
     **{("gap/code", name): {**GAP_CODE, **reinforced(CODE_RL, 16384)}
-       for name in ("livecodebench", "code_contests")},
+       for name in ("livecodebench", "code_contests", "codeforces", "humaneval")},
     **{("gap/code", name): {**MATHS, "environment.name": "code_maths"}
        for name in ("math500", "aime24", "aime25", "amc23", "olympiadbench")},
     ("rl/grpo", "gsm8k"): GRPO, ("rl/dapo", "gsm8k"): GAP_RL, ("rl/ppo", "gsm8k"): PPO,

@@ -13,7 +13,7 @@ from coterie.environments.answers import GRADER, gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.traces import call, final_answer, matches, overlap
 from coterie.environments.workflow import measures, read_judgement
-from coterie.environments.workflow_code import TESTS
+from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError
 from coterie.record.tree import Outcome
 from coterie.record.turn import Speaker, ToolResult, make_turn
@@ -27,7 +27,7 @@ from coterie.tools.sandbox.worker import SandboxSettings
 from tests.games import Script
 from tests.played import wiki_tools
 from tests.row_files import jsonl
-from tests.row_programs import EXAMS, LIVE, METHOD, RIGHT
+from tests.row_programs import CODEFORCES, EXAMS, HUMANEVAL, LIVE, METHOD, RIGHT
 from tests.talking import finished
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -290,6 +290,27 @@ def test_a_grade_on_public_tests_alone_says_so(tmp_path: Path) -> None:
     row = LIVE | {"private_test_cases": "eJxsealed"}
     (result,) = play(of_rows("livecodebench", tmp_path, row), [answer(ADD)])
     assert (result.metrics["tests"], result.metrics["public_tests_only"]) == (1, 1.0)
+
+
+def test_a_checker_of_the_row_decides_and_nobody_reads_it(tmp_path: Path) -> None:
+    environment = of_rows("codeforces", tmp_path, CODEFORCES)
+    (task,) = environment.tasks("heldout", 1, 0)
+    assert task.secrets[CHECKER].readers == {GRADER} and "sys.argv" not in str(task)
+    programs = ["n = int(input())\nprint(n - 1, 1)", "print(2, 2)"]
+    results = play(environment, *([answer(program)] for program in programs))
+    assert [(outcome(one).score, one.metrics["fraction"]) for one in results] == [(1, 1), (0, 0.5)]
+
+
+def test_humanevals_function_is_requested_and_its_check_decides(tmp_path: Path) -> None:
+    environment = of_rows("humaneval", tmp_path, HUMANEVAL)
+    (task,) = environment.tasks("heldout", 1, 0)
+    shown = environment.see(State(task, 0), "agent")
+    text = "".join(part.text for message in shown for part in message.parts)
+    assert "Double it." in text and "candidate(2)" not in text + str(task)
+    programs = ["def twice(x):\n    return 2 * x", "def twice(x):\n    return 4"]
+    right, wrong = play(environment, *([answer(program)] for program in programs))
+    assert (outcome(right).score, right.metrics["outcome"]) == (1.0, "passed")
+    assert (outcome(wrong).score, wrong.metrics["outcome"]) == (0.0, "wrong output")
 
 
 @pytest.mark.parametrize(("change", "flaw"), [

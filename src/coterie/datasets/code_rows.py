@@ -1,12 +1,14 @@
-"""Typed rows of programming tasks: ColBench's Backend Programming, LiveCodeBench and CodeContests.
+"""Typed rows of programming tasks: ColBench's Backend Programming, LiveCodeBench, CodeContests, Codeforces, HumanEval.
 
-LiveCodeBench stores private tests as base64 of a zlib stream of a pickle. Reading a pickle can run code, so these rows
-only have their public tests, and ``lack`` reports the rest. Copies with JSON instead of a pickle are read fully.
+LiveCodeBench stores private tests as base64 of a zlib stream of a pickle of JSON text. Loading a pickle can run code,
+so its opcodes are only parsed. Any other pickle is not read, and ``lack`` reports the missing tests.
 """
 
+import ast
 import base64
 import binascii
 import json
+import pickletools
 import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -64,7 +66,8 @@ class CodeRow(QuestionRow):
 
 MOST_TESTS = 256 * 2**20
 """Maximum bytes of the decompressed private tests of a row."""
-SEALED = "has private tests in a pickle, which is not read because it could run code; only public tests are available"
+SEALED = "has private tests that are neither JSON nor a pickle of one text, so only its public tests are read"
+INCOMPLETE = "has only some of its official tests"
 
 
 class ContestTest(Frozen):
@@ -72,12 +75,15 @@ class ContestTest(Frozen):
 
     input: str
     output: str
-    kind: Literal["stdin", "functional"] = "stdin"
-    """``functional``: arguments as one line of JSON each, and the result as JSON."""
+    kind: Literal["stdin", "functional", "check"] = "stdin"
+    """``functional``: arguments as one line of JSON each, and the result as JSON. ``check``: a Python source with
+    ``check(candidate)``, and no output."""
     public: bool = False
 
     @property
     def flaw(self) -> str:
+        if self.kind == "check":
+            return _flaw_of_source(self.input, "a test")
         if not self.output.strip():
             return "has a test without an expected output"
         if self.kind == "functional":
@@ -97,16 +103,20 @@ class ContestRow(AnswerRow):
     tests: tuple[ContestTest, ...] = ()
     starter: str = ""
     function: str = ""
-    """Method that functional tests call."""
+    """Method that functional tests call; of a ``check``: expression of the candidate."""
+    prelude: str = ""
+    """Source before programs and ``check`` tests: imports and helper functions."""
+    checker: str = ""
+    """Python program that accepts or rejects outputs (Codeforces); empty if they are compared."""
     date: Label = ""
     sealed: bool = False
-    """True if upstream has private tests that are not read."""
+    """True if upstream has tests that are not read."""
 
     @property
     def flaw(self) -> str:
         if not self.tests:
             return "has no readable tests"
-        if not self.function and any(test.kind == "functional" for test in self.tests):
+        if not self.function and any(test.kind != "stdin" for test in self.tests):
             return "has tests of a function without a name"
         return next(filter(None, (test.flaw for test in self.tests)), "")
 
@@ -167,6 +177,88 @@ class CodeContestsRow(ContestRow):
         return super().normalize({**raw, "tests": tests})
 
 
+class CodeforcesRow(ContestRow):
+    """Codeforces (``open-r1/codeforces``): problems with official tests, and checkers if several outputs are right."""
+
+    columns: ClassVar[Keys | None] = (
+        "id", "title", "description", "input_format", "output_format", "interaction_format", "note", "examples",
+        "official_tests", "official_tests_complete", "input_mode", "generated_checker",
+    )  # fmt: skip
+    interactive: bool = False
+    mode: Label = "stdio"
+    """``file`` for programs that read and write files."""
+
+    @property
+    def flaw(self) -> str:
+        if self.interactive:
+            return "is interactive"
+        if self.mode != "stdio":
+            return "has programs that read and write files"
+        return super().flaw or (_flaw_of_source(self.checker, "a checker") if self.checker else "")
+
+    @property
+    def lack(self) -> str:
+        return INCOMPLETE if self.sealed else ""
+
+    @classmethod
+    def normalize(cls, raw: Raw) -> Raw:
+        if "tests" in raw or "official_tests" not in raw:
+            return super().normalize(raw)
+        examples = raw.get("examples") or ()
+        shown = [f"Input:\n{one['input']}\nOutput:\n{one['output']}" for one in examples]
+        named = [(name, raw.get(f"{name.lower()}_format")) for name in ("Input", "Output")]
+        named += [("Examples", "\n".join(shown)), ("Note", raw.get("note"))]
+        texts = [f"{name}\n{text}" for name, text in named if text]
+        tests = [{**one, "public": one in examples} for one in raw["official_tests"] or ()]
+        known = {
+            "question": "\n\n".join(
+                (raw.get("title") or "", raw.get("description") or "", *texts)
+            ).strip(),
+            "tests": tests,
+            "checker": raw.get("generated_checker") or "",
+            "interactive": bool(raw.get("interaction_format")),
+            "mode": raw.get("input_mode") or "stdio",
+            "sealed": not raw.get("official_tests_complete"),
+        }
+        return super().normalize({"id": raw.get("id"), **known})
+
+
+class HumanEvalRow(ContestRow):
+    """HumanEval, and Skywork's rows of this form (``import_prefix``, ``test_code``, ``entry_point``)."""
+
+    @classmethod
+    def normalize(cls, raw: Raw) -> Raw:
+        """Read HumanEval's rows, and rows in verl's format whose ``ground_truth`` is JSON with the test."""
+        gold = raw.get("answer")
+        if isinstance(gold, str) and "import_prefix" in gold and "tests" not in raw:
+            found = parsed_json(gold, "ground_truth")
+            test, prelude = found["test_code"], found["import_prefix"]
+            raw = {**raw, "answer": "", "entry_point": found["entry_point"]}
+        elif "test" in raw:
+            test, prelude = raw["test"], raw["prompt"]
+            name, solution = raw["entry_point"], prelude + (raw.get("canonical_solution") or "")
+            question = f"Complete the function `{name}`, and write all of it.\n\n{prelude}"
+            raw = {
+                "id": raw["task_id"],
+                "question": question,
+                "answer": solution,
+                "entry_point": name,
+            }
+        else:
+            return super().normalize(raw)
+        tests = [{"input": test, "output": "", "kind": "check"}]
+        known = {"tests": tests, "prelude": prelude, "function": raw["entry_point"]}
+        return super().normalize({**raw, **known})
+
+
+def _flaw_of_source(source: str, name: str) -> str:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return f"has {name} that is not Python"
+    return ""
+
+
 def _test(one: Any, public: bool) -> dict[str, Any]:
     kind = one.get("testtype") or "stdin"
     return {"input": one.get("input"), "output": one.get("output"), "kind": kind, "public": public}
@@ -184,11 +276,32 @@ def _private(value: Any) -> list[Any] | None:
 
 
 def _decompress(text: str) -> Any:
-    """Parse base64 of a zlib stream of JSON; ``None`` for anything else."""
+    """Parse base64 of a zlib stream of JSON, or of a pickle of JSON text; ``None`` for anything else."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(text, validate=True), MOST_TESTS)
-        value = json.loads(data) if stream.eof else None
+        value = json.loads(_pickled_text(data) or data) if stream.eof else None
         return json.loads(value) if isinstance(value, str) else value
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None
+
+
+def _pickled_text(data: bytes) -> str | None:
+    """Return the text of a pickle of one text, without executing its opcodes; ``None`` for anything else."""
+    texts: list[str] = []
+    try:
+        for opcode, argument, place in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return texts[0] if len(texts) == 1 and place == len(data) - 1 else None
+            if opcode.name in _TEXT_OPCODES:
+                texts.append(str(argument))
+            elif opcode.name not in _NO_EFFECT:
+                return None
+    except ValueError:  # not a pickle
+        return None
+    return None
+
+
+_TEXT_OPCODES = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_NO_EFFECT = ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")
+"""Opcodes that do nothing for a single text: the version, a length, and references to the text."""

@@ -80,7 +80,7 @@ WEB = ("lumos_web", "mind2web")
 HOPS = ("nq", "popqa", "musique", "bamboogle")
 """Data sets of questions without a context, for an agent that searches an encyclopedia."""
 SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
-CONTESTS = ("livecodebench", "code_contests")
+CONTESTS = ("livecodebench", "code_contests", "codeforces", "humaneval")
 EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
 """Mathematics data sets that are only for evaluation, for an agent that runs programs."""
 CONVERSATIONS = ("conversations", "preferences", "ultra_interact", "ultra_feedback")

@@ -69,7 +69,7 @@ _MATHEMATICS = (
 STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
 
 
-TESTS = "tests"
+TESTS, CHECKER = "tests", "checker"
 NO_PROGRAM = "no program between fences"
 SEVERAL = "more than one program"
 
@@ -103,9 +103,14 @@ class Code(WorkflowAgent):
         public = {"question": row.question, "starter": row.starter, "function": row.function}
         if row.sealed:
             public["tests"] = "public ones only"
-        tests = json.dumps([test.model_dump() for test in row.tests])
-        secret = Secret(tests, name=TESTS, readers=frozenset({GRADER}))
-        return Task(f"{self.name}-{row.id}", public, {TESTS: secret})
+        if row.prelude:
+            public["prelude"] = row.prelude
+        texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
+        if row.checker:
+            texts[CHECKER] = row.checker
+        readers = frozenset({GRADER})
+        secrets = {name: Secret(text, name=name, readers=readers) for name, text in texts.items()}
+        return Task(f"{self.name}-{row.id}", public, secrets)
 
     def request(self, task: Task) -> str:
         starter = str(task.public.get("starter", ""))  # questions of a traces file have none
@@ -147,7 +152,11 @@ class Code(WorkflowAgent):
             outcome = "no answer" if state.answer is None else why
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
-        verdicts = await judge_program(live[Sandbox], program, tests, function, limits)
+        checker = task.secrets[CHECKER].reveal(GRADER) if CHECKER in task.secrets else ""
+        prelude = str(task.public.get("prelude", ""))
+        verdicts = await judge_program(
+            live[Sandbox], program, tests, function, limits, prelude=prelude, checker=checker
+        )
         return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
     def same(self, first: str, second: str) -> bool:

@@ -1,7 +1,7 @@
 """Judge of contest programs: their tests run in the sandbox, and outputs are compared outside of it.
 
 Each test has its own process, standard input and files (``sandbox.inside.program``). Expected outputs never enter the
-jail.
+jail of a program. Checkers of outputs and ``check`` tests run in jails where no program of an agent runs.
 """
 
 import asyncio
@@ -16,10 +16,13 @@ from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
+from coterie.engines.protocol import EngineError
+from coterie.tools.sandbox.inside.check import REPLAYER, Failed
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, same
+from coterie.tools.sandbox.worker import SandboxSettings
 
 TOLERANCE = 1e-6
 """Absolute or relative tolerance of most problems (CodeContests uses 1e-5)."""
@@ -115,34 +118,76 @@ class Verdict:
         return self.outcome == "passed"
 
 
+MOST_ROUNDS = 200
+"""Upper bound of the times that a ``check`` test is run again because its calls depend on earlier results."""
+_CHECKER = """\
+import sys
+files = {files!r}
+for name, text in files.items():
+    with open(name, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+sys.argv = ["checker.py", *files]
+exec(compile({checker!r}, "checker.py", "exec"))
+"""
+
+
 async def judge_program(
     sandbox: Sandbox,
     program: str,
     tests: Sequence[ContestTest],
     function: str,
     limits: ContestLimits,
+    *,
+    prelude: str = "",
+    checker: str = "",
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for each test, in order; functional tests call ``function``. Raises ``SandboxFailed``."""
+    """Return a verdict for each test, in order.
+
+    Functional tests call ``function``. ``prelude`` is a source before the program of ``check`` tests, and before the
+    tests. ``checker`` is a program that judges outputs (:class:`ContestRow`).
+
+    Raises ``SandboxFailed``, and ``EngineError`` for a ``check`` test that can't run apart from the program, or a
+    checker that refuses the expected output.
+    """
+    longest = max(len(test.input.encode(errors="replace")) for test in tests)
+    own = sandbox.settings.model_copy(
+        update={
+            "cpu_seconds": limits.seconds,
+            "wall_seconds": WAITING * limits.seconds,
+            "total_seconds": limits.total_seconds,
+            "memory_mib": limits.memory_mib,
+            "file_mib": sandbox.settings.file_mib + (longest + MOST) // 2**20 + 1,
+            "output_kib": ESCAPED * MOST // 1024 + 4,
+        }
+    )
+    if tests[0].kind == "check":
+        return tuple(
+            [await _check(sandbox, program, test, function, prelude, own) for test in tests]
+        )
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
         f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"
         for test in tests
     ]
-    longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    own = {
-        "cpu_seconds": limits.seconds,
-        "wall_seconds": WAITING * limits.seconds,
-        "total_seconds": limits.total_seconds,
-        "memory_mib": limits.memory_mib,
-        "file_mib": sandbox.settings.file_mib + (longest + MOST) // 2**20 + 1,
-        "output_kib": ESCAPED * MOST // 1024 + 4,
-    }
-    results = sandbox.run_apart(source, calls, sandbox.settings.model_copy(update=own))
-    rest = iter(tests)
-    return tuple([await asyncio.to_thread(_verdict, next(rest), one) async for one in results])
+    verdicts: list[Verdict] = []
+    async for result in sandbox.run_apart(source, calls, own):
+        test, printed = tests[len(verdicts)], _output(result)
+        if isinstance(printed, Verdict):
+            verdicts.append(printed)
+        elif checker:
+            passed = await _accepts(sandbox, checker, test, printed, own)
+            if not passed and not await _accepts(sandbox, checker, test, test.output, own):
+                raise EngineError("its checker refuses the expected output")
+            verdicts.append(Verdict("passed" if passed else "wrong output"))
+        else:
+            is_same = same_value if test.kind == "functional" else same_output
+            passed = await asyncio.to_thread(is_same, test.output, printed)
+            verdicts.append(Verdict("passed" if passed else "wrong output"))
+    return tuple(verdicts)
 
 
-def _verdict(test: ContestTest, result: CallResult) -> Verdict:
+def _output(result: CallResult) -> str | Verdict:
+    """Return the output of a program, or a verdict if it failed."""
     if not result.ok:
         return Verdict(_FAILED.get(result.failed, "error"), result.reason[:MAX_WHY])
     match result.wire:
@@ -155,5 +200,53 @@ def _verdict(test: ContestTest, result: CallResult) -> Verdict:
     if code != "0":
         lines = stderr.strip().splitlines() or [""]
         return Verdict("error", f"it ended with status {int(code, 16)}: {lines[-1]}"[:MAX_WHY])
-    is_same = same_value if test.kind == "functional" else same_output
-    return Verdict("passed" if is_same(test.output, printed) else "wrong output")
+    return str(printed)
+
+
+async def _accepts(
+    sandbox: Sandbox, checker: str, test: ContestTest, printed: str, limits: SandboxSettings
+) -> bool:
+    """Run a checker, which prints 1 for a right output, as ``checker.py INPUT EXPECTED OUTPUT``."""
+    names = ("input.txt", "correct_output.txt", "solution_output.txt")
+    files = dict(zip(names, (test.input, test.output, printed), strict=True))
+    program = _CHECKER.format(files=files, checker=checker)
+    call = f"run({program!r}, '', None, {MOST}, {ERRORS})"
+    (result,) = await sandbox.run_reference(f"from {RUNNER} import run", [call], limits=limits)
+    score = _output(result)
+    return isinstance(score, str) and score.split()[-1:] in (["1"], ["1.0"])
+
+
+async def _check(
+    sandbox: Sandbox,
+    program: str,
+    test: ContestTest,
+    function: str,
+    prelude: str,
+    limits: SandboxSettings,
+) -> Verdict:
+    """Run a ``check`` test. Its calls run in the program's jail, and the test in another one, with their results."""
+    known: dict[str, object] = {}
+    failure: Verdict | None = None
+    for _ in range(MOST_ROUNDS):
+        (result,) = await sandbox.run_reference(
+            f"{prelude}\nfrom {REPLAYER} import replay",
+            [f"replay({test.input!r}, {function!r}, {json.dumps(known)!r}, globals())"],
+            limits=limits,
+        )
+        if not result.ok and known:
+            return Verdict("wrong output", "the test can't run with its values")
+        if not result.ok:
+            raise EngineError(f"its test can't run apart from the program: {result.reason}")
+        calls, why = result.value
+        if not calls and failure and why == Failed.__name__:
+            return failure
+        if not calls:
+            return Verdict("wrong output", why) if why else Verdict("passed")
+        source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
+        own = [f"apply({function}, {call!r})" for call in calls]
+        results = [one async for one in sandbox.run_apart(source, own, limits)]
+        known |= zip(calls, (one.wire for one in results), strict=True)
+        failed = next((one for one in results if not one.ok), None)
+        if failed is not None and failure is None:
+            failure = Verdict(_FAILED.get(failed.failed, "error"), failed.reason[:MAX_WHY])
+    raise EngineError(f"its test calls the function in more than {MOST_ROUNDS} rounds")

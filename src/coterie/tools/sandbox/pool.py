@@ -285,10 +285,16 @@ class Sandbox:
         return self.sessions.open(seed)
 
     async def run_reference(
-        self, source: str, calls: Sequence[str], *, mode: Mode = "module"
+        self,
+        source: str,
+        calls: Sequence[str],
+        *,
+        mode: Mode = "module",
+        limits: SandboxSettings | None = None,
     ) -> list[CallResult]:
-        """Run a reference solution like :meth:`run`."""
-        results, _ = await _results(self.references, source, calls, mode, self.settings)
+        """Run a reference solution, or another program of a data set, like :meth:`run`, where no answer ever runs."""
+        own = limits or self.settings
+        results, _ = await _results(self.references, source, calls, mode, own)
         return results
 
     async def grade(

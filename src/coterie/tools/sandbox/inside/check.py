@@ -1,0 +1,82 @@
+"""Run the test of a function, ``check(candidate)``, apart from the function, with results that it returned before.
+
+The test and the function run in different jails, so a function can neither read the test nor end its process. First the
+calls of the test are collected, then they run in the function's jail, and then the test runs with their results.
+"""
+
+import ast
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from coterie.tools.sandbox.inside.plain import NotPlain, decode, encode
+
+REPLAYER = __name__
+"""Module from which a source imports ``replay`` and ``apply``."""
+
+
+class Unknown(Exception):
+    """The value of a call is not known yet."""
+
+
+class Failed(Exception):
+    """A call of the function failed."""
+
+
+def apply(function: Callable[..., Any], call: str) -> Any:
+    """Call a function with arguments from ``replay``."""
+    positional, named = decode(json.loads(call))
+    return function(*positional, **named)
+
+
+def replay(test: str, function: str, known: str, space: dict[str, Any]) -> list[Any]:
+    """Return the calls without a known result, and, if there are none, why the test failed ("" if it passed).
+
+    ``known`` is JSON: the value of each call in the plain form (``None`` if it failed). ``space`` has
+    the names of the test's prelude. A test may also call the candidate by its name ``function``.
+    """
+    results = json.loads(known)
+    lenient = ast.fix_missing_locations(_Lenient().visit(ast.parse(test)))
+    calls, _ = _run(lenient, function, results, space)
+    return [calls, "" if calls else _run(ast.parse(test), function, results, space)[1]]
+
+
+class _Lenient(ast.NodeTransformer):
+    """Continue after assertions that fail, to collect all calls."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
+        return ast.Try([ast.Expr(node.test)], [handler], [], [])
+
+
+def _run(
+    tree: ast.Module, function: str, results: dict[str, Any], space: dict[str, Any]
+) -> tuple[list[str], str]:
+    """Run a test. Return its calls without a known result, and why it failed."""
+    calls: dict[str, None] = {}
+    broken: list[str] = []
+
+    def candidate(*positional: Any, **named: Any) -> Any:
+        try:
+            call = json.dumps(encode((positional, named)))
+        except NotPlain as error:
+            broken.append(str(error))
+            raise
+        if call not in results:
+            calls[call] = None
+            raise Unknown
+        if results[call] is None:
+            raise Failed
+        return decode(results[call])
+
+    random.seed(0)
+    names, why = {**space, function: candidate}, ""
+    try:
+        exec(compile(tree, "test", "exec"), names)
+        names["check"](candidate)
+    except Exception as error:
+        why = type(error).__name__
+    if broken:
+        raise NotPlain(broken[0])
+    return list(calls), why
