@@ -49,6 +49,12 @@ def serve(served: Hub) -> ThreadingHTTPServer:
 
         def list(self) -> None:
             """Send the names of the files at the served revision."""
+            if "/tree/" in self.path:
+                tree = [
+                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                    for name, data in served.files.items()
+                ]
+                return self.reply(200, json.dumps(tree).encode())
             _, _, revision = self.path.partition("/revision/")
             if unquote(revision.partition("?")[0]) != served.revision:
                 return self.reply(404, headers={"X-Error-Code": "RevisionNotFound"})

@@ -286,6 +286,10 @@ CASES: dict[tuple[str, str], Table] = {
     **{("gap/mhqa", name): {**GAP, **reinforced(GAP_RL, 1024), "evaluate.tasks": tasks}
        for name, tasks in GAP_SETS.items()},
     ("gap/web", "qa"): {**GAP_WEB, **reinforced(WEB_RL, 4096)},
+    ("gap/all_tools", "qa"): {
+        **GAP_WEB, **reinforced(WEB_RL, 4096), "environment.name": "all_tools",
+        "tools.use": ("web_search", "crawl_page", "code", "visual_inspector"),
+    },
     **{("gap/code", name): {**GAP_CODE, **reinforced(CODE_RL, 16384)}
        for name in ("livecodebench", "code_contests", "codeforces", "humaneval")},
     **{("gap/code", name): {**MATHS, "environment.name": "code_maths"}

@@ -2,15 +2,17 @@
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools.builtin import VisualInspector, VisualSettings
-from coterie.tools.calls import ToolError
+from coterie.tools.calls import Tags, ToolError, validate_calls
 from tests.test_endpoint import Service, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import hosts
@@ -38,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def look(tool: VisualInspector, image: str, question: str = "") -> str:
     async def one() -> str:
         async with tool.open() as functions:
-            return await functions["inspect_image"]({"image": image, "question": question})
+            return await functions["visual_inspector"]({"file_path": image, "question": question})
 
     return asyncio.run(one())
 
@@ -47,12 +49,40 @@ def test_a_model_that_sees_is_given_the_image_and_the_question(folder: Path, see
     tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=model_at(seer.url)))
     assert look(tool, "deep/dot.png", "What colour is it?") == "One red dot."
     look(tool, "deep/../deep/dot.png")
-    first, second = seer.bodies
+    first, without, second, _ = seer.bodies
+    assert without["messages"][1]["content"] == "Question: What colour is it?"
     image, text = first["messages"][1]["content"]
     assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == PNG
     assert text == {"type": "text", "text": "Question: What colour is it?"}
     assert second["messages"][1]["content"][1]["text"] == "Describe the image."
     assert first["max_tokens"] == 1000 and first["top_p"] == 0.1
+
+
+@pytest.mark.parametrize(("tokens", "sees"), [((90, 50), True), ((50, 50), False)])
+def test_a_server_that_ignores_images_ends_the_run(
+    tokens: tuple[int, int], sees: bool, folder: Path
+) -> None:
+    choice = {"message": {"content": "One red dot."}}
+    replies = [{"choices": [choice], "usage": {"prompt_tokens": count}} for count in tokens]
+    with service(*(says(200, reply) for reply in replies)) as server:
+        tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=model_at(server.url)))
+        if sees:
+            assert look(tool, "deep/dot.png") == "One red dot."
+        else:
+            with pytest.raises(EngineGone, match="ignores pictures"):
+                look(tool, "deep/dot.png")
+
+
+@pytest.mark.parametrize("body", [
+    "{}", "```json\n{}\n```", "\n```json\n{}```\n", "```{}", "```\n{}\n```",
+])  # fmt: skip
+def test_a_call_in_the_form_of_afms_traces_is_read(body: str, folder: Path, seer: Service) -> None:
+    body = body.replace("{}", '{"file_path": "a|b.png",\n "question": "What is it?"}')
+    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=model_at(seer.url)))
+    (call,) = Tags(tool.tags).parse(f"<visual_inspector>{body}</visual_inspector>", "stop")
+    (checked,) = validate_calls([call], tool.tools)
+    assert not checked.error
+    assert json.loads(checked.arguments) == {"file_path": "a|b.png", "question": "What is it?"}
 
 
 def test_no_path_leads_out_of_the_folder(folder: Path, seer: Service) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from coterie.environments.answers import GRADER, gold_answer
 from coterie.environments.protocol import Environment, Shared, State
@@ -15,7 +16,7 @@ from coterie.environments.traces import call, final_answer, matches, overlap
 from coterie.environments.workflow import measures, read_judgement
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError
-from coterie.record.tree import Outcome
+from coterie.record.tree import Outcome, Task
 from coterie.record.turn import Speaker, ToolResult, make_turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
@@ -29,6 +30,8 @@ from tests.played import wiki_tools
 from tests.row_files import jsonl
 from tests.row_programs import CODEFORCES, EXAMS, HUMANEVAL, LIVE, METHOD, RIGHT
 from tests.talking import finished
+from tests.test_endpoint import says, service
+from tests.test_visual import PNG
 
 pytestmark = pytest.mark.usefixtures("own_home")
 AGENT, TOOL = Speaker("agent", "agent"), Speaker("tool", "tools of agent")
@@ -39,9 +42,12 @@ def make(name: str, *words: str) -> Environment:
 
 
 def play(
-    environment: Environment, *scripts: Sequence[str], truncated: bool = False
+    environment: Environment,
+    *scripts: Sequence[str],
+    truncated: bool = False,
+    task: Task | None = None,
 ) -> list[EpisodeResult]:
-    """Play the first held-out task once for each list of messages."""
+    """Play a task, by default the first held-out one, once for each list of messages."""
 
     def agent(messages: Sequence[str]) -> Script:
         def say(prompt: Prompt) -> str:
@@ -52,7 +58,7 @@ def play(
         return Script(say, truncated=truncated)
 
     async def work() -> list[EpisodeResult]:
-        (task,) = environment.tasks("heldout", 1, 0)
+        chosen = task or environment.tasks("heldout", 1, 0)[0]
         results: list[EpisodeResult] = []
         async with AsyncExitStack() as stack:
             opening = environment.openers(Path())[Toolbox]()  # type: ignore[attr-defined]
@@ -63,7 +69,7 @@ def play(
             for number, script in enumerate(scripts):
                 samplers = {"agent": agent(script)}
                 driver = Driver(environment, samplers, seed=0, shared=Shared(*shared))
-                results += await finished(driver, Episode(task, number, 0, "rollout"))
+                results += await finished(driver, Episode(chosen, number, 0, "rollout"))
         return results
 
     return asyncio.run(work())
@@ -188,9 +194,57 @@ def test_the_short_prompt_leaves_out_the_tools(corpus: Path) -> None:
     assert "Low Tide" in system.parts[0].text
 
 
+# -- all tools -------------------------------------------------------------------------------------
+
+ASKED = "Which number is in the picture, and what is it times the founding year of Oslo?"
+OSLO = {"url": "https://a.example/oslo", "title": "Oslo", "text": "Oslo was founded in 1040."}
+
+
+def test_an_agent_with_all_tools_searches_reads_computes_and_looks(tmp_path: Path) -> None:
+    (tmp_path / "seven.png").write_bytes(PNG)
+    rows = [
+        {"question": ASKED, "answer": "7280", "file_name": "seven.png"},
+        {"question": "And?", "answer": "x"},
+    ]
+    pages, jsonl_rows = jsonl(tmp_path / "pages.jsonl", OSLO), jsonl(tmp_path / "rows.jsonl", *rows)
+    with service(says(200, {"choices": [{"message": {"content": "It shows a 7."}}]})) as seer:
+        tools = [
+            {"name": "web_search", "backend": "corpus", "pages": str(pages)},
+            {"name": "crawl_page", "pages": str(pages)},
+            {"name": "visual_inspector", "folder": str(tmp_path), "endpoint": {"url": seer.url, "model": "m"}},
+        ]  # fmt: skip
+        (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": tools}))
+        words = f"dataset={jsonl_rows} dataset.heldout=0.5 tools.config={tmp_path}/tools.yaml"
+        environment = make("all_tools", *words.split())
+        (task,) = environment.tasks("heldout", 1, 0)
+        if "picture" not in task.public:
+            (task,) = environment.tasks("train", 1, 0)
+        system, user = environment.see(State(task, 0), "agent")
+        assert user.parts[0].text == f"Question: {ASKED}\nPicture: seven.png"
+        text = "".join(part.text for part in system.parts)
+        for tool in ("web_search", "crawl_page", "code", "visual_inspector"):
+            assert f"- <{tool}>" in text
+        look = '```json\n{"file_path": "seven.png", "question": "Which number?"}\n```'
+        script = [
+            f"{T}<plan>T1: see</plan>{T}<web_search>Oslo</web_search>",
+            f"{T}<crawl_page>{OSLO['url']}</crawl_page>",
+            f"{T}<visual_inspector>{look}</visual_inspector>",
+            f"{T}{run('print(7 * 1040)', '')}",
+            f"{T}<suggested_answer>7280</suggested_answer>{T}<double_check>4</double_check>{T}<answer>7280</answer>",
+        ]
+        (result,) = play(environment, script, task=task)
+        assert outcome(result).score == 1.0 and result.tree is not None
+        seen = [one.text for turn in result.tree.turns.values() for one in turn.results]
+        found = ("Oslo", "founded in 1040", "It shows a 7.", "7280")
+        assert all(word in one for word, one in zip(found, seen, strict=True))
+        assert (result.metrics["calls"], result.metrics["violations"]) == (4, 0)
+        (image, question) = seer.bodies[0]["messages"][1]["content"]
+        assert question["text"] == "Question: Which number?" and "base64," in str(image)
+
+
 # -- programs --------------------------------------------------------------------------------------
 
-FENCE = "```"
+FENCE, T = "```", "<think>t</think>"
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 STEPS = "<plan>\nT1: read\n- Dependencies: none\nT2: add\n- Dependencies: T1\n</plan>"
 

@@ -108,6 +108,7 @@ T, SEEN = "<think>t</think>", "<observation>o</observation>"
 PLAN, SEARCH, ANSWER = "<plan>p</plan>", "<wiki_search>q</wiki_search>", "<answer>a</answer>"
 WEB, BACK = "<web_search>q</web_search>", "<reflection>r</reflection>"
 MAYBE, CHECK = "<suggested_answer>s</suggested_answer>", "<double_check>4</double_check>"
+LOOK = "<visual_inspector>{}</visual_inspector>"
 CODE = "<code>\n```py\nprint(1)\n```\n</code>"
 
 
@@ -121,6 +122,30 @@ CODE = "<code>\n```py\nprint(1)\n```\n</code>"
             [],
         ),
         ("web", T + PLAN + T + WEB + SEEN + T + BACK + T + MAYBE + T + CHECK + T + ANSWER, []),
+        (
+            "all_tools",
+            T
+            + PLAN
+            + T
+            + LOOK
+            + SEEN
+            + T
+            + CODE
+            + SEEN
+            + T
+            + WEB
+            + SEEN
+            + T
+            + MAYBE
+            + T
+            + CHECK
+            + T
+            + ANSWER,
+            [],
+        ),
+        ("all_tools", T + LOOK + SEEN + T + ANSWER, ["wrong order"]),
+        ("all_tools", T + "<code>1</code>" + SEEN, ["not between fences"]),
+        ("web", T + LOOK + SEEN + T + WEB, ["not of this agent"]),
         ("code", PLAN + T + CODE + SEEN + BACK + T + CODE + SEEN + BACK + T + ANSWER, []),
         ("mhqa", T + SEARCH + "<observation><answer></think></observation>" + T + ANSWER, []),
         ("mhqa", T + SEARCH, []),

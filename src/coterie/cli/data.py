@@ -28,7 +28,7 @@ def list_sets() -> None:
     """
     from rich.table import Table
 
-    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
+    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS, TRAJECTORIES
     from coterie.datasets.load import load
 
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
@@ -36,7 +36,7 @@ def list_sets() -> None:
         table.add_column(title, width=width)
     for title, width in (("train", 7), ("held out", 8), ("sample", 7)):
         table.add_column(title, width=width, justify="right")
-    for name, one in {**CATALOGUE, **PREFERENCE_SETS}.items():
+    for name, one in {**CATALOGUE, **PREFERENCE_SETS, **TRAJECTORIES}.items():
         train = "" if one.train is None else f"{one.train:,}"
         heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
         shipped = load(name, "sample").rows.values() if one.packaged else ()
@@ -55,13 +55,18 @@ def download(name: Name) -> None:
 
         coterie data download gsm8k
     """
-    from coterie.datasets.catalogue import PREFERENCE_SETS
+    from coterie.datasets.catalogue import PREFERENCE_SETS, TRAJECTORIES
     from coterie.datasets.conversations import published_pairs
+    from coterie.datasets.files import read_rows, trajectory_file
     from coterie.datasets.load import load
 
     left_out = Counter[str]()
     if name in PREFERENCE_SETS:
         print(f"{sum(1 for _ in published_pairs(PREFERENCE_SETS[name], left_out)):,} pairs")
+    elif name in TRAJECTORIES:
+        trajectories = read_rows(trajectory_file(name), TRAJECTORIES[name].row)
+        left_out = Counter(row.flaw.partition(" (")[0] for row in trajectories)
+        print(f"train: {left_out.pop('', 0):,} rows")
     else:
         loaded = load(name)
         left_out = loaded.left_out

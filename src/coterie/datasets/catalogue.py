@@ -57,7 +57,7 @@ class DataSet:
     @property
     def row(self) -> Any:
         """Class of the rows; for a preference set, a function from a raw row to its pairs."""
-        return resolve_name(f"coterie.datasets.{self.row_name}")
+        return resolve_name(f"coterie.{self.row_name}")
 
     @property
     def join(self) -> Callable[..., Any] | None:
@@ -65,9 +65,9 @@ class DataSet:
         return resolve_name(f"coterie.datasets.{self.join_name}") if self.join_name else None
 
 
-def _data_set(name: str, entry: dict[str, Any]) -> DataSet:
+def _data_set(name: str, entry: dict[str, Any], package: str = "datasets") -> DataSet:
     repos = tuple(map(_repository, entry.pop("repos", ())))
-    row, join = entry.pop("row"), entry.pop("join", "")
+    row, join = f"{package}.{entry.pop('row')}", entry.pop("join", "")
     return DataSet(name, repos=repos, row_name=row, join_name=join, **entry)
 
 
@@ -96,6 +96,10 @@ PREFERENCE_SETS: Mapping[str, DataSet] = MappingProxyType(
     {name: _data_set(name, {**entry}) for name, entry in _TABLE["preferences"].items()}
 )
 """Sets of preferences, whose pairs are all for training."""
+TRAJECTORIES: Mapping[str, DataSet] = MappingProxyType(
+    {name: _data_set(name, {**entry}, "recipes") for name, entry in _TABLE["trajectories"].items()}
+)
+"""Trajectories of other agents in one file each, which recipes read."""
 
 
 def find(name: str) -> DataSet:

@@ -67,7 +67,6 @@ class CodeRow(QuestionRow):
 MOST_TESTS = 256 * 2**20
 """Maximum bytes of the decompressed private tests of a row."""
 SEALED = "has private tests that are neither JSON nor a pickle of one text, so only its public tests are read"
-INCOMPLETE = "has only some of its official tests"
 
 
 class ContestTest(Frozen):
@@ -83,7 +82,7 @@ class ContestTest(Frozen):
     @property
     def flaw(self) -> str:
         if self.kind == "check":
-            return _flaw_of_source(self.input, "a test")
+            return "" if _is_python(self.input) else "has a test that is not Python"
         if not self.output.strip():
             return "has a test without an expected output"
         if self.kind == "functional":
@@ -180,83 +179,71 @@ class CodeContestsRow(ContestRow):
 class CodeforcesRow(ContestRow):
     """Codeforces (``open-r1/codeforces``): problems with official tests, and checkers if several outputs are right."""
 
-    columns: ClassVar[Keys | None] = (
-        "id", "title", "description", "input_format", "output_format", "interaction_format", "note", "examples",
-        "official_tests", "official_tests_complete", "input_mode", "generated_checker",
-    )  # fmt: skip
-    interactive: bool = False
-    mode: Label = "stdio"
-    """``file`` for programs that read and write files."""
+    obstacle: Label = ""
+    """Reason why programs can't be graded, other than their tests."""
 
     @property
     def flaw(self) -> str:
-        if self.interactive:
-            return "is interactive"
-        if self.mode != "stdio":
-            return "has programs that read and write files"
-        return super().flaw or (_flaw_of_source(self.checker, "a checker") if self.checker else "")
+        return self.obstacle or super().flaw
 
     @property
     def lack(self) -> str:
-        return INCOMPLETE if self.sealed else ""
+        return "has only some of its official tests" if self.sealed else ""
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
         if "tests" in raw or "official_tests" not in raw:
             return super().normalize(raw)
-        examples = raw.get("examples") or ()
+        examples, checker = raw.get("examples") or (), raw.get("generated_checker") or ""
         shown = [f"Input:\n{one['input']}\nOutput:\n{one['output']}" for one in examples]
-        named = [(name, raw.get(f"{name.lower()}_format")) for name in ("Input", "Output")]
-        named += [("Examples", "\n".join(shown)), ("Note", raw.get("note"))]
-        texts = [f"{name}\n{text}" for name, text in named if text]
-        tests = [{**one, "public": one in examples} for one in raw["official_tests"] or ()]
+        named = {name: raw.get(f"{name.lower()}_format") for name in ("Input", "Output")}
+        named |= {"Examples": "\n".join(shown), "Note": raw.get("note")}
+        texts = [f"{name}\n{text}" for name, text in named.items() if text]
+        obstacles = {
+            "is interactive": raw.get("interaction_format"),
+            "has programs that read and write files": raw.get("input_mode") == "file",
+            "has a checker that is not Python": not _is_python(checker),
+        }
         known = {
+            "id": raw.get("id"),
             "question": "\n\n".join(
-                (raw.get("title") or "", raw.get("description") or "", *texts)
-            ).strip(),
-            "tests": tests,
-            "checker": raw.get("generated_checker") or "",
-            "interactive": bool(raw.get("interaction_format")),
-            "mode": raw.get("input_mode") or "stdio",
+                filter(None, (raw.get("title"), raw.get("description"), *texts))
+            ),
+            "tests": [{**one, "public": one in examples} for one in raw["official_tests"] or ()],
+            "checker": checker,
+            "obstacle": next(filter(obstacles.get, obstacles), ""),
             "sealed": not raw.get("official_tests_complete"),
         }
-        return super().normalize({"id": raw.get("id"), **known})
+        return super().normalize(known)
 
 
 class HumanEvalRow(ContestRow):
-    """HumanEval, and Skywork's rows of this form (``import_prefix``, ``test_code``, ``entry_point``)."""
+    """HumanEval, and rows of verl whose ``ground_truth`` is JSON with such a test, as in Skywork's code data."""
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
-        """Read HumanEval's rows, and rows in verl's format whose ``ground_truth`` is JSON with the test."""
-        gold = raw.get("answer")
-        if isinstance(gold, str) and "import_prefix" in gold and "tests" not in raw:
-            found = parsed_json(gold, "ground_truth")
-            test, prelude = found["test_code"], found["import_prefix"]
-            raw = {**raw, "answer": "", "entry_point": found["entry_point"]}
-        elif "test" in raw:
-            test, prelude = raw["test"], raw["prompt"]
-            name, solution = raw["entry_point"], prelude + (raw.get("canonical_solution") or "")
+        if "test" in raw:
+            prelude, name = raw["prompt"], raw["entry_point"]
             question = f"Complete the function `{name}`, and write all of it.\n\n{prelude}"
-            raw = {
-                "id": raw["task_id"],
-                "question": question,
-                "answer": solution,
-                "entry_point": name,
-            }
+            answer = prelude + (raw.get("canonical_solution") or "")
+            test = {"test_code": raw["test"], "import_prefix": prelude, "entry_point": name}
+            raw = {"id": raw["task_id"], "question": question, "answer": answer}
+        elif "import_prefix" in str(raw.get("answer")):
+            test = parsed_json(raw["answer"], "ground_truth")
+            raw = {**raw, "answer": ""}
         else:
             return super().normalize(raw)
-        tests = [{"input": test, "output": "", "kind": "check"}]
-        known = {"tests": tests, "prelude": prelude, "function": raw["entry_point"]}
-        return super().normalize({**raw, **known})
+        known = {"prelude": test["import_prefix"], "function": test["entry_point"]}
+        tests = [{"input": test["test_code"], "output": "", "kind": "check"}]
+        return super().normalize({**raw, **known, "tests": tests})
 
 
-def _flaw_of_source(source: str, name: str) -> str:
+def _is_python(source: str) -> bool:
     try:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return f"has {name} that is not Python"
-    return ""
+        return False
+    return True
 
 
 def _test(one: Any, public: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from coterie.config.folders import expanded, make_folder, read_json
 from coterie.config.resolve import wrong_at
-from coterie.datasets.catalogue import SPLITS, Repository, Split
+from coterie.datasets.catalogue import SPLITS, TRAJECTORIES, Repository, Split
 from coterie.datasets.rows import QuestionRow, SetRow
 from coterie.errors import UserError
 from coterie.progress import Progress
@@ -214,6 +214,19 @@ def download(name: str, repo: Repository, file: str) -> Path:
             f"`coterie data download {name}` on another machine and copy its HF_HOME here; or download the files of "
             f"https://huggingface.co/datasets/{repo.name} and add dataset.source=FOLDER",
         ) from error
+
+
+def trajectory_file(source: str) -> Path:
+    """Return the file of a published set of trajectories, which is downloaded if missing, or of another path."""
+    if source not in TRAJECTORIES:
+        return expanded(source)
+    (repo,) = TRAJECTORIES[source].repos
+    if repo.train:
+        return download(source, repo, repo.train[0])
+    files, _ = source_files(source, repo.name)
+    if len(files["train"]) > 1:
+        raise UserError(f"{repo.name} has several files", "download it and give one of them")
+    return files["train"][0]
 
 
 def _list_files(name: str) -> tuple[Repository, list[str]]:

@@ -47,6 +47,11 @@ class SetRow(Frozen):
     columns: ClassVar[Keys | None] = None
     """Columns to read from a Parquet file; ``None`` for all."""
 
+    @property
+    def flaw(self) -> str:
+        """Reason why the row is unusable, such as ``has no options``; empty if it is usable."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class RowPassage:
@@ -79,11 +84,6 @@ class QuestionRow(SetRow):
     @property
     def key(self) -> str:
         return question_key(self.question)
-
-    @property
-    def flaw(self) -> str:
-        """Reason why the row is unusable, such as ``has no options``; empty if it is usable."""
-        return ""
 
     @property
     def lack(self) -> str:

@@ -8,7 +8,7 @@ Example::
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
@@ -22,7 +22,7 @@ from coterie.engines.endpoint import (
     Utterance,
     find_key,
 )
-from coterie.engines.protocol import EngineError, EngineGone, Sampling
+from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import DEVICE, device_name
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Tree
@@ -120,22 +120,12 @@ class EndpointChat:
         self.endpoint = endpoint
         self.settings = settings
         self.name = f"endpoint:{settings.model}"
-        self._sees = False
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
         s = self.settings
         reply = await self.endpoint.chat(
             chat, max_tokens=s.max_tokens, temperature=s.temperature, top_p=1.0, seed=seed % 2**31
         )
-        if not self._sees and any(one.images for one in chat):
-            text = [replace(one, images=()) for one in chat]
-            without = await self.endpoint.chat(text, max_tokens=1)
-            if not reply.estimated and reply.prompt_tokens <= without.prompt_tokens:
-                raise EngineGone(
-                    f"{s.model} at {s.url} ignores pictures, which add no tokens to its prompts; use a vision "
-                    "model, or descriptions (environment.user_sees)"
-                )
-            self._sees = True
         return Answer(reply.text, reply.finish == "length")
 
 

@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -477,6 +477,7 @@ class Endpoint:
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
         self._places = asyncio.Semaphore(settings.concurrency)
+        self._sees = False
         self._client = httpx2.AsyncClient(
             headers=self._key.header if self._key else {},
             timeout=None,  # see _try
@@ -500,7 +501,7 @@ class Endpoint:
         seed: int | None = None,
         tools: Sequence[Tool] = (),
     ) -> Reply:
-        """Answer a chat. Raises :class:`EngineError` after a permanent failure or the last retry."""
+        """Answer a chat. Raises :class:`EngineError` after a permanent failure, the last retry, or for lost images."""
         args = self.settings.template_args
         # Defaults of the protocol are omitted: some models accept no other value.
         body = {
@@ -522,6 +523,14 @@ class Endpoint:
                 self.usage.failures += 1
                 raise
         self.usage.add(reply)
+        if not self._sees and any(one.images for one in messages):
+            without = await self.chat([replace(one, images=()) for one in messages], max_tokens=1)
+            if not reply.estimated and reply.prompt_tokens <= without.prompt_tokens:
+                raise EngineGone(
+                    f"{self.settings.model} at {self.settings.url} ignores pictures, which add no tokens to its "
+                    "prompts; use a vision model (a simulated user also takes environment.user_sees=descriptions)"
+                )
+            self._sees = True
         return reply
 
     async def _retry(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:

@@ -61,6 +61,7 @@ ENVIRONMENTS = Kind(
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
+        "all_tools": "coterie.environments.workflow:AllTools",
         "code": "coterie.environments.workflow_code:Code",
         "code_maths": "coterie.environments.workflow_code:CodeMaths",
         "conversation": "coterie.environments.question:ConversationReply",
@@ -106,6 +107,10 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
     "encyclopedia": {"use": [ENCYCLOPEDIA], "calls": "inline"},
     "mhqa": {"use": ["wiki_search"], "calls": "inline"},
     "web": {"use": ["web_search", "crawl_page"], "calls": "inline"},
+    "all_tools": {
+        "use": ["web_search", "crawl_page", "code", "visual_inspector"],
+        "calls": "inline",
+    },
     "code": PROGRAMS,
     "code_maths": PROGRAMS,
 }

@@ -143,12 +143,12 @@ def _dependencies(text: str) -> tuple[str, ...]:
     return tuple(ids)
 
 
-CALLS = ("wiki_search", "web_search", "crawl_page", "code")
+CALLS = ("wiki_search", "web_search", "crawl_page", "code", "visual_inspector")
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
          "observation")  # fmt: skip
 _TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")
 
-AgentKind = Literal["mhqa", "web", "code"]
+AgentKind = Literal["mhqa", "web", "code", "all_tools"]
 
 
 class Segment(NamedTuple):
@@ -183,7 +183,18 @@ def scan(text: str) -> tuple[list[Segment], int]:
     return segments, stray
 
 
-_SEARCH = ("web_search", "crawl_page")
+def _checked_answers(*calls: str) -> dict[str, tuple[str, ...]]:
+    """Return the allowed next tags of an agent that checks its answer and makes these calls."""
+    return {
+        "": ("plan", *calls),
+        "plan": (*calls, "suggested_answer"),
+        **dict.fromkeys(calls, (*calls, "reflection", "suggested_answer")),
+        "reflection": ("plan", *calls, "suggested_answer"),
+        "suggested_answer": ("double_check",),
+        "double_check": ("plan", *calls, "answer"),
+    }
+
+
 _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
     "mhqa": {
         "": ("plan", "wiki_search"),
@@ -191,15 +202,8 @@ _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
         "wiki_search": ("wiki_search", "reflection", "answer"),
         "reflection": ("plan", "wiki_search"),
     },
-    "web": {
-        "": ("plan", *_SEARCH),
-        "plan": (*_SEARCH, "suggested_answer"),
-        "web_search": (*_SEARCH, "reflection", "suggested_answer"),
-        "crawl_page": (*_SEARCH, "reflection", "suggested_answer"),
-        "reflection": ("plan", *_SEARCH, "suggested_answer"),
-        "suggested_answer": ("double_check",),
-        "double_check": ("plan", *_SEARCH, "answer"),
-    },
+    "web": _checked_answers("web_search", "crawl_page"),
+    "all_tools": _checked_answers("web_search", "crawl_page", "code", "visual_inspector"),
     "code": {
         "": ("plan",),
         "plan": ("code", "answer"),
@@ -211,6 +215,7 @@ _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
 _WITHOUT_THINKING: Mapping[AgentKind, tuple[str, ...]] = {
     "mhqa": (),
     "web": (),
+    "all_tools": (),
     "code": ("plan", "reflection"),
 }
 

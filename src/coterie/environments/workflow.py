@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -221,6 +222,11 @@ PlanForm = Literal["tasks", "none"]
 _BEGINNING: Mapping[AgentKind, str] = {
     "mhqa": "You answer questions by searching an encyclopedia. Search even where you think that you know the answer.",
     "web": "You answer questions by searching the web and reading pages.",
+    "all_tools": (
+        "You answer questions by searching the web, reading pages, running programs and looking at pictures. Let a "
+        "program compute, and look at each picture that the question is about. A program stands between fences:\n"
+        "<code>\n```py\nprint(6 * 7)\n```\n</code>"
+    ),
 }
 CLOSED = (
     "Answer the question from what you know, in as few words as possible, and write nothing else: "
@@ -245,15 +251,17 @@ _PLANS: Mapping[PlanForm, str] = {
     ),
     "none": "",
 }
+_CHECKED_ANSWERS = (
+    "- <reflection>...</reflection>: whether the results agree with each other, whether the tools help, and "
+    "whether you are getting closer, each good, fair or poor. If one is poor, plan anew.\n"
+    "- <suggested_answer>...</suggested_answer>: an answer that you have yet to check.\n"
+    "- <double_check>...</double_check>: how sure the suggested answer is, from 1 to 4. From 3 on give it as your "
+    "answer; below 3 plan anew.\n"
+)
 _REFLECTIONS: Mapping[AgentKind, str] = {
     "mhqa": "- <reflection>...</reflection>: only when the results show that your plan is wrong. Then plan anew.\n",
-    "web": (
-        "- <reflection>...</reflection>: whether the results agree with each other, whether the tools help, and "
-        "whether you are getting closer, each good, fair or poor. If one is poor, plan anew.\n"
-        "- <suggested_answer>...</suggested_answer>: an answer that you have yet to check.\n"
-        "- <double_check>...</double_check>: how sure the suggested answer is, from 1 to 4. From 3 on give it as your "
-        "answer; below 3 plan anew.\n"
-    ),
+    "web": _CHECKED_ANSWERS,
+    "all_tools": _CHECKED_ANSWERS,
 }
 
 _EXAMPLE = """\
@@ -461,3 +469,18 @@ class Web(Workflow):
 
     kind = "web"
     short = "Plan, search the web, read pages, and answer the question."
+
+
+class AllTools(Workflow):
+    """Questions, also about pictures (``file_name`` of a user's rows), for an agent with all tools of AFM and GAP."""
+
+    kind = "all_tools"
+    short = "Plan, use the tools, and answer the question."
+
+    def task_of(self, row: QuestionRow) -> Task:
+        task, picture = super().task_of(row), getattr(row, "raw", {}).get("file_name")
+        return replace(task, public={**task.public, "picture": picture}) if picture else task
+
+    def request(self, task: Task) -> str:
+        picture = task.public.get("picture")
+        return super().request(task) + (f"\nPicture: {picture}" if picture else "")

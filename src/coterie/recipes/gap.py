@@ -30,7 +30,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from coterie.config.folders import expanded, sha256
+from coterie.config.folders import sha256
+from coterie.datasets.files import trajectory_file
 from coterie.environments.answers import question_of
 from coterie.environments.expert import Demonstrates, NoTrace
 from coterie.environments.protocol import Shared
@@ -78,7 +79,7 @@ class Gap(Recipe):
 
     def __init__(self, settings: GapSettings) -> None:
         super().__init__(settings)
-        self.agent = self.only_agent("use environment=mhqa, web, code or code_maths")
+        self.agent = self.only_agent("use environment=mhqa, web, all_tools, code or code_maths")
         expert = settings.imitates and self.from_expert
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
@@ -211,7 +212,7 @@ class Gap(Recipe):
 
     @property
     def file(self) -> Path:
-        return expanded(self.settings.traces.source)
+        return trajectory_file(self.settings.traces.source)
 
     @cached_property
     def heldout_questions(self) -> HeldOutQuestions:

@@ -21,7 +21,7 @@ class TracesSettings(Settings):
     source: str = key(
         EXPERT,
         "`expert` writes traces from the gold facts of the training rows and calls the run's tools. Or a file in the "
-        "format of GAP's SFT data (.json, .jsonl, .parquet).",
+        "format of GAP's SFT data (.json, .jsonl, .parquet), or a published one (gap_traces, afm_web_traces, ...).",
         source="GAP: AFM's traces, rewritten by GPT-4o",
     )
     form: TraceForm = key(
@@ -108,5 +108,6 @@ METHODS = methods(
     ("gap/tiny", "GAP on the packaged encyclopedia and model."),
     ("gap/mhqa", f"{QUESTIONS} multi-hop questions, SFT then RL.", "hotpot_qa", "mhqa"),
     ("gap/web", f"{QUESTIONS} questions about the web.", "qa", "web"),
+    ("gap/all_tools", f"{QUESTIONS} questions, with all tools.", "qa", "all_tools"),
     ("gap/code", "GAP: programs for coding contests and mathematics.", "livecodebench", "code"),
 )

@@ -63,6 +63,15 @@ class TraceRow(SetRow):
             return self.input.strip()
         return self.instruction.rpartition(QUESTION)[2].strip() * (QUESTION in self.instruction)
 
+    @property
+    def flaw(self) -> str:
+        """Reason why the trace cannot be trained on, or an empty string."""
+        try:
+            observations(self.output)
+        except ValueError as error:
+            return str(error)
+        return "" if _ANSWERED.search(self.output) else "has no answer"
+
     @model_validator(mode="before")
     @classmethod
     def _from_messages(cls, value: Any) -> Any:
@@ -87,8 +96,8 @@ def read_traces(
     """
     rows, broken = dict[int, TraceRow](), dict[int, str]()
     for number, row in enumerate(read_rows(path, TraceRow, progress), 1):
-        if reason := flaw(row.output):
-            broken[number] = reason
+        if row.flaw:
+            broken[number] = row.flaw
         else:
             rows[number] = row
     if not rows:
@@ -98,15 +107,6 @@ def read_traces(
             "give a file of traces: prompts, and outputs that end with <answer>...</answer>",
         )
     return rows, broken
-
-
-def flaw(trace: str) -> str:
-    """Return why a trace cannot be trained on, or an empty string."""
-    try:
-        observations(trace)
-    except ValueError as error:
-        return str(error)
-    return "" if _ANSWERED.search(trace) else "has no answer"
 
 
 def observations(trace: str) -> tuple[tuple[int, int], ...]:

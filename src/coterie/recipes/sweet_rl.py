@@ -41,7 +41,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from coterie.config.folders import expanded, sha256
+from coterie.config.folders import sha256
+from coterie.datasets.files import trajectory_file
 from coterie.engines.chat_model import check_chat, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import POLICY, EngineError, EngineGone
@@ -166,9 +167,9 @@ class SweetRL(Recipe):
     async def rollout(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Sample k dialogues per task with the base policy, or read them from a file."""
         s = self.settings
-        if s.offline is not None:
+        if (file := self.offline) is not None:
             assert isinstance(self.environment, BackendProgramming), "checked by the plan"
-            return await play_offline(self.environment, s, run, expanded(s.offline), progress)
+            return await play_offline(self.environment, s, run, file, progress)
         episodes = [
             Episode(task, sample, FIRST, "rollout")
             for task in self.train_tasks()
@@ -344,7 +345,7 @@ class SweetRL(Recipe):
 
     @property
     def offline(self) -> Path | None:
-        return None if self.settings.offline is None else expanded(self.settings.offline)
+        return None if self.settings.offline is None else trajectory_file(self.settings.offline)
 
     @cached_property
     def offline_content(self) -> tuple[str, ...]:

@@ -145,8 +145,8 @@ class SweetSettings(RecipeSettings):
     rollout: RepeatSettings = RepeatSettings()
     offline: str | None = key(
         None,
-        "File of SWEET-RL's offline trajectories (JSONL) instead of sampled dialogues. Reads at most rollout.tasks "
-        "tasks and rollout.repeats dialogues per task.",
+        "File of SWEET-RL's offline trajectories (JSONL), or the published one (colbench_offline), instead of sampled "
+        "dialogues. Reads at most rollout.tasks tasks and rollout.repeats dialogues per task.",
         source="SWEET-RL: colbench_code_offline_15k_llama8b.jsonl",
         min_length=1,
     )

@@ -1,7 +1,7 @@
-"""Built-in tools: ``code`` runs a program, ``python`` runs cells of a session, ``inspect_image`` asks about an image.
+"""Built-in tools: ``code`` runs a program, ``python`` runs cells of a session, ``visual_inspector`` looks at images.
 
-Results of ``code`` have the format on which agents of AFM and GAP were trained. Images come from one folder, or from
-the web under the rules of :mod:`coterie.tools.web`.
+``code`` and ``visual_inspector`` have the format on which agents of AFM and GAP were trained. Images come from one
+folder, or from the web under the rules of :mod:`coterie.tools.web`.
 """
 
 import asyncio
@@ -147,11 +147,11 @@ STARTS = {
     b"RIFF": "image/webp",
 }
 TOOL = Tool(
-    "inspect_image",
+    "visual_inspector",
     "Looks at an image and answers a question about it.",
     text_schema(
-        "image",
-        image="The image's path, or its URL.",
+        "file_path",
+        file_path="The image's path, or its URL.",
         question="Without it the image is described.",
     ),
 )
@@ -167,7 +167,7 @@ class VisualSettings(FetchSettings):
 
 
 class VisualInspector:
-    """Source of the tool. Raises ``UserError`` for a missing folder or key."""
+    """Source of the tool. Raises ``UserError`` for a missing folder or key; a server that ignores images ends a run."""
 
     settings_type = VisualSettings
 
@@ -180,9 +180,9 @@ class VisualInspector:
             find_key(settings.endpoint.key_variable, Path())
         self._settings = settings
         self.tools = (TOOL,)
-        self.tags: Mapping[str, Tag] = {TOOL.name: Tag("image", "|")}
+        self.tags: Mapping[str, Tag] = {TOOL.name: Tag()}
         s = settings
-        self.identity = digest("inspect_image", s.endpoint.model, s.answer_tokens, s.top_p)
+        self.identity = digest(TOOL.name, s.endpoint.model, s.answer_tokens, s.top_p)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
@@ -191,7 +191,7 @@ class VisualInspector:
             yield {TOOL.name: self._inspect}
 
     async def _inspect(self, arguments: Mapping[str, Any]) -> str:
-        name, question = str(arguments["image"]).strip(), str(arguments.get("question", "")).strip()
+        name, question = (str(arguments.get(one, "")).strip() for one in ("file_path", "question"))
         most = self._settings.page_bytes
         if name.startswith(("http://", "https://")):
             fetched = await self._fetcher.fetch(name, ("image/",))

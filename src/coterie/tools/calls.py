@@ -59,7 +59,7 @@ class Tag:
     """Syntax of the calls of one tool. The tag has the tool's name."""
 
     argument: str | None = None
-    """Parameter between the tags; ``None``: all arguments, as a JSON object."""
+    """Parameter between the tags; ``None``: all arguments, as a JSON object, also between fences."""
     separator: str | None = None
     """Separator of concurrent calls within one tag; a backslash escapes it. ``None``: a tag is one call."""
 
@@ -138,7 +138,9 @@ class Tags:
     def arguments(self, name: str, piece: str) -> str:
         """Convert the text between a tool's tags to the arguments of a call, as JSON."""
         parameter = self.calls[name].argument
-        return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
+        if parameter is None:
+            return _FENCED_JSON.sub(r"\1", piece)
+        return json.dumps({parameter: piece}, ensure_ascii=False)
 
     def find_answer(self, text: str) -> str | None:
         """Return the text of the last complete answer tag, or ``None``."""
@@ -160,6 +162,9 @@ class Tags:
         parts = re.split(rf"(?<!\\){re.escape(separator)}", body)
         pieces = [part.replace(f"\\{separator}", separator).strip() for part in parts]
         return [piece for piece in pieces if piece] or [""]
+
+
+_FENCED_JSON = re.compile(r"\A```(?:json)?\s*(.*?)\s*(?:```)?\Z", re.DOTALL)
 
 
 def _example(tool: Tool) -> str:

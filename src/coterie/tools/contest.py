@@ -17,7 +17,7 @@ from typing import Literal
 from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
 from coterie.engines.protocol import EngineError
-from coterie.tools.sandbox.inside.check import REPLAYER, Failed
+from coterie.tools.sandbox.inside.check import REPLAYER
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
@@ -186,10 +186,14 @@ async def judge_program(
     return tuple(verdicts)
 
 
+def _failure(result: CallResult) -> Verdict:
+    return Verdict(_FAILED.get(result.failed, "error"), result.reason[:MAX_WHY])
+
+
 def _output(result: CallResult) -> str | Verdict:
     """Return the output of a program, or a verdict if it failed."""
     if not result.ok:
-        return Verdict(_FAILED.get(result.failed, "error"), result.reason[:MAX_WHY])
+        return _failure(result)
     match result.wire:
         case ["list", [["int", code], ["bool", too_much], ["str", printed], ["str", stderr]]]:
             pass
@@ -238,15 +242,12 @@ async def _check(
         if not result.ok:
             raise EngineError(f"its test can't run apart from the program: {result.reason}")
         calls, why = result.value
-        if not calls and failure and why == Failed.__name__:
-            return failure
         if not calls:
-            return Verdict("wrong output", why) if why else Verdict("passed")
+            return failure or Verdict("wrong output", why) if why else Verdict("passed")
         source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
         own = [f"apply({function}, {call!r})" for call in calls]
         results = [one async for one in sandbox.run_apart(source, own, limits)]
         known |= zip(calls, (one.wire for one in results), strict=True)
-        failed = next((one for one in results if not one.ok), None)
-        if failed is not None and failure is None:
-            failure = Verdict(_FAILED.get(failed.failed, "error"), failed.reason[:MAX_WHY])
+        failures = (_failure(one) for one in results if not one.ok)
+        failure = failure or next(failures, None)
     raise EngineError(f"its test calls the function in more than {MOST_ROUNDS} rounds")

@@ -116,7 +116,7 @@ TOOLS = Kind(
         "wiki_search": "coterie.tools.search:RetrieverTool",
         "web_search": "coterie.tools.search:WebSearch",
         "crawl_page": "coterie.tools.web:CrawlPage",
-        "inspect_image": "coterie.tools.builtin:VisualInspector",
+        "visual_inspector": "coterie.tools.builtin:VisualInspector",
         "mcp": "coterie.tools.mcp:McpSource",
     },
 )

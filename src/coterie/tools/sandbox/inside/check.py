@@ -16,14 +16,6 @@ REPLAYER = __name__
 """Module from which a source imports ``replay`` and ``apply``."""
 
 
-class Unknown(Exception):
-    """The value of a call is not known yet."""
-
-
-class Failed(Exception):
-    """A call of the function failed."""
-
-
 def apply(function: Callable[..., Any], call: str) -> Any:
     """Call a function with arguments from ``replay``."""
     positional, named = decode(json.loads(call))
@@ -65,9 +57,9 @@ def _run(
             raise
         if call not in results:
             calls[call] = None
-            raise Unknown
+            raise LookupError("the value is not known yet")
         if results[call] is None:
-            raise Failed
+            raise RuntimeError("the call failed")
         return decode(results[call])
 
     random.seed(0)
