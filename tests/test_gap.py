@@ -405,7 +405,8 @@ class Mine:
         called = [{"input": "[1]", "output": "1", "kind": "functional"}]
         row = CodeContestsRow(id=split, question=f"Add {split}.", tests=tests)
         other = CodeContestsRow(id=f"{split}2", question=f"Call {split}.", tests=called, function="f")
-        return [row, other]
+        more = CodeContestsRow(id=f"{split}3", question=f"Find {split}.", tests=tests, checker="print(1)")
+        return [row, other, more]
 """
 
 
@@ -436,17 +437,17 @@ def test_own_problems_are_exported_with_their_tests(tmp_path: Path) -> None:
     traces = trace_file(tmp_path / "traces.json", (QUESTION, CODE_TRACE))
     words = [*SMALL, f"dataset={tmp_path / 'mine.py'}:Mine", f"traces={traces}"]
     recipe = gap("gap/code", words)
-    tasks = recipe.environment.tasks("train", 2, 0)
+    tasks = recipe.environment.tasks("train", 3, 0)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), [ROLLOUT, SELECT])
         run.store.put_tasks(tasks)
         _, counts = export(run.folder, "verl", tmp_path / "files")
     recipe.close()
-    assert counts["train"] == 1, "tests that call a function have no place in the file"
+    assert counts["train"] == 1, "calls of a function and checkers have no place in the file"
     (prompt,) = read_table(tmp_path / "files/train.parquet").to_pylist()
     assert json.loads(prompt["reward_model"]["ground_truth"])["outputs"] == ["3"]
     assert prompt["ability"] == "code" and "Add train." in prompt["prompt"][-1]["content"]
-    assert sorted(all_tests_of(task)[0].output for task in tasks) == ["1", "3"]
+    assert sorted(all_tests_of(task)[0].output for task in tasks) == ["1", "3", "3"]
 
 
 def test_questions_of_the_encyclopedia_are_grounded_by_its_search() -> None:

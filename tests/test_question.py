@@ -143,6 +143,33 @@ def test_a_program_is_run_on_the_tests_of_its_row(
         assert (grade.score, grade.metrics["fraction"]) == (score, fraction)
 
 
+CHECKED = {"function": "twice", "prelude": "import math\n", "tests": [
+    {"kind": "check", "input": "def check(candidate):\n    assert candidate(2) == 4", "output": ""},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "right", "wrong"), [
+    (CHECKED, "def twice(x): return math.trunc(2 * x)", "def twice(x): return 5"),
+    ({"tests": [{"input": "2", "output": "1"}], "checker": "print(int(open('solution_output.txt').read()))"},
+     "print(1)", "print(0)"),
+])  # fmt: skip
+def test_a_row_may_have_a_check_or_a_checker(
+    row: dict[str, Any],
+    right: str,
+    wrong: str,
+    tmp_path: Path,
+    runner: asyncio.Runner,
+    sandbox: Sandbox,
+) -> None:
+    rows = [{"question": f"Do it, {n}.", **row} for n in range(5)]
+    words = ("environment.reward=code", "dataset.answer=none")
+    game = environment(jsonl(tmp_path / "a.jsonl", *rows), *words)
+    (task,) = game.tasks("heldout", 1, 0)
+    for code, score in ((right, 1.0), (wrong, 0.0)):
+        state = State(task, 0, answer=f"```python\n{code}\n```")
+        assert runner.run(game.grade(state, Shared(sandbox))).score == score
+
+
 def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     file = jsonl(tmp_path / "a.jsonl", *sums())

@@ -376,6 +376,11 @@ def test_humanevals_function_is_requested_and_its_check_decides(tmp_path: Path) 
         "not JSON",
     ),
     ({"public_test_cases": "[]", "private_test_cases": ""}, "no readable tests"),
+    (
+        {"public_test_cases": '[{"input": "x = 1", "output": "", "testtype": "check"}]',
+         "metadata": '{"func_name": "f"}'},
+        "a check beside other tests",
+    ),
 ])  # fmt: skip
 def test_a_problem_without_usable_tests_is_left_out(
     change: dict[str, Any], flaw: str, tmp_path: Path

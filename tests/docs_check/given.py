@@ -22,7 +22,14 @@ from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
 from tests.hub import Hub, serve
 from tests.row_files import table
-from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
+from tests.row_programs import (
+    CODEFORCES,
+    EXAMS,
+    HUMANEVAL,
+    LIVE,
+    METHOD,
+    PROGRAM_TRACES,
+)
 from tests.serving import started
 from tests.templates import model
 from tests.test_sweet_steps import ROWS
@@ -143,6 +150,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/howto/contests.md": {
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
+        "HumanEval.jsonl": lines(HUMANEVAL), "codeforces.jsonl": lines(CODEFORCES),
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": lambda _, path: shutil.copy(ROOT / "examples/letters.py", path)},

@@ -14,7 +14,7 @@ import coterie
 from coterie.config.folders import check_new, whole_folder
 from coterie.config.resolve import flatten
 from coterie.environments.answers import GRADER, known_answers, question_of
-from coterie.environments.workflow_code import TESTS
+from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
 from coterie.models.loading import TOKENIZER_FILES, is_adapter, load, load_renderer, writing
@@ -172,7 +172,8 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
 
 def _program_tests(task: Task) -> str:
     """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
-    tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if TESTS in task.secrets else []
+    is_readable = TESTS in task.secrets and CHECKER not in task.secrets
+    tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if is_readable else []
     if not all(isinstance(one, dict) and one.get("kind") == "stdin" for one in tests):
         return ""
     columns = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}

@@ -117,6 +117,8 @@ class ContestRow(AnswerRow):
             return "has no readable tests"
         if not self.function and any(test.kind != "stdin" for test in self.tests):
             return "has tests of a function without a name"
+        if len({test.kind == "check" for test in self.tests}) > 1:
+            return "has a check beside other tests"
         return next(filter(None, (test.flaw for test in self.tests)), "")
 
     @property

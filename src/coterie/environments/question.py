@@ -229,12 +229,13 @@ class Question(OneAgent, Pure):
             )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
-        program, tests = program_of(reply), item.contest.tests
+        row, limits = item.contest, self.settings.limits
+        more = {"prelude": row.prelude, "checker": row.checker}
         verdicts = await judge_program(
-            sandbox, program, tests, item.contest.function, self.settings.limits
+            sandbox, program_of(reply), row.tests, row.function, limits, **more
         )
         solved = float(all(one.passed for one in verdicts))
-        return Grade(solved, {"tests": len(tests), **measures(verdicts)})
+        return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
 
     async def _own_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         def wrong(
@@ -359,7 +360,7 @@ def _default_reward(row: type[QuestionRow]) -> str:
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
-    names = ("tests", "starter", "function")
+    names = ("tests", "starter", "function", "prelude", "checker")
     known = {name: raw[name] for name in names if raw.get(name) is not None}
     fields = {"id": row.id, "question": row.question, **known}
     try:
