@@ -251,6 +251,7 @@ CHECKED = {
     "def twice(x):\n    while x == 2: pass\n    return x * 2": "too slow",
     "import os\nos._exit(0)": "error",
     "raise SystemExit(0)": "error",
+    "def twice(x):\n    return x * 2 if x != 3 else 'x' * 2**21": "too much output",
     "class Same:\n    __eq__ = __lt__ = lambda *a: True\ndef twice(x):\n    return Same()": "error",
     "def twice(x):\n    return range(10**12)": "wrong output",
     "import builtins\ndef twice(x):\n    builtins.AssertionError = ValueError\n    return 0": "wrong output",

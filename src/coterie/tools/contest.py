@@ -118,6 +118,8 @@ class Verdict:
         return self.outcome == "passed"
 
 
+VALUE_KIB = 1024
+"""Size of a value that a function returns to a ``check`` test, as JSON."""
 MOST_ROUNDS = 200
 """Upper bound of the times that a ``check`` test is run again because its calls depend on earlier results."""
 _CHECKER = """\
@@ -228,9 +230,12 @@ async def _check(
     prelude: str,
     limits: SandboxSettings,
 ) -> Verdict:
-    """Run a ``check`` test. Its calls run in the program's jail, and the test in another one, with their results."""
+    """Run a ``check`` test. Its calls run in the program's jail, and the test in another one, with their results.
+
+    A call that fails is a failed test, so tests can't expect exceptions.
+    """
     known: dict[str, object] = {}
-    failure: Verdict | None = None
+    values = limits.model_copy(update={"output_kib": VALUE_KIB})
     for _ in range(MOST_ROUNDS):
         (result,) = await sandbox.run_reference(
             f"{prelude}\nfrom {REPLAYER} import replay",
@@ -243,11 +248,12 @@ async def _check(
             raise EngineError(f"its test can't run apart from the program: {result.reason}")
         calls, why = result.value
         if not calls:
-            return failure or Verdict("wrong output", why) if why else Verdict("passed")
+            return Verdict("wrong output", why) if why else Verdict("passed")
         source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
         own = [f"apply({function}, {call!r})" for call in calls]
-        results = [one async for one in sandbox.run_apart(source, own, limits)]
-        known |= zip(calls, (one.wire for one in results), strict=True)
-        failures = (_failure(one) for one in results if not one.ok)
-        failure = failure or next(failures, None)
+        waiting = iter(calls)
+        async for one in sandbox.run_apart(source, own, values):
+            if not one.ok:
+                return _failure(one)
+            known[next(waiting)] = one.wire
     raise EngineError(f"its test calls the function in more than {MOST_ROUNDS} rounds")
