@@ -229,11 +229,9 @@ class Question(OneAgent, Pure):
             )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
-        row, limits = item.contest, self.settings.limits
+        row, program, limits = item.contest, program_of(reply), self.settings.limits
         more = {"prelude": row.prelude, "checker": row.checker}
-        verdicts = await judge_program(
-            sandbox, program_of(reply), row.tests, row.function, limits, **more
-        )
+        verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
         solved = float(all(one.passed for one in verdicts))
         return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
 

@@ -148,8 +148,7 @@ async def judge_program(
     Functional tests call ``function``. ``prelude`` is a source before the program of ``check`` tests, and before the
     tests. ``checker`` is a program that judges outputs (:class:`ContestRow`).
 
-    Raises ``SandboxFailed``, and ``EngineError`` for a ``check`` test that can't run apart from the program, or a
-    checker that refuses the expected output.
+    Raises ``SandboxFailed``, and ``EngineError`` if the row's ``check`` test or checker can't be used.
     """
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
     own = sandbox.settings.model_copy(

@@ -293,8 +293,7 @@ class Sandbox:
         limits: SandboxSettings | None = None,
     ) -> list[CallResult]:
         """Run a reference solution, or another program of a data set, like :meth:`run`, where no answer ever runs."""
-        own = limits or self.settings
-        results, _ = await _results(self.references, source, calls, mode, own)
+        results, _ = await _results(self.references, source, calls, mode, limits or self.settings)
         return results
 
     async def grade(
