@@ -116,6 +116,29 @@ def test_trl_prefers_the_chosen_side(
             assert learned(ids, ids, tokenizer) == replies(row[side])
 
 
+def test_trl_gives_tasks_to_a_reward_function(
+    files: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    from trl import GRPOConfig, GRPOTrainer
+
+    file, given = str(files / "verl/train.parquet"), list[tuple[str, str]]()
+    data = load_dataset("parquet", data_files=file, split="train", cache_dir=str(tmp_path / "hf"))
+
+    def reward(prompts: Any, completions: Any, label: list[str], **_: Any) -> list[float]:
+        given.extend(
+            (prompt[-1]["content"], one) for prompt, one in zip(prompts, label, strict=True)
+        )
+        return [float(len(one[0]["content"])) for one in completions]
+
+    config = GRPOConfig(
+        str(tmp_path / "out"), max_steps=1, num_generations=2, per_device_train_batch_size=2,
+        max_completion_length=4, report_to="none", use_cpu=True,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(resolve(MODEL))
+    GRPOTrainer(model, reward, config, train_dataset=data, processing_class=tokenizer).train()
+    assert given and set(given) <= {(one["prompt"][-1]["content"], one["label"]) for one in data}
+
+
 # -- verl -----------------------------------------------------------------------------------------
 
 

@@ -44,11 +44,10 @@ def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets
         writer = _MessageWriter(store, tree, secrets)
         for outcome, path in tree.trajectories():
             key = ItemKey(iteration, stage, tree.task, f"{outcome.sample:04d}")
-            limit = ", a limit" if outcome.ending.truncated else ""
             score = {
                 "value": outcome.score,
                 "answer": outcome.answer,
-                "explanation": f"ended by {outcome.ending.reason}{limit}",
+                "explanation": f"ended by {outcome.ending.reason}",
                 "metadata": metrics.get(key, {}),
             }
             samples.append({
@@ -167,9 +166,8 @@ class _MessageWriter:
         content = list[Fields]()
         for part in parts:
             hidden = part.source.startswith("secret:") and not self._secrets
-            text, kind = f"<{part.source}>" if hidden else part.text, "text"
-            if part.source == THOUGHT:
-                kind = "reasoning"
+            text = f"<{part.source}>" if hidden else part.text
+            kind = "reasoning" if part.source == THOUGHT else "text"
             if content and content[-1]["type"] == kind:
                 content[-1][kind] += text
             else:
@@ -183,10 +181,8 @@ class _MessageWriter:
 
 def _call(turn: Turn, call: ToolCall) -> Fields:
     try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+        arguments = dict(json.loads(call.arguments))
+    except (TypeError, ValueError):
         arguments = {"arguments": call.arguments}
     own = {"arguments": arguments, "parse_error": call.error or None}
     return {"id": f"{turn.id}-{call.id}", "function": call.name, "type": "function", **own}
