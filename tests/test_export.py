@@ -121,7 +121,7 @@ def dialogue(*messages: Message, tools: tuple[Tool, ...] = ()) -> TrainedSelecti
 @pytest.mark.parametrize(("messages", "forms"), [
     ("user assistant user", {"jsonl", "trl"}),
     ("user assistant inline", {"jsonl"}),
-    ("user assistant tool user", {"jsonl", "trl"}),
+    ("tool user", {"jsonl", "trl", "verl"}),
     ("system user", {"jsonl", "trl", "llamafactory", "verl"}),
     ("system", {"jsonl", "trl", "llamafactory", "verl"}),
 ])  # fmt: skip

@@ -64,10 +64,11 @@ def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets
             error = {"message": why, "traceback": "", "traceback_ansi": ""}
             samples.append({**_sample(store.task(key.task), number), "error": error})
     samples.sort(key=lambda one: (one["id"], one["epoch"]))
-    skipped, ids = left_out(store, iteration, stage), list(dict.fromkeys(s["id"] for s in samples))
-    counted = [one.get("scores") for one in samples if one["id"] not in skipped]
-    values = [scores[head.metric]["value"] for scores in counted if scores]
-    mean = {"name": "mean", "value": sum(values) / max(1, len(counted))}
+    ungradable = left_out(store, iteration, stage)
+    ids = list(dict.fromkeys(one["id"] for one in samples))
+    all_scores = [one.get("scores") for one in samples if one["id"] not in ungradable]
+    values = [scores[head.metric]["value"] for scores in all_scores if scores]
+    mean = {"name": "mean", "value": sum(values) / max(1, len(all_scores))}
     leaves = [one.get("uuid") for one in samples]
     name = digest(head.task, head.model, iteration, stage, leaves)[:22]
     return {
@@ -127,11 +128,11 @@ class _MessageWriter:
             self.credit.setdefault(one.node, {})[one.name] = one.value
 
     def messages(self, path: Sequence[Turn]) -> Iterator[Fields]:
-        shown, caller = dict[str, Counter[str]](), ""
+        history, caller = dict[str, Counter[str]](), ""
         for turn in path:
             name = turn.speaker.name
             if turn.prompt is not None:
-                yield from self._prompt(turn, shown.setdefault(name, Counter()))
+                yield from self._prompt(turn, history.setdefault(name, Counter()))
             metadata = {"speaker": name, **self.credit.get(turn.id, {})}
             for result in turn.results:
                 error = {"type": "unknown", "message": result.text} if result.error else None
@@ -150,7 +151,7 @@ class _MessageWriter:
             elif not turn.results:
                 yield {"role": "user", **own}
 
-    def _prompt(self, turn: Turn, shown: Counter[str]) -> Iterator[Fields]:
+    def _prompt(self, turn: Turn, history: Counter[str]) -> Iterator[Fields]:
         """Yield the messages of a turn's prompt that are no turns and that no earlier prompt of the agent had."""
         agent, counts = turn.speaker.name, Counter[str]()
         for message in self._tree.messages(self._tree.requests[str(turn.prompt)]):
@@ -158,15 +159,15 @@ class _MessageWriter:
             if message.turn is None and content:
                 role = "user" if message.role == "inline" else message.role
                 counts[key := f"{role} {content}"] += 1
-                if counts[key] > shown[key]:
+                if counts[key] > history[key]:
                     yield {"role": role, "content": content, "metadata": {"reader": agent}}
-        shown |= counts
+        history |= counts
 
     def _content(self, parts: Sequence[Part]) -> str | list[Fields]:
         content = list[Fields]()
         for part in parts:
-            hidden = part.source.startswith("secret:") and not self._secrets
-            text = f"<{part.source}>" if hidden else part.text
+            is_secret = part.source.startswith("secret:") and not self._secrets
+            text = f"<{part.source}>" if is_secret else part.text
             kind = "reasoning" if part.source == THOUGHT else "text"
             if content and content[-1]["type"] == kind:
                 content[-1][kind] += text
