@@ -1,6 +1,5 @@
 """The loaders of TRL, verl, OpenRLHF and LLaMA-Factory read exports with the run's loss masks, pairs and tasks."""
 
-import json
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,8 +11,12 @@ import pytest
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from coterie.cli.export import export_data
+from coterie.cli.export import _write_chats, export_data
 from coterie.models.loading import load_renderer, resolve
+from coterie.record.export import TrainedSelection
+from coterie.record.tree import Selection
+from tests import native_templates
+from tests.native_games import WRITE, Played, Prepared, Said, Things, play, syntax_of
 from tests.test_export import lines, trained  # noqa: F401
 
 pytestmark = pytest.mark.skipif(find_spec("verl") is None, reason="see make test-exports")
@@ -40,7 +43,9 @@ def replies(messages: list[Row]) -> list[str]:
     return [one["content"] for one in messages if one["role"] == "assistant"]
 
 
-def learned(ids: list[int], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def learned(
+    ids: list[int], labels: list[int], tokenizer: PreTrainedTokenizerBase, end: str = END
+) -> list[str]:
     """Return the texts of the spans with loss, without the token that ends a message."""
     spans, before = list[list[int]](), False
     for id_, label in zip(ids, labels, strict=True):
@@ -50,8 +55,8 @@ def learned(ids: list[int], labels: list[int], tokenizer: PreTrainedTokenizerBas
             spans[-1].append(id_)
         before = label != -100
     texts = [tokenizer.decode(span).strip() for span in spans]
-    assert all(text.endswith(END) for text in texts)
-    return [text.removesuffix(END).strip() for text in texts]
+    assert all(text.endswith(end) for text in texts)
+    return [text.removesuffix(end).strip() for text in texts]
 
 
 def masked(ids: Any, mask: Any) -> tuple[list[int], list[int]]:
@@ -61,13 +66,13 @@ def masked(ids: Any, mask: Any) -> tuple[list[int], list[int]]:
 # -- TRL ------------------------------------------------------------------------------------------
 
 
-def sft_trainer(file: Path, folder: Path) -> Any:
+def sft_trainer(file: Path, folder: Path, model: Any = None, tokenizer: Any = None) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     data = load_dataset("json", data_files=str(file), split="train", cache_dir=str(folder / "hf"))
     config = SFTConfig(str(folder / "out"), max_length=None, report_to="none", use_cpu=True)
-    model = AutoModelForCausalLM.from_pretrained(resolve(MODEL))
-    tokenizer = load_renderer(MODEL)[0].tokenizer
+    model = model or AutoModelForCausalLM.from_pretrained(resolve(MODEL))
+    tokenizer = tokenizer or load_renderer(MODEL)[0].tokenizer
     return SFTTrainer(model, config, train_dataset=data, processing_class=tokenizer)
 
 
@@ -224,6 +229,56 @@ def openrlhf_learned(ids: Any, mask: Any, tokenizer: PreTrainedTokenizerBase) ->
     return learned(ids[1:].tolist(), labels, tokenizer)
 
 
+# -- native calls ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calls() -> Played:
+    """A dialogue with two calls in Qwen2.5's own syntax and a second question."""
+    renderer = native_templates.model("qwen2").renderer
+    write = WRITE["qwen2"]
+    texts = (write([("look", "1")]), "It is blue.", write([("look", "3")]), "It is tall.")
+    engine = Prepared(renderer, [Said(text) for text in texts])
+    played = play(engine, renderer, Things(syntax_of("qwen2"), "blue"))
+    assert [turn.text for turn in played.said] == list(texts)
+    return played
+
+
+def written(played: Played, form: Any, folder: Path) -> Path:
+    folder.mkdir()
+    selection = Selection(played.leaf, "agent")
+    render = native_templates.model("qwen2").renderer.render
+    _write_chats(iter([TrainedSelection("policy", played.tree, selection, render)]), form, folder)
+    return folder
+
+
+def test_trl_shows_tools_and_trains_on_native_calls(calls: Played, tmp_path: Path) -> None:
+    loaded = native_templates.model("qwen2")
+    file = written(calls, "trl", tmp_path / "trl") / "rows.jsonl"
+    trainer = sft_trainer(file, tmp_path, loaded.model, loaded.renderer.tokenizer)
+    decode = loaded.renderer.decode
+    for one, (prompt, completion) in zip(trainer.train_dataset, calls.heard, strict=True):
+        seen = [
+            id_ for id_, label in zip(one["input_ids"], one["labels"], strict=True) if label < 0
+        ]
+        own = [label for label in one["labels"] if label >= 0]
+        assert decode(seen) == decode(prompt), "what the engine read"
+        assert decode(own).strip() == decode(completion.ids), "what it returned"
+
+
+def test_llama_factory_shows_tools_and_trains_on_native_calls(
+    calls: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(calls, "llamafactory", tmp_path / "files")
+    tokenizer = native_templates.tokenizer("qwen2")
+    (row,) = llama_factory(folder, "rows", "sft", tokenizer, tmp_path, monkeypatch, template="qwen")
+    texts = learned(row["input_ids"], row["labels"], tokenizer, "<|im_end|>")
+    assert texts == [turn.text for turn in calls.said]
+    text = tokenizer.decode(row["input_ids"])
+    assert '"name": "look"' in text.split("<|im_start|>user")[0]
+    assert "<tool_response>\n1: blue\n</tool_response>" in text
+
+
 # -- LLaMA-Factory --------------------------------------------------------------------------------
 
 
@@ -235,25 +290,11 @@ def test_llama_factory_reads_rows_and_pairs(
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")  # its pins are older than the other packages
-    monkeypatch.setitem(sys.modules, "torchaudio", ModuleType("torchaudio"))
-    from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
-    from llamafactory.hparams import get_train_args
-
     name = "rows" if stage == "sft" else "pairs"
     folder = files / "llamafactory"
-    values = {"dataset": f"coterie_{name}", "dataset_dir": str(folder), "cutoff_len": 4096}
-    values |= {
-        "model_name_or_path": str(resolve(MODEL)),
-        "output_dir": str(tmp_path),
-        "stage": stage,
-    }
-    values |= {"do_train": True, "finetuning_type": "full", "preprocessing_num_workers": 1}
-    model, data, training, _, _ = get_train_args({**values, "use_cpu": True, "report_to": "none"})
-    template = get_template_and_fix_tokenizer(tokenizer, data)
-    read = get_dataset(template, model, data, training, stage=stage, tokenizer=tokenizer)
+    data = llama_factory(folder, name, stage, tokenizer, tmp_path, monkeypatch)
     rows = lines(folder / f"{name}.jsonl")
-    for one, row in zip(read["train_dataset"], rows, strict=True):
+    for one, row in zip(data, rows, strict=True):
         if stage == "sft":
             texts = learned(one["input_ids"], one["labels"], tokenizer)
             assert texts == replies(row["messages"])
@@ -261,4 +302,29 @@ def test_llama_factory_reads_rows_and_pairs(
         for side in ("chosen", "rejected"):
             ids, labels = one[f"{side}_input_ids"], one[f"{side}_labels"]
             assert learned(ids, labels, tokenizer) == [row[side]["content"]]
-    assert rows and json.loads((folder / "dataset_info.json").read_text())
+    assert rows
+
+
+def llama_factory(
+    folder: Path,
+    name: str,
+    stage: str,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **more: str,
+) -> Any:
+    """Return what LLaMA-Factory reads from a folder for a training."""
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")  # its pins are older than the other packages
+    monkeypatch.setitem(sys.modules, "torchaudio", ModuleType("torchaudio"))
+    from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
+    from llamafactory.hparams import get_train_args
+
+    values = {"dataset": f"coterie_{name}", "dataset_dir": str(folder), "cutoff_len": 4096}
+    values |= {"model_name_or_path": str(resolve(MODEL)), "output_dir": str(out), "stage": stage}
+    values |= {"do_train": True, "finetuning_type": "full", "preprocessing_num_workers": 1}
+    words = {**values, **more, "use_cpu": True, "report_to": "none"}
+    model, data, training, _, _ = get_train_args(words)
+    template = get_template_and_fix_tokenizer(tokenizer, data)
+    read = get_dataset(template, model, data, training, stage=stage, tokenizer=tokenizer)
+    return read["train_dataset"]
