@@ -8,13 +8,14 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 WITH_TEXTWORLD := .venv-textworld
+WITH_EXPORTS := .venv-exports
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-exports test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
+OTHERS := $(addprefix --ignore tests/,bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
@@ -62,6 +63,10 @@ test-vllm: $(WITH_VLLM)/.ready
 # Games of TextWorld, whose package builds one of its parts from source.
 test-textworld: $(WITH_TEXTWORLD)/.ready
 	$(WITH_TEXTWORLD)/bin/python -m pytest tests/textworld
+
+# Exports, read by the loaders of TRL, verl, OpenRLHF and LLaMA-Factory and by Inspect.
+test-exports: $(WITH_EXPORTS)/.ready
+	$(WITH_EXPORTS)/bin/python -m pytest tests/bridges/test_exports.py tests/bridges/test_inspect.py
 
 # A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
 test-cluster: $(WITH_VLLM)/.ready
@@ -120,5 +125,15 @@ $(WITH_TEXTWORLD)/.ready: $(VENV)/.dev
 	$(WITH_TEXTWORLD)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# The loaders alone: their packages pin versions that contradict each other. verl needs Python 3.11 or 3.12.
+$(WITH_EXPORTS)/.ready: $(VENV)/.dev
+	test -x $(WITH_EXPORTS)/bin/python || $(PYTHON) -m venv $(WITH_EXPORTS)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_EXPORTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(WITH_EXPORTS)/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2 llamafactory==0.9.5
+	$(WITH_EXPORTS)/bin/python -m pip install --quiet --constraint constraints.txt codetiming hydra-core orjson pylatexenc pyvers ray tensordict torchdata
+	$(WITH_EXPORTS)/bin/python -m pip install --quiet inspect_ai==0.3.285
+	$(WITH_EXPORTS)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_EXPORTS) build dist *.egg-info src/*.egg-info

@@ -22,6 +22,9 @@ from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.export import TrainedSelection, export_rows
+from coterie.record.tree import Selection, Tree
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, Tool, make_turn
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import FEW, Cli, refused
@@ -67,14 +70,16 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(trained: Path, tmp_pat
         rows = recipe.rows(opened, 0)
         assert len(rows) == opened.metrics(Step(0, "train"))["rows"]
     tokens = [(list(row.ids), row.mask) for row in rows]
-    assert [(row["ids"], row["mask"]) for row in exported] == tokens
+    masks = [[label != -100 for label in row["labels"]] for row in exported]
+    ids = [row["input_ids"] for row in exported]
+    assert list(zip(ids, masks, strict=True)) == tokens
     renderer, _ = load_renderer("tiny-exchange")
     for row in exported:
         assert (row["role"], row["context"], row["logprobs"]) == ("policy", "drop_format", None)
         messages = row["prompt"] + row["completion"]
         template = renderer.tokenizer.apply_chat_template
-        assert template(messages, tokenize=True, return_dict=False) == row["ids"]
-        target = [i for i, own in zip(row["ids"], row["mask"], strict=True) if own]
+        assert template(messages, tokenize=True, return_dict=False) == row["input_ids"]
+        target = [label for label in row["labels"] if label != -100]
         own = [m["content"] for m in row["completion"] if m["role"] == "assistant"]
         assert [text.strip() for text in renderer.decode(target).split("<|end|>")[:-1]] == own
 
@@ -103,11 +108,62 @@ def test_trl_and_llama_factory_take_rows_and_pairs(trained: Path, tmp_path: Path
         assert row["chosen"]["role"] == "assistant" != row["conversations"][-1]["role"]
 
 
+def dialogue(*messages: Message, tools: tuple[Tool, ...] = ()) -> TrainedSelection:
+    """A selection of an agent's turn "right" after some messages."""
+    tree = Tree("task", "rollout", 0)
+    request = Request.make("agent", tree.root, None, (1,), messages, tools=tools)
+    sample = Sample(request.id, (2,), (-1.0,), "end", "policy", "0", 1, 1.0, 1.0)
+    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("right")], sample=sample)
+    tree.add(turn, request)
+    return TrainedSelection("policy", tree, Selection(turn.id, "agent"), lambda *_, **__: ())
+
+
+@pytest.mark.parametrize(("messages", "forms"), [
+    ("user assistant user", {"jsonl", "trl"}),
+    ("user assistant inline", {"jsonl"}),
+    ("tool user", {"jsonl", "trl", "verl"}),
+    ("system user", {"jsonl", "trl", "llamafactory", "verl"}),
+    ("system", {"jsonl", "trl", "llamafactory", "verl"}),
+])  # fmt: skip
+def test_a_row_that_a_program_would_train_other_tokens_of_is_left_out(
+    messages: str, forms: set[str]
+) -> None:
+    one = dialogue(*(Message.of(role, role) for role in messages.split()))  # type: ignore[arg-type]
+    rows = {form: list(export_rows(one, form)) for form in ("jsonl", "trl", "llamafactory", "verl")}
+    assert {form for form, some in rows.items() if some != [None]} == forms
+    for (row,) in rows.values():
+        if row is not None:
+            last = (row["messages"] if "messages" in row else row["completion"])[-1]
+            assert last["role"] == "assistant" and last["content"].endswith("right")
+
+
+def test_tools_are_json_which_verl_can_not_read(tmp_path: Path) -> None:
+    tool = Tool("look", "Look up.", {"type": "object", "properties": {}})
+    one = dialogue(Message.of("user", "q"), tools=(tool,))
+    for form in ("trl", "llamafactory"):
+        (row,) = export_rows(one, form)
+        assert row is not None and json.loads(row["tools"])[0]["function"]["name"] == "look"
+    assert list(export_rows(one, "verl")) == [None]
+
+
+def test_verls_rows_are_those_of_llama_factory(trained: Path, tmp_path: Path) -> None:
+    for form in ("llamafactory", "verl"):
+        _, counts = export(trained, form, tmp_path / form)
+    rows = read_table(tmp_path / "verl/rows.parquet").to_pylist()
+    assert rows == lines(tmp_path / "llamafactory/rows.jsonl") and counts["rows"] == len(rows)
+    export(trained, "trl", tmp_path / "trl")
+    turns = [m["content"] for row in rows for m in row["messages"] if m["role"] == "assistant"]
+    ends = [row["completion"] for row in lines(tmp_path / "trl/rows.jsonl")]
+    assert [(one["role"], one["content"]) for (one,) in ends] == [("assistant", t) for t in turns]
+    assert len(turns) > len(rows)
+
+
 def test_right_answers_are_in_verls_tasks_alone(trained: Path, tmp_path: Path) -> None:
     for form in ("jsonl", "verl"):
         export(trained, form, tmp_path / form)
     (row, *more) = read_table(tmp_path / "verl/train.parquet").to_pylist()
-    assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    names = {"data_source", "prompt", "ability", "reward_model", "extra_info", "label"}
+    assert set(row) == names and row["label"] == row["reward_model"]["ground_truth"]
     assert row["data_source"] == "exchange" and row["reward_model"]["style"] == "rule" and more
     assert row["extra_info"]["question"] in row["prompt"][-1]["content"]
     assert row["prompt"][-1]["role"] == "user"
@@ -126,7 +182,7 @@ def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
         run_steps(recipe, run, Silent(), [Step(0, "select")])
         _, counts = export(run.folder, "trl", tmp_path / "files", role="critic")
         assert counts == {"pairs": 2}
-        with pytest.raises(UserError, match=r"any of the 2 pairs .* are whole dialogues"):
+        with pytest.raises(UserError, match=r"can't represent any of the 2 rows and pairs"):
             export(run.folder, "llamafactory", tmp_path / "whole")
     pairs = lines(tmp_path / "files/pairs.jsonl")
     assert not any("boxes * 12" in json.dumps(pair) for pair in pairs)

@@ -326,8 +326,8 @@ def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_p
 
 
 def exported(run: Run, out: Path) -> Path:
-    """Export the selected traces to a file for LLaMA-Factory and `traces=`."""
-    export(run.folder, "llamafactory", out)
+    """Export the selected traces to a file for `traces=`."""
+    export(run.folder, "jsonl", out)
     return out / "rows.jsonl"
 
 
@@ -349,6 +349,9 @@ def test_exported_traces_are_trained_on_equally_and_passages_cannot_forge_the_ag
         assert run.metrics(ROLLOUT)["violations"] == 0
         file = exported(run, tmp_path / "files")
         expected = trained_rows(run)
+        for form in ("trl", "llamafactory"):  # they would train on the observations in a trace
+            with pytest.raises(UserError, match="can't represent any of the 1 rows"):
+                export(run.folder, form, tmp_path / form)
     recipe.close()
     for ids, mask in expected:
         own, seen = own_and_seen(recipe, ids, mask)

@@ -4,6 +4,7 @@ import json
 import random
 from base64 import b64decode
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from coterie.errors import UserError
 from coterie.record import export as jsonl
 from coterie.record.rows import view
 from coterie.record.store import Credit, Selection, Store
-from coterie.record.tree import ItemKey, Secret, Task, Tree
+from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree
 from coterie.record.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
+from coterie.reports.inspect_logs import LogHead, eval_log
 from tests.exports import read_back, trees_of
 from tests.random_trees import episodes, whole
 
@@ -181,3 +183,22 @@ def test_secrets_stay_home_unless_asked_for(tmp_path):
     assert first.writer == second.writer == "critic@2"
     assert (first.ids, third.ids) == ((8,), (9,))
     assert view(tree, third.id, "Alice") == view(with_secret_prompt(), third.id, "Alice")
+
+
+def test_secrets_are_out_of_logs_for_inspect_unless_asked_for(tmp_path: Path) -> None:
+    tree = with_secret_prompt()
+    tree.end(Outcome(tree.leaves()[-1].id, 0, Ending("answered"), "yes", None))
+    head = LogHead("riddles", "model@2", "exact match", date(2026, 1, 1))
+    with Store.open(store_of(tmp_path / "store.sqlite", tree), read_only=True) as store:
+        hidden, shown = (
+            eval_log(store, 0, "rollout", head, secrets=secrets) for secrets in (False, True)
+        )
+    assert GOLD not in json.dumps(hidden) and GOLD in json.dumps(shown)
+    ((sample,), (other,)) = hidden["samples"], shown["samples"]
+    assert sample["messages"][0]["content"] == "<secret:gold>" and not sample["scores"]
+    roles = [message["role"] for message in sample["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    assert other["messages"][1:] == sample["messages"][1:]
+    assert sample["model_usage"]["critic@2"] == {
+        "input_tokens": 2 + 5, "output_tokens": 2, "total_tokens": 9,
+    }  # fmt: skip

@@ -34,6 +34,7 @@ STORE = "tests/test_store.py::"
 EQUAL = f"{STORE}test_a_tree_comes_back_equal_whatever_order_its_samples_finish_in"
 ITEMS = f"{STORE}test_items_metrics_and_failures"
 REFUSED = f"{STORE}test_a_record_that_contradicts_the_store_is_refused_whole"
+LEFT_OUT = "tests/test_export.py::test_a_row_that_a_program_would_train_other_tokens_of_is_left_out"
 HOME = "tests/test_jsonl.py::test_secrets_stay_home_unless_asked_for"
 TURN_CUT = (
     "tests/test_jsonl.py::test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not"
@@ -148,6 +149,8 @@ FAULTS = (
     Fault(f"{R}tree:Secret.part", result(edited(audience=None)), [RENDERED]),
     Fault(f"{R}export:_is_secret", returns(False), [HOME]),
     Fault(f"{R}export:_shows_secret", returns(False), [HOME]),
+    Fault(f"{R}export:_has_inline", returns(False), [LEFT_OUT]),
+    Fault(f"{R}export:_alternates", returns(True), [LEFT_OUT]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),
     Fault(f"{R}store:Store.together", becomes(_one_by_one), [ITEMS_FINISHED]),

@@ -370,7 +370,8 @@ def chat(
 def export_data(
     folder: Folder,
     to: Annotated[
-        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
+        Literal["jsonl", "trl", "llamafactory", "verl", "inspect"],
+        typer.Option(help="Format of the files."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
@@ -381,19 +382,23 @@ def export_data(
     ] = None,
     secrets: Annotated[
         bool,
-        typer.Option("--secrets", help="With jsonl: include privileged fields of trajectories."),
+        typer.Option(
+            "--secrets", help="With jsonl or inspect: include privileged fields of trajectories."
+        ),
     ] = False,
 ) -> None:
-    """Write the training rows, preference pairs, trajectories or tasks of a run.
+    """Write the training rows, preference pairs, trajectories, tasks or logs of a run.
 
-    `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
-    and pairs as chats. `verl`: tasks with their right answers.
+    `jsonl`: rows with exact tokens, pairs, and all trajectories. `trl` (also for OpenRLHF) and `llamafactory`: rows and
+    pairs as chats. `verl`: tasks with their right answers, and rows. `inspect`: logs for `inspect view`.
 
     Examples:
 
         coterie export data runs/optima-isft --to trl
 
         coterie export data runs/optima-isft --to verl --out tasks
+
+        coterie export data runs/optima-isft --to inspect
     """
     from coterie.cli import export
 

@@ -1,4 +1,4 @@
-"""Files of ``coterie export``: rows, pairs, trajectories and tasks of a run, or a model for Transformers or PEFT."""
+"""Files of ``coterie export``: training data, tasks and logs of a run, or a model for Transformers or PEFT."""
 
 import json
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pyarrow import Table
+from pyarrow.parquet import write_table
 
 import coterie
 from coterie.config.folders import check_new, whole_folder
@@ -32,12 +34,13 @@ from coterie.record.export import (
 )
 from coterie.record.tree import Task
 from coterie.reports import page
+from coterie.reports.inspect_logs import LogHead, eval_log
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run
 from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 
-ROWS, PAIRS, LEFT_OUT = "rows", "pairs", "left out"
+ROWS, PAIRS, LEFT_OUT, NO_ANSWER = "rows", "pairs", "left out", "tasks left out"
 
 
 def export_data(
@@ -57,11 +60,13 @@ def export_data(
     check_new(out, "remove it, or give --out another name")
     with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
         checked_role(recipe, role)
-        if to == "verl":
-            return out, _write_tasks(recipe, run, role, partial)
+        if to == "inspect":
+            return out, _write_logs(recipe, run, iteration, partial, secrets=secrets)
+        tasks = _write_tasks(recipe, run, role, partial) if to == "verl" else Counter[str]()
         where = "" if iteration is None else f" in iteration {iteration}"
         done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
-        if not (iterations := sorted(i for i in done if iteration in (None, i))):
+        iterations = sorted(i for i in done if iteration in (None, i))
+        if not iterations and not tasks["train"] + tasks["heldout"]:
             raise UserError(f"{folder} has no finished stage{where}", "continue the run")
         counts = _write_chats(_trained(recipe, run, iterations, role), to, partial)  # type: ignore[arg-type]
         if to == "jsonl":
@@ -69,34 +74,58 @@ def export_data(
             jsonl.export(
                 run.store, partial / "trajectories.jsonl", iterations=some, secrets=secrets
             )
-        elif not counts[ROWS] + counts[PAIRS]:
+        elif not (counts + tasks).keys() - {LEFT_OUT, NO_ANSWER}:
             reason = f"{folder} has no selected training data{where}"
             if counts[LEFT_OUT]:
-                reason = f"{to} can't represent any of the {counts[LEFT_OUT]} pairs of {folder}: their sides have the "
-                reason += "same text or are whole dialogues"
+                reason = f"{to} can't represent any of the {counts[LEFT_OUT]} rows and pairs of {folder} "
+                reason += "(docs/howto/export.md says which)"
             raise UserError(
                 reason, "use --to jsonl, which has all trajectories, or continue the run"
             )
-    return out, counts
+    return out, counts + tasks
+
+
+def _write_logs(
+    recipe: Recipe, run: Run, iteration: int | None, out: Path, *, secrets: bool
+) -> Counter[str]:
+    """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
+    counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
+    for at, stage in sorted({(at, stage) for _, at, stage, _ in run.store.tree_keys(iteration)}):
+        task = played if stage == EVALUATION else f"{played} {stage}"
+        model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
+        head = LogHead(task, model, recipe.environment.metric, run.created)
+        log = eval_log(run.store, at, stage, head, secrets=secrets)
+        name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
+        id_ = log["eval"]["task_id"]
+        file = out / f"{run.created}T00-00-00+00-00_{name}-{at:02d}_{id_}.json"
+        file.write_text(json.dumps(log), encoding="utf-8")
+        counts.update(logs=1, samples=len(log["samples"]))
+    if not counts:
+        raise UserError(f"{run.folder} has no trajectories", "continue the run")
+    return counts
 
 
 def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> Counter[str]:
-    """Write non-empty files of rows and pairs, and ``dataset_info.json`` for LLaMA-Factory."""
+    """Write non-empty files of rows and pairs (Parquet for verl), and ``dataset_info.json`` for LLaMA-Factory."""
     counts, tools = Counter[str](), set[str]()
     with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
         files = {ROWS: rows, PAIRS: pairs}
         for one in trained:
-            pair = None if one.selection.rejected is None else export_pair(one, form)
             name = ROWS if one.selection.rejected is None else PAIRS
-            items = export_rows(one, form) if name == ROWS else filter(None, [pair])
-            counts[LEFT_OUT] += name == PAIRS and pair is None
-            for item in items:
-                files[name].write(json.dumps(item) + "\n")
-                counts[name] += 1
-                tools |= {name} if "tools" in item else set()
+            if name == PAIRS and form == "verl":
+                continue
+            for item in export_rows(one, form) if name == ROWS else [export_pair(one, form)]:
+                if item is not None:
+                    files[name].write(json.dumps(item) + "\n")
+                    tools |= {name} if "tools" in item else set()
+                counts[LEFT_OUT if item is None else name] += 1
     for name in (ROWS, PAIRS):
         if not counts[name]:
             (out / f"{name}.jsonl").unlink()
+    if form == "verl" and counts[ROWS]:
+        items = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+        write_table(Table.from_pylist(items), out / "rows.parquet")
+        (out / "rows.jsonl").unlink()
     if form == "llamafactory":
         pair = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}
         columns = {ROWS: {"messages": "messages"}, PAIRS: pair}
@@ -128,9 +157,6 @@ def _trained(
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
     """Write tasks as Parquet for verl: recorded tasks for training, and held-out tasks."""
-    from pyarrow import Table
-    from pyarrow.parquet import write_table
-
     players = recipe.players()
     agents = [agent for agent, one in players.items() if one == (role or recipe.main_role)]
     if not agents:
@@ -142,14 +168,9 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     for split, tasks in (("train", train), ("heldout", heldout)):
         candidates = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
         rows = [row for row in candidates if row is not None]
-        counts += Counter({split: len(rows), LEFT_OUT: len(tasks) - len(rows)})
+        counts += Counter({split: len(rows), NO_ANSWER: len(tasks) - len(rows)})
         if rows:
             write_table(Table.from_pylist(rows), out / f"{split}.parquet")
-    if not counts["train"] + counts["heldout"]:
-        raise UserError(
-            f"no task of {recipe.settings.played} has a right answer that verl could compare with",
-            "use --to jsonl",
-        )
     return counts
 
 
@@ -167,6 +188,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
         "ability": "qa" if answers else "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {**extra, "answer": list(answers)},
+        "label": truth,  # OpenRLHF reads labels from a column
     }
 
 

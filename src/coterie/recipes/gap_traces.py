@@ -77,6 +77,8 @@ class TraceRow(SetRow):
     def _from_messages(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
+        if isinstance(value.get("completion"), list):  # a row of `coterie export data --to jsonl`
+            value = {"messages": [*value["prompt"], *value["completion"]]}
         for name in ("messages", "conversations"):
             if name in value:
                 turns = [one for one in parse_messages(value[name]) if one.role != "system"]

@@ -5,8 +5,9 @@ A line of JSONL is an object with its ``kind``: ``header``, ``task``, ``blob`` (
 fields at their default.
 
 Chats for other trainers: a row is one segment of an agent's view of a rollout, with the messages of its first prompt
-(``prompt``) and all later messages (``completion``). A pair has the common beginning of two chats and the rest of each.
-A message is ``{"role", "content"}``, without parts that the agent may not see.
+(``prompt``) and all later messages (``completion``). For TRL a row is one turn (``completion``), so that its loss is on
+the agent's tokens whatever its settings are. A pair has the common beginning of two chats and the rest of each. A
+message is ``{"role", "content"}``, without parts that the agent may not see.
 """
 
 import base64
@@ -130,8 +131,10 @@ def _is_secret(part: Part) -> bool:
     return part.source.startswith("secret:")
 
 
-Form = Literal["jsonl", "trl", "llamafactory"]
+Form = Literal["jsonl", "trl", "llamafactory", "verl"]
 Chat = list[dict[str, str]]
+IGNORED = -100
+"""Label of a token without loss, as in Transformers and TRL."""
 _ROLES = {name: name for name in ("user", "assistant", "system")}
 LLAMAFACTORY: Mapping[str, Any] = {
     "formatting": "sharegpt",
@@ -160,8 +163,11 @@ class TrainedSelection:
         return {**where, "role": self.role, "context": one.context, "weight": one.weight}
 
 
-def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a selected path. Only ``jsonl`` has ids, mask and log-probs, exactly as trained."""
+def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | None]:
+    """Yield the rows of a selected path; ``None`` for a row that the program would train on other tokens of.
+
+    Only ``jsonl`` has ids, labels and log-probs, exactly as trained.
+    """
     leaf, agent, name = one.selection.leaf, one.selection.agent, str(one.selection.context)
     if one.edit is None:
         agent_view = view(one.tree, leaf, agent)
@@ -171,20 +177,46 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any]]:
         agent_view.segments, rows(agent_view, one.selection.weight), strict=True
     ):
         turns = [piece.turn for piece in segment.pieces if piece.turn is not None]
-        before, chat = len(_prompt(one, turns[0])), _chat(one, turns[-1])
-        fields = {"prompt": _merge(chat[:before]), "completion": _merge(chat[before:])}
-        tools = _tools(one, turns[-1])
-        if form == "llamafactory":
-            yield {"messages": begin_with_user(fields["prompt"]) + fields["completion"], **tools}
-        elif form == "trl":
-            yield {**fields, "prompt": begin_with_user(fields["prompt"]), **tools}
-        else:
-            exact = {"ids": row.ids, "mask": row.mask, "logprobs": row.logprobs}
+        chat, tools = _chat(one, turns[-1]), _tools(one, turns[-1])
+        if form == "jsonl":
+            before = len(_prompt(one, turns[0]))
+            fields = {"prompt": _merge(chat[:before]), "completion": _merge(chat[before:])}
+            labels = [id_ if own else IGNORED for id_, own in zip(row.ids, row.mask, strict=True)]
+            exact = {"input_ids": row.ids, "labels": labels, "logprobs": row.logprobs}
             yield {**one.metadata(), **fields, **tools, **exact}
+        elif _has_inline(chat):
+            yield None
+        elif form == "trl":
+            yield from (_turn_row(one, turn) for turn in turns)
+        else:
+            messages = begin_with_user(_merge(chat))
+            replies = sum(message["role"] == "assistant" for message in messages)
+            fits = _alternates(messages) if form == "llamafactory" else not tools
+            yield {"messages": messages, **tools} if fits and replies == len(turns) else None
+
+
+def _turn_row(one: TrainedSelection, turn: Turn) -> dict[str, Any] | None:
+    *before, own = _chat(one, turn)
+    prompt = begin_with_user(_merge(before))
+    if prompt[-1]["role"] == "assistant":
+        return None
+    return {"prompt": prompt, "completion": _merge([own]), **_tools(one, turn)}
+
+
+def _has_inline(chat: Iterable[tuple[str, str]]) -> bool:
+    """Return True if text of the environment is within an assistant's message."""
+    return any(role == "inline" for role, _ in chat)
+
+
+def _alternates(messages: Chat) -> bool:
+    """Return True if every second message is the assistant's; LLaMA-Factory drops other rows."""
+    roles = [message["role"] for message in messages]
+    roles = roles[roles[0] == "system" :]
+    return set(roles[::2]) <= {"user", "tool"} and set(roles[1::2]) <= {"assistant"}
 
 
 def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
-    """Return a preference pair; ``None`` for sides of equal text, and of several messages in LLaMA-Factory's form."""
+    """Return a preference pair; ``None`` for sides of equal text, and for a pair that the program can't represent."""
     leaf, rejected = one.selection.leaf, one.selection.rejected
     assert rejected is not None, "a pair has a rejected turn"
     last = [prompts(one.tree, node, one.selection.agent)[-1][1] for node in (leaf, rejected)]
@@ -193,18 +225,18 @@ def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     while before and chats[0][before][0] != "assistant":
         before -= 1
     sides = [_merge(chat[before:]) for chat in chats]
-    if sides[0] == sides[1]:
+    if sides[0] == sides[1] or (form != "jsonl" and any(map(_has_inline, chats))):
         return None
     fields = {"prompt": _merge(chats[0][:before]), "chosen": sides[0], "rejected": sides[1]}
     tools = _tools(one, last[0])
-    if form == "llamafactory":
-        if any(len(side) > 1 for side in sides):
-            return None
-        single = {"chosen": sides[0][0], "rejected": sides[1][0]}
-        return {"conversations": begin_with_user(fields["prompt"]), **single, **tools}
+    if form == "jsonl":
+        return {**one.metadata(), **fields, **tools, "nodes": [leaf, rejected]}
+    prompt = begin_with_user(fields["prompt"])
     if form == "trl":
-        return {**fields, "prompt": begin_with_user(fields["prompt"]), **tools}
-    return {**one.metadata(), **fields, **tools, "nodes": [leaf, rejected]}
+        return {**fields, "prompt": prompt, **tools}
+    if any(len(side) > 1 for side in sides) or not _alternates([*prompt, *sides[0]]):
+        return None
+    return {"conversations": prompt, "chosen": sides[0][0], "rejected": sides[1][0], **tools}
 
 
 def chat(tree: Tree, messages: Iterable[Message], agent: str) -> Chat:
