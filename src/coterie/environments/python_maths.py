@@ -167,7 +167,7 @@ class PythonMaths(Acting):
     # -- messages -----------------------------------------------------------------------------
 
     def system_prompt(self, task: Task) -> str:
-        limits = f"You have at most {self.limits['turns']} messages."
+        limits = f"You have at most {self.steps} messages."
         answers = f"Your answer is {self.subject.form}. {_FEEDBACK_RULES[self.feedback]}"
         how, cells = ("with Python", [CELLS]) if self.form.acts else ("by thinking", [])
         return "\n".join(

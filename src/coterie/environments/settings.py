@@ -16,7 +16,9 @@ from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 
-Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
+Method = Literal[
+    "dialogue", "cot", "cot_sc", "mad", "autoform", "react", "reflexion", "code_as_policy"
+]
 """Method of an evaluation: an environment's own, or one of ``environments.baselines``."""
 
 

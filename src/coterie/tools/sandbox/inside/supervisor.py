@@ -62,7 +62,8 @@ WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
     "math", "numbers", "operator", "random", "re", "statistics", "string", "textwrap", "threading", "time",
-    "traceback", "types", "typing", "unicodedata", "coterie.tools.sandbox.inside.program",
+    "traceback", "types", "typing", "unicodedata", "coterie.tools.sandbox.inside.policy",
+    "coterie.tools.sandbox.inside.program",
 )  # fmt: skip
 """Modules that are imported before answers are forked."""
 
