@@ -59,4 +59,3 @@ def _function(name: str, forms: dict[int, str]) -> Callable[..., str]:
         return _replies.get()
 
     return act
-
