@@ -147,7 +147,7 @@ def by_method(environment: Environment, method: Method, attempts: int = ATTEMPTS
             return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
         if method == "autoform":
             return _variant(environment, AutoForm, formats=())
-        if method != "react":
+        if method in ("cot", "cot_sc"):
             return single_agent(environment)
     raise UserError(
         f"method={method} does not support {environment.name}",

@@ -199,7 +199,7 @@ class PDDL(Pure, Acting):
     def __init__(self, settings: PDDLSettings) -> None:
         super().__init__(settings.steps)
         file = expanded(settings.domain)
-        folder = expanded(settings.problems) if settings.problems else file.with_suffix("")
+        folder = expanded(settings.problems) if settings.problems else file.parent / file.stem
         paths = sorted(folder.glob("*.pddl"), key=lambda path: (len(path.stem), path.stem))
         if not file.is_file() or not paths:
             what = f"{folder} has no .pddl file" if file.is_file() else f"there is no domain {file}"
