@@ -174,7 +174,8 @@ def test_an_agent_calls_the_functions_of_a_file_also_after_its_session_was_lost(
     ("expected", "given", "same"),
     [
         ("5", "5.0", True), ("5", "5.1", False), ("abc", " abc ", True), ("abc", "'abc'", True), ("abc", "abd", False),
-        ("12.3", "12.300000001", True), ("[1, 'a']", "(1.0, 'a')", True), ("[1, 2]", "[2, 1]", False), ("1-2", "1 - 2", False),
+        ("12.3", "12.300000001", True), ("[1, 'a']", "(1.0, 'a')", True), ("[1, 2]", "[2, 1]", False),
+        ("1-2", "1 - 2", False),
         ("{'A': 1}", "{'A': 1.0}", True), ("[1]", "1", False), ("True", "True", True),
     ],
 )  # fmt: skip

@@ -114,14 +114,13 @@ PROGRAM = Form(
     read_program,
 )
 
-ATTEMPTS = 3
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
 B = TypeVar("B", bound=Talk)
 
 
-def by_method(environment: Environment, method: Method, attempts: int = ATTEMPTS) -> Environment:
+def by_method(environment: Environment, method: Method, attempts: int = 3) -> Environment:
     """Return the environment for a method on a benchmark's tasks. ``attempts`` is for ``reflexion``."""
     if method == "dialogue":
         return environment
@@ -334,9 +333,7 @@ class Trial:
     scores: tuple[float, ...] = ()
     """Scores of finished attempts."""
     lessons: tuple[str, ...] = ()
-    """The agent's reflections."""
-    is_over: bool = False
-    """True if the agent is to reflect."""
+    """The agent's reflections on them."""
 
 
 class Reflexion(Renewable):
@@ -364,7 +361,7 @@ class Reflexion(Renewable):
         self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
-        if trial.is_over:
+        if len(trial.scores) > len(trial.lessons):
             await self.renew(live, state.task, state.seed)
             again = await super().begin(state.task, live)
             lessons = (*trial.lessons, turns[-1].text.strip())
@@ -380,7 +377,7 @@ class Reflexion(Renewable):
         if scores[-1] >= 1 or len(scores) >= self.attempts:
             return replace(transition, data=data, end=end)
         seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
-        return replace(transition, data=replace(data, is_over=True), seen=seen, end=None)
+        return replace(transition, data=data, seen=seen, end=None)
 
     async def grade(self, state: State, live: Live) -> Grade:
         """Score the last attempt. ``within_attempt_t`` is 1 if one of the first t attempts succeeded."""
