@@ -41,7 +41,7 @@ DOMAIN = """; a van brings parcels to places
 """
 PROBLEM = """(define (problem one) (:domain post)
   (:objects a b - place  letter box - parcel)
-  (:init (at van1 a) (at letter a) (at box a))
+  (:init (at van1 a) (at letter a) (at box a) (not (full)))
   (:goal (and (at LETTER b) (at van1 a) (not (full)))))
 """
 PLAN = ("load letter a", "drive a b", "unload letter b", "drive b a")

@@ -120,7 +120,7 @@ class Problem:
                     typed(parts.get(":parameters", [])), needs, effects
                 )
         objects = typed(rules.get(":constants", [])) | typed(own.get(":objects", []))
-        start = frozenset(fact for _, fact in literals(["and", *own.get(":init", [])]))
+        start = frozenset(fact for true, fact in literals(["and", *own.get(":init", [])]) if true)
         goal = literals(["and", *own.get(":goal", [])])
         if not actions or not goal:
             raise ValueError("there is no action or no goal")
