@@ -337,7 +337,7 @@ class Trial:
 
 
 class Reflexion(Renewable):
-    """Reflexion (Shinn et al. 2023): after a failed attempt the agent writes why, and begins the same task anew.
+    """Reflexion (Shinn et al. 2023): after a failed attempt the agent writes why, and begins the same task again.
 
     Its reflections are in the prompts of later attempts; nothing else of earlier attempts is. Which attempt failed
     follows from the environment's score, so it is an oracle.

@@ -160,7 +160,7 @@ class Problem:
 
 
 CHECK, LOOK = "check valid actions", "look around"
-IMPOSSIBLE = f"That is not possible now, so nothing changed. `{CHECK}` lists what is possible."
+IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
 NO_ANSWERS = "Nothing is to be answered here: act until the goal is reached."
 
 
