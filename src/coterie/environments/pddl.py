@@ -113,12 +113,9 @@ class Problem:
         for name, (_, *rest) in rules.items():
             if name.startswith(":action "):
                 parts = dict(zip(rest[::2], rest[1::2], strict=True))
-                needs, effects = (
-                    literals(parts.get(f":{one}", [])) for one in ("precondition", "effect")
-                )
-                actions[name.split()[1]] = Action(
-                    typed(parts.get(":parameters", [])), needs, effects
-                )
+                formulas = (parts.get(one, []) for one in (":precondition", ":effect"))
+                parameters = typed(parts.get(":parameters", []))
+                actions[name.split()[1]] = Action(parameters, *map(literals, formulas))
         objects = typed(rules.get(":constants", [])) | typed(own.get(":objects", []))
         start = frozenset(fact for true, fact in literals(["and", *own.get(":init", [])]) if true)
         goal = literals(["and", *own.get(":goal", [])])
@@ -168,9 +165,7 @@ class PDDLSettings(ActingSettings):
     """Settings of PDDL games."""
 
     domain: str = key("", "The domain's file (.pddl). It must be given.")
-    problems: str = key(
-        "", "Folder of the problems (.pddl); by default named like the domain's file."
-    )
+    problems: str = key("", "Folder of the problems (.pddl); by default the domain's name.")
     train: int = key(
         0,
         "Number of problems, the first ones by name, for training. The others are held out.",
@@ -210,9 +205,8 @@ class PDDL(Pure, Acting):
             try:
                 self.problems[path.stem] = Problem.read(domain, text)
             except (ValueError, IndexError, TypeError) as error:
-                raise UserError(
-                    f"{path} with {file} can't be read: {error}", "use STRIPS with types"
-                ) from error
+                what = f"{path} with {file} can't be read: {error}"
+                raise UserError(what, "use STRIPS with types") from error
         self.train, self.domain = settings.train, file.stem
         self.version = f"1 {digest(domain, *texts)[:12]}"
 

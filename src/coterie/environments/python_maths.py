@@ -139,10 +139,7 @@ class PythonMathsSettings(AnsweringSettings):
         "Type of answers: `numbers`, `mathematics` in LaTeX, or `values` of Python (text, numbers, lists). The default "
         "is `mathematics` for the data set `math`, `values` with `functions`, and `numbers` for others.",
     )
-    functions: str = key(
-        "",
-        "A file of Python for the agent's session. The prompt lists its functions with a docstring.",
-    )
+    functions: str = key("", "A file of Python functions with docstrings that cells may call.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +281,11 @@ class PythonMaths(Acting):
 def _read_functions(name: str) -> str:
     try:
         source = expanded(name).read_text("utf-8")
-        has_functions = bool(signatures(source))
+        if not signatures(source):
+            raise ValueError("it has no function with a docstring")
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(
-            f"environment.functions={name}: {error}", "give a file of Python"
-        ) from error
-    if not has_functions:
-        raise UserError(f"{name} has no function with a docstring", "add what each of them does")
+        what = f"environment.functions={name}: {error}"
+        raise UserError(what, "give a file of Python functions with docstrings") from error
     return source
 
 
