@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from coterie.environments.acting import write_answer
 from coterie.environments.protocol import Shared, State, openers_of
+from coterie.environments.python_maths import PythonMaths
 from coterie.recipes.base import recorded_run
 from coterie.recipes.optima import Optima
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.tools.registry import Toolbox
+from tests import python_sessions
 from tests.conftest import Cli
 from tests.games import Script
 from tests.played import environment_of
+from tests.python_sessions import act, seen
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -125,3 +129,87 @@ def test_the_problems_have_right_answers_for_their_reward(tmp_path: Path) -> Non
         for answer, score in ((f"{times}{count} {sign} {change}", 1.0), (f"{count} + 99", 0.0)):
             grade = asyncio.run(game.grade(State(task, 0, answer=answer), Shared()))
             assert grade.score == score
+
+
+TOOL_TASKS = {
+    "__init__.py": "",
+    "repl.py": "import no_such_package",
+    "base.py": """
+from dataclasses import dataclass
+from .repl import PythonREPL
+
+@dataclass
+class Tool:
+    description: str
+    function: object
+
+@dataclass
+class Task:
+    name: str
+    tools: dict
+    instruction: str
+    expected_output: object
+""",
+    "impl/__init__.py": "from . import shop, web",
+    "impl/shop.py": """
+from ..base import Task, Tool
+TAX = 0.5
+
+def price(*amounts):
+    return builtin_sum(amounts) * (1 + TAX)
+
+builtin_sum = sum
+CUR_TASK_NAME = "shop"
+TOOLS = {
+    "price": Tool("Price with tax.", price), "max": Tool("Largest.", max), "sum": Tool("Sum.", lambda *a: sum(a)),
+}
+TASKS = [Task("shop/a", TOOLS, "Prices?", [3.0, 6.0]), Task("shop/b", TOOLS, "Price?", price(2, 3))]
+""",
+    "impl/web.py": """
+from ..base import Task, Tool
+from pathlib import Path
+
+class WebPage:
+    def __init__(self, name, content):
+        self.name, self.content = name, content
+
+class WebBrowser:
+    def __init__(self, pages, first):
+        self.pages, self.at = {one.name: one for one in pages}, first
+
+    def click(self, name):
+        self.at = name
+        return self.pages[name].content
+
+with open(Path(__file__).with_name("page.txt")) as file:
+    PAGES = [WebPage("/x", file.read())]
+CUR_TASK_NAME = "web"
+TASKS = [Task("web/a", {"click": Tool("Click.", WebBrowser(PAGES, "/").click)}, "What?", "it's x")]
+""",
+    "impl/page.txt": "it's x",
+}  # fmt: skip
+"""A package in the form of M3ToolEval's tasks."""
+
+
+def test_tasks_of_m3tooleval_become_files_whose_functions_run(tmp_path: Path) -> None:
+    for name, text in TOOL_TASKS.items():
+        (file := tmp_path / "code/tasks" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    words = [str(EXAMPLES / "m3tooleval.py"), str(tmp_path / "code"), str(tmp_path / "out")]
+    subprocess.run([sys.executable, *words], check=True)
+    cells = {"shop": "price(2), max(1, 2), sum(1, 2)", "web": "click('/x')"}
+    outputs = {}
+    for family, cell in cells.items():
+        own = tmp_path / "out" / family
+        source = (f"dataset.source={own / 'tasks.jsonl'}", "dataset.heldout=1")
+        functions = f"environment.functions={own / 'functions.py'}"
+        environment = environment_of("qa", *source, "environment=python_maths", functions)
+        assert isinstance(environment, PythonMaths)
+        for task in environment.tasks("heldout", 9, 0):
+            question = str(task.public["question"])
+            right = {"Prices?": "[3, 6]", "Price?": "7.5", "What?": "it's x"}[question]
+            messages = (act(cell), write_answer(right))
+            state, grade = python_sessions.played(environment, task, *messages)
+            assert grade is not None and grade.score == 1
+            outputs[question] = seen(state)[1]
+    assert outputs == {"Prices?": "(3.0, 2, 3)", "Price?": "(3.0, 2, 3)", "What?": '"it\'s x"'}

@@ -1,11 +1,18 @@
-"""Mathematics with Python: answers, feedback and examples."""
+"""Mathematics with Python: answers, feedback and examples; tasks with functions of a file."""
+
+import json
+from pathlib import Path
+
+import pytest
 
 from coterie.environments.acting import SOLVED, drop_shots
 from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.python_maths import PythonMaths
+from coterie.environments.protocol import EnvironmentFault
+from coterie.environments.python_maths import SUBJECTS, PythonMaths
 from coterie.environments.talk import ANSWERED
+from coterie.errors import UserError
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.record.turn import Message
 from coterie.rollout.episodes import first_prompts
@@ -108,3 +115,80 @@ def test_examples_are_shown_before_the_problem_and_can_be_dropped() -> None:
     assert drop_shots(shown) == without
     assert "divisible by neither 3 nor 5" in shown[1].parts[0].text
     assert isinstance(shown[-1], Message) and shown[-1].turn is not None
+
+
+FUNCTIONS = '''"""Tools of a shop."""
+import math
+
+STOCK = {"pens": 3, "cups": 4}
+visits = []
+
+
+def count_of(thing: str, *, more: int = 0) -> int:
+    """Return how many there are.
+
+    ``more`` are added.
+    """
+    visits.append(thing)
+    return STOCK[thing] + more
+
+
+def hidden():
+    return 1
+
+
+def call_count() -> int:
+    """Return how often the stock was asked."""
+    return len(visits)
+'''
+
+
+def tool_tasks(folder: Path, source: str = FUNCTIONS, *words: str) -> PythonMaths:
+    (folder / "tools.py").write_text(source)
+    rows = [{"question": f"What? {n}", "answer": "[3, 4.0, 'x']"} for n in range(20)]
+    (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = [f"environment.functions={folder / 'tools.py'}", *words]
+    source = f"dataset.source={folder / 'tasks.jsonl'}"
+    environment = environment_of("qa", source, "environment=python_maths", *settings)
+    assert isinstance(environment, PythonMaths)
+    return environment
+
+
+def test_an_agent_calls_the_functions_of_a_file_also_after_its_session_was_lost(
+    tmp_path: Path,
+) -> None:
+    environment = tool_tasks(tmp_path)
+    task, _ = first_task(environment)
+    cells = ("count_of('pens')", "import os; os._exit(0)", "count_of('cups', more=1), call_count()")
+    state, grade = played(environment, task, *map(act, cells), answer("[3, 4, 'x']"))
+    _, pens, lost, cups = seen(state)
+    assert (pens, cups) == ("3", "(5, 1)") and "begins anew" in lost
+    assert state.end == SOLVED and grade is not None and grade.metrics["cells"] == 3
+    prompt = environment.system_prompt(task)
+    assert "count_of(thing: str, *, more: int=0): Return how many there are." in prompt
+    assert "call_count(): " in prompt and "hidden" not in prompt
+    assert "a value as Python writes it" in prompt
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "same"),
+    [
+        ("5", "5.0", True), ("5", "5.1", False), ("abc", " abc ", True), ("abc", "'abc'", True), ("abc", "abd", False),
+        ("12.3", "12.300000001", True), ("[1, 'a']", "(1.0, 'a')", True), ("[1, 2]", "[2, 1]", False),
+        ("1-2", "1 - 2", False),
+        ("{'A': 1}", "{'A': 1.0}", True), ("[1]", "1", False), ("True", "True", True),
+    ],
+)  # fmt: skip
+def test_values_are_compared_as_python_reads_them(expected: str, given: str, same: bool) -> None:
+    assert SUBJECTS["values"].same(expected, given) is same
+
+
+def test_a_file_of_functions_is_checked_and_belongs_to_the_version(tmp_path: Path) -> None:
+    version = tool_tasks(tmp_path).version
+    assert tool_tasks(tmp_path, FUNCTIONS + "\n# more\n").version != version
+    for source, what in (("x = 1", "no function"), ("def f(:", "invalid syntax")):
+        with pytest.raises(UserError, match=what):
+            tool_tasks(tmp_path, source)
+    environment = tool_tasks(tmp_path, FUNCTIONS + "\n1 / 0\n")
+    with pytest.raises(EnvironmentFault, match="ZeroDivisionError"):
+        played(environment, first_task(environment)[0], answer("1"))

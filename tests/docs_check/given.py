@@ -32,6 +32,8 @@ from tests.row_programs import (
 )
 from tests.serving import started
 from tests.templates import model
+from tests.test_pddl import write_game
+from tests.test_python_maths import FUNCTIONS
 from tests.test_sweet_steps import ROWS
 from tests.web_tasks import write
 
@@ -106,6 +108,18 @@ def index_of_pages(house: House, path: Path) -> None:
     build_index(path.with_name("pages.jsonl"), path)
 
 
+def tool_tasks(house: House, path: Path) -> None:
+    (own := path / "trade_calculator").mkdir(parents=True)
+    lines(*worked(0, 3))(house, own / "tasks.jsonl")
+    (own / "functions.py").write_text(FUNCTIONS)
+
+
+def pddl_game(_: House, path: Path) -> None:
+    path.mkdir()
+    write_game(path).rename(path / "gripper.pddl")
+    (path / "post").rename(path / "gripper")
+
+
 QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n in range(40))
 PREFERENCES = tuple(
     {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
@@ -140,6 +154,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"),
+        "pddl": pddl_game, "m3": tool_tasks,
     },
     "docs/recipes/moat.md": {
         "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write(path), "pages": index_of_pages,

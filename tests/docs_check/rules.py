@@ -156,6 +156,7 @@ LEFT_OUT = {
     "make lint": "CI runs it",
     "make golden": "runs all methods twice, in minutes",
     "python examples/solutions.py": "needs rows of GSM8K; tests/test_examples.py runs it on others",
+    "python examples/m3tooleval.py": "needs a copy of M3ToolEval's code",
     "coterie run dense_tree/gsm8k dataset=qa": "goes on from what examples/solutions.py made",
     "python3 -m venv .venv": "CI installs the package",
     "python3 -m venv vllm-env": "downloads vLLM; make test-vllm installs and runs its CPU build",

@@ -14,9 +14,11 @@ import pytest
 import coterie
 from coterie.environments import textworld
 from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
+from coterie.environments.baselines import REFLECT, by_method
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import split_of_key
+from coterie.environments.settings import Method, split_of_key
 from coterie.environments.textworld import (
+    COMMANDS,
     LOST,
     NO_ANSWERS,
     Game,
@@ -33,6 +35,7 @@ from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment
 from coterie.selection import DensePairSettings, count_pairs
+from coterie.tools.sandbox.pool import Sandbox
 from tests.conftest import Cli, refused
 from tests.games import Script
 from tests.test_branches import say, step
@@ -88,6 +91,47 @@ def test_the_solution_of_a_game_wins_it(size: tuple[int, int, int]) -> None:
         _, outcome, result = replies(environment, tasks[0], environment.expert(tasks[0]))
         assert (outcome.ending, result.metrics["steps"]) == (SOLVED, length)
         assert result.metrics["success"] == 1
+
+
+def call_of(command: str) -> str:
+    """Return a program's line for a command."""
+    for form in sorted(COMMANDS, key=lambda form: -form.count("{}")):
+        if match := re.fullmatch(re.escape(form).replace(r"\{\}", "(.+)"), command):
+            return f"print({form.split()[0]}({', '.join(map(repr, match.groups()))}))"
+    raise AssertionError(f"no form fits {command}")
+
+
+def test_a_program_and_a_second_attempt_win_a_game() -> None:
+    environment = world(rooms=4, objects=6, quest_length=6, steps=6)
+    tasks = environment.tasks("heldout", 4, 0)
+
+    async def play(method: Method, say: Say) -> list[EpisodeResult]:
+        variant = by_method(environment, method, 2)
+        async with Sandbox() as sandbox:
+            driver = Driver(variant, {"agent": Script(say)}, seed=0, shared=Shared(sandbox))
+            async with driver.play_all([Episode(task, 0, 0, "test") for task in tasks]) as playing:
+                return [one async for one in playing]
+
+    def program(prompt: Prompt) -> str:
+        assert prompt.task is not None
+        calls = map(call_of, solution(environment, prompt.task))
+        return "\n".join(["```python", *calls, "```"])
+
+    def learn(prompt: Prompt) -> str:
+        assert prompt.task is not None
+        turns = prompt.tree.turns
+        said = [turns[one.turn].text for one in prompt.messages if one.turn]
+        if said[-1].endswith(REFLECT):
+            return "I only looked."
+        if len(prompt.messages[0].parts) == 1:
+            return write_action("look")
+        return environment.expert(prompt.task)[len(said) // 2]
+
+    for one in asyncio.run(play("code_as_policy", program)):
+        assert (one.metrics["success"], one.metrics["messages"], one.metrics["steps"]) == (1, 1, 6)
+    for one in asyncio.run(play("reflexion", learn)):
+        assert (one.metrics["success"], one.metrics["messages"]) == (1, 13)
+        assert (one.metrics["within_attempt_1"], one.metrics["within_attempt_2"]) == (0, 1)
 
 
 def test_a_part_of_the_quest_has_its_share_of_the_score() -> None:

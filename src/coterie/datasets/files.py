@@ -399,7 +399,7 @@ def divided(rows: Sequence[Q], heldout: float, source: object) -> dict[Split, li
     keys = sorted({row.key for row in rows})
     held_out = set(keys[: max(1, round(len(keys) * heldout))])
     train = [row for row in rows if row.key not in held_out]
-    if not train:
+    if not train and heldout < 1:
         raise UserError(
             f"{source} has too few questions ({len(keys)}) to hold some of them out",
             "give more, or a lower dataset.heldout",

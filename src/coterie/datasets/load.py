@@ -437,7 +437,7 @@ class UserFileSettings(DatasetSettings):
         "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
         "heldout.jsonl. It must be given. `dataset=FILE` gives a file of questions.",
     )
-    heldout: float = key(0.2, "Of one file: the share of its tasks that is held out.", gt=0, lt=1)
+    heldout: float = key(0.2, "Of one file: the share of tasks held out; 1 for all.", gt=0, le=1)
 
 
 class QASettings(UserFileSettings):
@@ -484,6 +484,7 @@ class UserFileSet:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self.splits: tuple[Split, ...] = ("heldout",) if settings.heldout == 1 else SPLITS
         self.left_out = Counter[str]()
 
     def rows(self, split: Split) -> list[Any]:

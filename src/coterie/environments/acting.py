@@ -150,6 +150,7 @@ class Acting(OneAgent, ABC):
     has_answers = True
 
     def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
 
     @abstractmethod
@@ -163,6 +164,10 @@ class Acting(OneAgent, ABC):
     async def on_answer(self, state: State, answer: str) -> Transition: ...
 
     def shots(self, task: Task) -> Sequence[Message]:
+        return ()
+
+    def commands(self, task: Task) -> Sequence[str]:
+        """Return the forms of all actions, such as ``take {} from {}``, for programs (``code_as_policy``)."""
         return ()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:

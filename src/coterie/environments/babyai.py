@@ -248,6 +248,9 @@ class BabyAI(Acting):
     def system_prompt(self, task: Task) -> str:
         return RULES + self.form.action_instructions
 
+    def commands(self, task: Task) -> Sequence[str]:
+        return tuple(ACTIONS)
+
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(Game(new_level(self.level)))
 

@@ -1,18 +1,22 @@
-"""Baselines for multi-agent dialogues, for any environment and its metric. Prompts are our own.
+"""Baselines for dialogues and for agents that act, for any environment and its metric. Prompts are our own.
 
-``cot``: one agent with all information (Kojima et al. 2022); ``cot_sc``: a majority of several (Wang et al. 2023);
-``mad``: multi-agent debate (Du et al. 2023); ``autoform``: a format of the agents' choice (Chen et al. 2024).
+Dialogues: ``cot``, one agent with all information (Kojima et al. 2022); ``cot_sc``, a majority of several (Wang et al.
+2023); ``mad``, multi-agent debate (Du et al. 2023); ``autoform``, a format of the agents' choice (Chen et al. 2024).
+Agents that act: other message formats, ``reflexion`` and ``code_as_policy``.
 """
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from coterie.environments.acting import (
     ANSWER,
+    CUT,
     EMPTY_ACTION,
     EMPTY_ANSWER,
     FIRST_ACTION,
@@ -21,16 +25,29 @@ from coterie.environments.acting import (
     Move,
     filled,
     read,
+    saying,
 )
 from coterie.environments.answers import Vote
+from coterie.environments.coding import python_blocks
 from coterie.environments.collaboration import Collaboration
 from coterie.environments.exchange import Exchange, ExchangeAlone
-from coterie.environments.protocol import ActorKind, Environment, State, Transition
+from coterie.environments.protocol import (
+    AGENT,
+    ActorKind,
+    Environment,
+    Grade,
+    Shared,
+    State,
+    Transition,
+)
 from coterie.environments.settings import Method
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, TURNS, Task
+from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import Message, Part, Turn
+from coterie.tools.sandbox.inside.policy import ACTION as ACTION_LINE
+from coterie.tools.sandbox.inside.policy import POLICY
+from coterie.tools.sandbox.pool import Sandbox
 
 # Other message formats for acting environments:
 #
@@ -82,14 +99,29 @@ THOUGHTS = Form(
 )
 
 
+NO_PROGRAM = "There is no program in your message, so nothing was done."
+
+
+def read_program(text: str) -> Move:
+    blocks = python_blocks(text)
+    return Move("action", blocks[0]) if blocks else Move("nothing", note=NO_PROGRAM)
+
+
+PROGRAM = Form(
+    "",
+    "Write one program in Python that does the whole task, between ```python and ```. It is run once, and you can't "
+    "correct it. Each call of a function is an action, and returns what you then see, as text.\nFunctions:\n",
+    read_program,
+)
+
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
 B = TypeVar("B", bound=Talk)
 
 
-def by_method(environment: Environment, method: Method) -> Environment:
-    """Return the environment for a method on a benchmark's tasks."""
+def by_method(environment: Environment, method: Method, attempts: int = 3) -> Environment:
+    """Return the environment for a method on a benchmark's tasks. ``attempts`` is for ``reflexion``."""
     if method == "dialogue":
         return environment
     if isinstance(environment, Collaboration) and method == "cot":
@@ -101,18 +133,26 @@ def by_method(environment: Environment, method: Method) -> Environment:
             other = copy(environment)
             other.form = forms[method]
             return other
+        own = {"is_pure": environment.pure, "pure": False}
+        if method == "reflexion":
+            limits = {"turns": attempts * (environment.steps + 1)}
+            return _variant(environment, Reflexion, attempts=attempts, limits=limits, **own)
+        if method == "code_as_policy" and type(environment).commands is not Acting.commands:
+            needs = tuple(dict.fromkeys((*environment.needs, Sandbox)))
+            return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **own)
     if isinstance(environment, Talk):
         if method == "mad":
             turns = ROUNDS * len(environment.agents)
             return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
         if method == "autoform":
             return _variant(environment, AutoForm, formats=())
-        if method != "react":
+        if method in ("cot", "cot_sc"):
             return single_agent(environment)
     raise UserError(
         f"method={method} does not support {environment.name}",
-        "use method=dialogue; react is for agents that act, cot_sc, mad and autoform for agents that talk until they "
-        "agree (coterie.environments.talk.Talk), and cot for agents that can answer at once",
+        "use method=dialogue; react and reflexion are for agents that act, code_as_policy for agents with commands, "
+        "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.talk.Talk), and cot for "
+        "agents that can answer at once",
     )
 
 
@@ -225,3 +265,192 @@ _CHOOSE = (
     "messages. Only the line with the answer keeps the form that is shown below.\n"
 )
 _CHOOSING = Part(_CHOOSE, source=FORMAT_SOURCE)
+
+
+# Baselines of agents that act. They need the session of the environment, or open it more than once.
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """Session of the environment, which can be replaced by a new one."""
+
+    shared: Shared
+    stack: AsyncExitStack
+    session: Any = None
+
+    def fork(self) -> None:
+        """Return None, so branches are replayed."""
+
+
+class Renewable(Acting):
+    """Variant of an environment that can begin again within an episode. ``super()`` is the environment."""
+
+    is_pure: bool
+    """True if the environment has no sessions."""
+
+    @asynccontextmanager
+    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
+        async with AsyncExitStack() as stack:
+            live = Live(shared, stack)
+            await self.renew(live, task, seed)
+            yield live
+
+    async def renew(self, live: Live, task: Task, seed: int) -> None:
+        await live.stack.aclose()
+        live.session = live.shared
+        if not self.is_pure:
+            session = super().open(task, seed, live.shared)  # type: ignore[misc]
+            live.session = await live.stack.enter_async_context(session)
+
+    async def begin(self, task: Task, live: Live) -> Transition:
+        transition: Transition = await super().begin(task, live.session)  # type: ignore[misc]
+        return transition
+
+    async def grade(self, state: State, live: Live) -> Grade:
+        grade: Grade = await super().grade(state, live.session)  # type: ignore[misc]
+        return grade
+
+
+def _text(transition: Transition) -> str:
+    return "\n".join(part.text for one in transition.seen for part in one.parts)
+
+
+REFLECT = (
+    "This attempt failed. Write in a few sentences why, and what you will do instead. Write nothing else: after that "
+    "you begin again."
+)
+LESSONS = "\nYou tried this task before and failed. What you wrote afterwards:"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An attempt at a task, and the results of earlier attempts."""
+
+    data: object = None
+    """Data of the environment."""
+    start: int = 0
+    """Number of turns before the attempt."""
+    scores: tuple[float, ...] = ()
+    """Scores of finished attempts."""
+    lessons: tuple[str, ...] = ()
+    """The agent's reflections on them."""
+
+
+class Reflexion(Renewable):
+    """Reflexion (Shinn et al. 2023): after a failed attempt the agent writes why, and begins the same task again.
+
+    Its reflections are in the prompts of later attempts; nothing else of earlier attempts is. Which attempt failed
+    follows from the environment's score, so it is an oracle.
+    """
+
+    attempts: int
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        system, *messages = super().see(self._inner(state), actor)
+        lessons = [Part(f"\n- {one}", source="reflection") for one in _trial(state).lessons]
+        if lessons:
+            parts = (*system.parts, Part(LESSONS, source="task"), *lessons)
+            system = replace(system, parts=parts)
+        return (system, *messages)
+
+    async def begin(self, task: Task, live: Live) -> Transition:
+        transition = await super().begin(task, live)
+        return replace(transition, data=Trial(transition.data))
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        trial, inner = _trial(state), self._inner(state)
+        if len(trial.scores) > len(trial.lessons):
+            await self.renew(live, state.task, state.seed)
+            again = await super().begin(state.task, live)
+            lessons = (*trial.lessons, turns[-1].text.strip())
+            data = Trial(again.data, len(state.turns), trial.scores, lessons)
+            return replace(again, data=data)
+        transition = await super().act(inner, turns, live.session, recorded=recorded)
+        end = transition.end or (TURNS if inner.left["turns"] <= 0 else None)
+        if end is None:
+            return replace(transition, data=replace(trial, data=transition.data))
+        grade = await super().grade(replace(inner, data=transition.data, end=end), live)
+        scores = (*trial.scores, grade.score or 0.0)
+        data = replace(trial, data=transition.data, scores=scores)
+        if scores[-1] >= 1 or len(scores) >= self.attempts:
+            return replace(transition, data=data, end=end)
+        seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
+        return replace(transition, data=data, seen=seen, end=None)
+
+    async def grade(self, state: State, live: Live) -> Grade:
+        """Score the last attempt. ``within_attempt_t`` is 1 if one of the first t attempts succeeded."""
+        grade, scores = await super().grade(self._inner(state), live), _trial(state).scores
+        within = {
+            f"within_attempt_{t}": float(max(scores[:t], default=0.0) >= 1)
+            for t in range(1, self.attempts + 1)
+        }
+        return replace(grade, metrics={**grade.metrics, "attempts": len(scores), **within})
+
+    def _inner(self, state: State) -> State:
+        """Return the state of the current attempt alone."""
+        trial = _trial(state)
+        turns = state.turns[trial.start :]
+        left = self.steps - sum(turn.speaker.name == AGENT for turn in turns)
+        return replace(state, turns=turns, data=trial.data, left={"turns": left})
+
+
+def _trial(state: State) -> Trial:
+    return state.data if isinstance(state.data, Trial) else Trial(state.data)
+
+
+RAN = Ending("program")
+"""The program ended, or could not be run."""
+
+
+class CodeAsPolicy(Renewable):
+    """Code as policies (Liang et al. 2023): one program does the task, and nothing is sampled after it.
+
+    The program runs in the sandbox. It waits there while its actions are carried out in the environment.
+    """
+
+    def system_prompt(self, task: Task) -> str:
+        functions = (_signature(form) for form in self.commands(task))
+        prompt: str = super().system_prompt(task)  # type: ignore[safe-super]
+        return prompt + "\n".join(functions)
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        move = Move("nothing", note=CUT) if turns[-1].truncated else self.form.read(turns[-1].text)
+        if move.kind == "nothing":
+            return Transition(state.data, saying(move.note), end=RAN)
+        now, log, end = state, list[str](), None
+        commands = [(_function_name(form), form) for form in self.commands(state.task)]
+        async with live.shared[Sandbox].session(state.seed) as python:
+            await python.run(f"from {POLICY} import begin, proceed")
+            cell = await python.run(f"begin({move.content!r}, {commands!r})")
+            while (action := _next_action(cell.text)) is not None and end is None:
+                transition = await self.do(now, action, live.session)
+                reply = _text(transition)
+                log += [f"> {action}", reply]
+                now = replace(now, data=transition.data)
+                end = transition.end or (TURNS if len(log) >= 2 * self.steps else None)
+                if end is None:
+                    cell = await python.run(f"proceed({reply!r})")
+        log += [] if end else [cell.text.strip()]
+        return Transition(now.data, saying("\n".join(filter(None, log))), end=end or RAN)
+
+
+def _function_name(form: str) -> str:
+    return re.sub(r"\W+", "_", form.partition("{")[0].strip())
+
+
+def _signature(form: str) -> str:
+    names = [chr(ord("a") + place) for place in range(form.count("{}"))]
+    return f"{_function_name(form)}({', '.join(names)})  # {form.format(*names)}"
+
+
+def _next_action(text: str) -> str | None:
+    """Return the action at the end of a cell's output, or ``None`` if the program ended."""
+    last = text.rpartition("\n")[2]
+    try:
+        return str(json.loads(last.removeprefix(ACTION_LINE))) if ACTION_LINE in last else None
+    except ValueError:
+        return None

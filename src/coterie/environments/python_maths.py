@@ -2,11 +2,14 @@
 
 Actions are cells of a Python session. Answers are compared as in debates. The setting ``feedback`` selects the reply to
 an answer: ``oracle`` tells whether it is right, as in DensePolicy; ``neutral`` always requests a check; with ``none``
-the first answer is final.
+the first answer is final. With ``functions`` the session has the functions of a file, for tasks such as M3ToolEval's
+(Wang et al. 2024, "Executable Code Actions Elicit Better LLM Agents").
 """
 
+import ast
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -14,6 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal
 
+from coterie.config.folders import expanded
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
@@ -31,11 +35,12 @@ from coterie.environments.acting import (
 from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
 from coterie.environments.talk import ANSWERED
+from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
-from coterie.record.turn import Message, Part, Role
+from coterie.record.turn import Message, Part, Role, digest
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
 
 
@@ -59,11 +64,28 @@ MOST_SHOTS = 2
 
 USED_UP = Ending("answers")
 Feedback = Literal["oracle", "neutral", "none"]
-SubjectName = Literal["numbers", "mathematics"]
+SubjectName = Literal["numbers", "mathematics", "values"]
 CELLS = (
     "What you do is Python: a cell of one session, so variables stay. You are shown what the cell prints and the value "
     "of its last expression. There are the standard library and numpy, and nothing else."
 )
+
+
+def same_value(first: Any, second: Any) -> bool:
+    """Compare Python literals: numbers with a relative tolerance of 1e-6, lists item by item; other text as it is."""
+    one, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(same_value, one, two))
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return math.isclose(one, two, rel_tol=1e-6)
+    return bool(one == two)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,7 @@ class Subject:
 SUBJECTS: Mapping[SubjectName, Subject] = {
     "numbers": Subject("a number without a unit", same_number),
     "mathematics": Subject(r"in LaTeX, such as \frac{3}{7}", same_mathematics),
+    "values": Subject("a value as Python writes it, without other words", same_value),
 }
 _FEEDBACK_RULES: Mapping[Feedback, str] = {
     "oracle": "You are told whether your answer is right. If it is not, find the mistake and answer again.",
@@ -113,9 +136,10 @@ class PythonMathsSettings(AnsweringSettings):
     )
     subject: SubjectName | None = key(
         None,
-        "Type of answers: `numbers`, or `mathematics` in LaTeX. The default is `mathematics` for the data set `math`, "
-        "and `numbers` for others.",
+        "Type of answers: `numbers`, `mathematics` in LaTeX, or `values` of Python (text, numbers, lists). The default "
+        "is `mathematics` for the data set `math`, `values` with `functions`, and `numbers` for others.",
     )
+    functions: str = key("", "A file of Python functions with docstrings that cells may call.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +169,16 @@ class PythonMaths(Acting):
     """Reply to a wrong answer with ``feedback=oracle``."""
     check = "Check your answer. Then give it again, or a better one."
     """Reply to any answer with ``feedback=neutral``."""
+    source = ""
+    """First cell of each session."""
 
     def __init__(self, settings: PythonMathsSettings, rows: Rows) -> None:
         self.rows = rows
         default: SubjectName = "mathematics" if issubclass(rows.row, MathRow) else "numbers"
-        subject = settings.subject or default
+        subject = settings.subject or ("values" if settings.functions else default)
+        if settings.functions:
+            self.source = _read_functions(settings.functions)
+            self.version = f"{self.version} {digest(self.source)[:12]}"
         chosen = read_shots(subject)[: settings.shots]
         self._shots = [message for shot in chosen for message in _messages(shot)]
         self._answering(settings, SUBJECTS[subject])
@@ -167,11 +196,13 @@ class PythonMaths(Acting):
     # -- messages -----------------------------------------------------------------------------
 
     def system_prompt(self, task: Task) -> str:
-        limits = f"You have at most {self.limits['turns']} messages."
+        limits = f"You have at most {self.steps} messages."
         answers = f"Your answer is {self.subject.form}. {_FEEDBACK_RULES[self.feedback]}"
-        how, cells = ("with Python", [CELLS]) if self.form.acts else ("by thinking", [])
+        functions = ["Functions:", *signatures(self.source)] if self.source else []
+        rules = [CELLS, *functions] if self.form.acts else []
+        how = "with Python" if self.form.acts else "by thinking"
         return "\n".join(
-            [f"Solve a problem {how}.", self.form.instructions, *cells, answers, limits]
+            [f"Solve a problem {how}.", self.form.instructions, *rules, answers, limits]
         )
 
     def shots(self, task: Task) -> Sequence[Message]:
@@ -181,7 +212,12 @@ class PythonMaths(Acting):
         return f"Problem: {task.public['question']}"
 
     async def begin(self, task: Task, live: Any) -> Transition:
+        await self._define(live)
         return Transition(Attempts(), saying(self.problem(task)))
+
+    async def _define(self, live: PythonSession | None) -> None:
+        if self.source and live is not None and (cell := await live.run(self.source)).failed:
+            raise EnvironmentFault(f"the file of environment.functions failed: {cell.text}")
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -191,6 +227,8 @@ class PythonMaths(Acting):
 
     async def do(self, state: State, action: str, live: PythonSession) -> Transition:
         result = await live.run(action)
+        if result.lost:
+            await self._define(live)
         attempts = _attempts(state)
         failed = attempts.failed_cells + bool(result.failed)
         data = replace(attempts, cells=attempts.cells + 1, failed_cells=failed)
@@ -238,6 +276,24 @@ class PythonMaths(Acting):
         """Return the numbers t of the metrics ``within_t``: 1, 2, 4, ... and the maximum."""
         powers = (2**n for n in range(self.most_answers.bit_length()))
         return list(dict.fromkeys([*powers, self.most_answers]))
+
+
+def _read_functions(name: str) -> str:
+    try:
+        source = expanded(name).read_text("utf-8")
+        if not signatures(source):
+            raise ValueError("it has no function with a docstring")
+    except (OSError, SyntaxError, ValueError) as error:
+        what = f"environment.functions={name}: {error}"
+        raise UserError(what, "give a file of Python functions with docstrings") from error
+    return source
+
+
+def signatures(source: str) -> list[str]:
+    """Return the functions of a module that have a docstring, with their arguments and docstring."""
+    functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
+    texts = [(f"{one.name}({ast.unparse(one.args)})", ast.get_docstring(one)) for one in functions]
+    return [f"{call}: {text}" for call, text in texts if text]
 
 
 def as_task(row: QuestionRow, id_: str) -> Task:

@@ -58,6 +58,7 @@ ENVIRONMENTS = Kind(
         "frontend_design": "coterie.environments.frontend:FrontendDesign",
         "babyai": "coterie.environments.babyai:BabyAI",
         "textworld": "coterie.environments.textworld:TextWorld",
+        "pddl": "coterie.environments.pddl:PDDL",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -123,12 +124,13 @@ MICRO_WORLDS = (
     "sums",
     "babyai",
     "textworld",
+    "pddl",
     "encyclopedia",
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-OPEN = ("textworld", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
+OPEN = ("textworld", "pddl", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
 """Games of any size, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
 for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)

@@ -16,7 +16,9 @@ from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 
-Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
+Method = Literal[
+    "dialogue", "cot", "cot_sc", "mad", "autoform", "react", "reflexion", "code_as_policy"
+]
 """Method of an evaluation: an environment's own, or one of ``environments.baselines``."""
 
 
@@ -29,7 +31,8 @@ class EnvironmentSettings(Settings):
         None,
         "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `debate`, "
         "`information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, `python_maths`, "
-        "`babyai`, `textworld`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, or your own (package.module:NAME, "
+        "`babyai`, `textworld`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, or your own "
+        "(package.module:NAME, "
         "path/file.py:NAME). The default depends on the data set.",
     )
 

@@ -36,6 +36,10 @@ RULES = (
     "Actions: go north (east, south, west), open X, close X, unlock X with Y, lock X with Y, take X, take X from Y, "
     "drop X, put X on Y, insert X into Y, eat X, examine X, look, inventory. Name objects as they are shown.\n"
 )
+COMMANDS = (
+    "go {}", "open {}", "close {}", "unlock {} with {}", "lock {} with {}", "take {}", "take {} from {}", "drop {}",
+    "put {} on {}", "insert {} into {}", "eat {}", "examine {}", "look", "inventory",
+)  # fmt: skip
 NO_ANSWERS = "Nothing is to be answered here: act until the quest is done."
 
 _PROGRAM = Path(__file__).with_name("textworld_worker.py")
@@ -156,6 +160,9 @@ class TextWorld(Acting):
 
     def system_prompt(self, task: Task) -> str:
         return RULES + self.form.action_instructions
+
+    def commands(self, task: Task) -> Sequence[str]:
+        return COMMANDS
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(self.game(task))

@@ -85,9 +85,10 @@ class BenchmarkSettings(PlayedSettings):
         "dialogue",
         "`dialogue` is the benchmark's own method. Baselines: `cot` (one agent with all facts, without actions), "
         "`cot_sc` (majority of 8 of these), `mad` (multi-agent debate), `autoform` (a dialogue in a format that the "
-        "agents choose), `react` (for an agent that acts).",
+        "agents choose). For an agent that acts: `react`, `reflexion` (attempts), `code_as_policy` (a program).",
         source="Optima table 1",
     )
+    attempts: int = key(3, "Attempts at a task with method=reflexion.", ge=1)
     samples: int = key(
         1,
         "Dialogues per task. Several give coverage and majority accuracy by number of samples.",
@@ -119,7 +120,7 @@ class BenchmarkSettings(PlayedSettings):
             return environment
         from coterie.environments.baselines import by_method
 
-        return by_method(environment, self.method)
+        return by_method(environment, self.method, self.attempts)
 
 
 B = TypeVar("B", bound=PlayedSettings)

@@ -63,7 +63,7 @@ WARM = (
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
     "math", "numbers", "operator", "random", "re", "statistics", "string", "textwrap", "threading", "time",
     "traceback", "types", "typing", "unicodedata", "coterie.tools.sandbox.inside.check",
-    "coterie.tools.sandbox.inside.program",
+    "coterie.tools.sandbox.inside.policy", "coterie.tools.sandbox.inside.program",
 )  # fmt: skip
 """Modules that are imported before answers are forked."""
 

@@ -1,0 +1,287 @@
+"""PDDL games: an agent carries out actions of a domain until the goal of a problem is reached, as in AgentBoard.
+
+    coterie evaluate pddl environment.domain=pddl/gripper.pddl policy=smollm2
+
+Domains may have types, constants, negative preconditions and equality, but no quantifiers, conditional effects or
+numbers. A message is one action, such as ``pick ball1 rooma left``. All state is in facts, so branches copy nothing.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.config.folders import expanded
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
+from coterie.environments.protocol import Grade, Pure, State, Transition
+from coterie.environments.settings import last_draw
+from coterie.errors import UserError
+from coterie.record.tree import Task
+from coterie.record.turn import digest
+
+Fact = tuple[str, ...]
+Facts = frozenset[Fact]
+Literal = tuple[bool, Fact]
+"""False for a negated fact, and the fact, possibly with variables."""
+OBJECT = "object"
+_TOKEN = re.compile(r"[()]|\??[^\s()?]+")
+_UNKNOWN = re.compile(r"\((or|imply|forall|exists|when|increase|either|:functions|:derived)\b")
+
+
+def parse(text: str) -> dict[str, list[Any]]:
+    """Return the sections of a file by name. Raises ``ValueError``. Actions are at ``:action NAME``."""
+    plain, stack = re.sub(r";[^\n]*", "", text).lower(), list[list[Any]]([[]])
+    if unknown := _UNKNOWN.search(plain):
+        raise ValueError(f"{unknown[1]} is not supported")
+    for token in _TOKEN.findall(plain):
+        if token == "(":
+            stack.append([])
+        elif token != ")":
+            stack[-1].append(token)
+        elif len(stack) > 1:
+            inside = stack.pop()
+            stack[-1].append(inside)
+    if len(stack) != 1 or [one[:1] for one in stack[0]] != [["define"]]:
+        raise ValueError("it is not one `(define ...)` with all its brackets")
+    sections = [one for one in stack[0][0][1:] if one]
+    return {" ".join(one[: 1 + (one[0] == ":action")]): one[1:] for one in sections}
+
+
+def typed(words: Sequence[str]) -> dict[str, str]:
+    """Return names with their types, from ``a b - type c``."""
+    types: dict[str, str] = {}
+    for names, kind in re.findall(r"((?:[^ ]+ ?)+?)(?:- ([^ ]+) ?|$)", " ".join(words)):
+        types |= dict.fromkeys(names.split(), kind or OBJECT)
+    return types
+
+
+def literals(formula: Sequence[Any]) -> tuple[Literal, ...]:
+    """Return the literals of a conjunction."""
+    if formula[:1] == ["and"]:
+        return tuple(literal for one in formula[1:] for literal in literals(one))
+    if formula[:1] == ["not"]:
+        return tuple((not true, fact) for true, fact in literals(formula[1]))
+    return ((True, tuple(formula)),) if formula else ()
+
+
+def hold(some: Sequence[Literal], facts: Facts) -> int:
+    """Return how many literals hold."""
+    return sum((f[1] == f[2] if f[0] == "=" else f in facts) is true for true, f in some)
+
+
+def text_of(some: Sequence[Literal]) -> str:
+    return ", ".join("not " * (not true) + " ".join(fact) for true, fact in some) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of a domain."""
+
+    parameters: Mapping[str, str]
+    """Types by variable."""
+    needs: tuple[Literal, ...]
+    effects: tuple[Literal, ...]
+
+
+def bound(some: Sequence[Literal], values: Mapping[str, str]) -> list[Literal]:
+    """Return the literals whose variables all have values."""
+    own = [(true, tuple(values.get(word, word) for word in fact)) for true, fact in some]
+    return [one for one in own if not any(word[0] == "?" for word in one[1])]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem and its domain."""
+
+    actions: Mapping[str, Action]
+    parents: Mapping[str, str]
+    """Supertypes by type."""
+    objects: Mapping[str, str]
+    """Types by object."""
+    start: Facts
+    goal: tuple[Literal, ...]
+
+    @classmethod
+    def read(cls, domain: str, problem: str) -> "Problem":
+        """Read the texts of two files. Raises ``ValueError``."""
+        rules, own = parse(domain), parse(problem)
+        if rules.get("domain") != own.get(":domain"):
+            raise ValueError("it is a problem of another domain")
+        actions = {}
+        for name, (_, *rest) in rules.items():
+            if name.startswith(":action "):
+                parts = dict(zip(rest[::2], rest[1::2], strict=True))
+                formulas = (parts.get(one, []) for one in (":precondition", ":effect"))
+                parameters = typed(parts.get(":parameters", []))
+                actions[name.split()[1]] = Action(parameters, *map(literals, formulas))
+        objects = typed(rules.get(":constants", [])) | typed(own.get(":objects", []))
+        start = frozenset(fact for true, fact in literals(["and", *own.get(":init", [])]) if true)
+        goal = literals(["and", *own.get(":goal", [])])
+        if not actions or not goal:
+            raise ValueError("there is no action or no goal")
+        return cls(actions, typed(rules.get(":types", [])), objects, start, goal)
+
+    def fits(self, name: str, kind: str) -> bool:
+        """Return True if an object is of a type, or of one of its subtypes."""
+        types = [self.objects[name]]
+        while types[-1] in self.parents and self.parents[types[-1]] not in types:
+            types.append(self.parents[types[-1]])
+        return kind in (*types, OBJECT)
+
+    def possible(
+        self, name: str, facts: Facts, choices: Sequence[Sequence[str]], values: Fact = ()
+    ) -> Iterator[Fact]:
+        """Yield the values of an action's parameters, each of its ``choices``, with which it is possible."""
+        action = self.actions[name]
+        needs = bound(action.needs, dict(zip(action.parameters, values, strict=False)))
+        if hold(needs, facts) < len(needs):
+            return
+        if len(values) == len(action.parameters):
+            yield values
+            return
+        kind = list(action.parameters.values())[len(values)]
+        for one in choices[len(values)]:
+            if self.fits(one, kind):
+                yield from self.possible(name, facts, choices, (*values, one))
+
+    def after(self, name: str, facts: Facts, values: Fact) -> Facts:
+        action = self.actions[name]
+        effects = bound(action.effects, dict(zip(action.parameters, values, strict=True)))
+        lost = {fact for true, fact in effects if not true}
+        return (facts - lost) | {fact for true, fact in effects if true}
+
+    def progress(self, facts: Facts) -> float:
+        return hold(self.goal, facts) / len(self.goal)
+
+
+CHECK, LOOK = "check valid actions", "look around"
+IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
+NO_ANSWERS = "Nothing is to be answered here: act until the goal is reached."
+
+
+class PDDLSettings(ActingSettings):
+    """Settings of PDDL games."""
+
+    domain: str = key("", "The domain's file (.pddl). It must be given.")
+    problems: str = key("", "Folder of the problems (.pddl); by default the domain's name.")
+    train: int = key(
+        0,
+        "Number of problems, the first ones by name, for training. The others are held out.",
+        source="DensePolicy's code: 3",
+        ge=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Facts that hold, the highest share of goal facts so far, and the number of actions carried out."""
+
+    facts: Facts
+    best: float
+    actions: int = 0
+
+
+class PDDL(Pure, Acting):
+    """Problems of one domain."""
+
+    name = "pddl"
+    settings_type = PDDLSettings
+    max_sessions = Acting.max_sessions
+    has_answers = False
+
+    def __init__(self, settings: PDDLSettings) -> None:
+        super().__init__(settings.steps)
+        file = expanded(settings.domain)
+        folder = expanded(settings.problems) if settings.problems else file.parent / file.stem
+        paths = sorted(folder.glob("*.pddl"), key=lambda path: (len(path.stem), path.stem))
+        if not file.is_file() or not paths:
+            what = f"{folder} has no .pddl file" if file.is_file() else f"there is no domain {file}"
+            raise UserError(what, "give environment.domain=FILE and environment.problems=FOLDER")
+        domain, *texts = (path.read_text("utf-8") for path in (file, *paths))
+        self.problems: dict[str, Problem] = {}
+        for path, text in zip(paths, texts, strict=True):
+            try:
+                self.problems[path.stem] = Problem.read(domain, text)
+            except (ValueError, IndexError, TypeError) as error:
+                what = f"{path} with {file} can't be read: {error}"
+                raise UserError(what, "use STRIPS with types") from error
+        self.train, self.domain = settings.train, file.stem
+        self.version = f"1 {digest(domain, *texts)[:12]}"
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        names = list(self.problems)
+        train = last_draw(names[: self.train], (*after, count), seed)
+        chosen = train if split == "train" else names[self.train :][:count]
+        return [Task(f"{self.domain}-{name}", {"problem": name}) for name in chosen]
+
+    def problem(self, task: Task) -> Problem:
+        return self.problems[str(task.public["problem"])]
+
+    def system_prompt(self, task: Task) -> str:
+        actions = "".join(
+            f"{' '.join((name, *one.parameters))}: needs {text_of(one.needs)}; effect: {text_of(one.effects)}\n"
+            for name, one in self.problem(task).actions.items()
+        )
+        return (
+            "Reach a goal by actions. Write an action's name and then its objects, in this order:\n"
+            f"{actions}`{LOOK}` shows all facts, `{CHECK}` all actions that are possible now.\n"
+            f"{self.form.action_instructions}"
+        )
+
+    def commands(self, task: Task) -> Sequence[str]:
+        actions = self.problem(task).actions
+        return (*(name + " {}" * len(one.parameters) for name, one in actions.items()), CHECK, LOOK)
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        problem = self.problem(task)
+        first = f"Goal: {text_of(problem.goal)}.\nFacts: {_listed(problem.start)}."
+        situation = Situation(problem.start, problem.progress(problem.start))
+        return Transition(situation, saying(first))
+
+    async def do(self, state: State, action: str, live: Any) -> Transition:
+        problem, now = self.problem(state.task), _situation(state)
+        words = re.findall(r"[\w-]+", action.lower())
+        if words == LOOK.split():
+            return Transition(now, saying(f"Facts: {_listed(now.facts)}."))
+        if words == CHECK.split():
+            sizes = {name: len(one.parameters) for name, one in problem.actions.items()}
+            possible = [
+                (name, *values)
+                for name, size in sizes.items()
+                for values in problem.possible(name, now.facts, [list(problem.objects)] * size)
+            ]
+            return Transition(now, saying(f"Possible: {_listed(possible)}."))
+        name = next((word for word in words if word in problem.actions), None)
+        if name is None:
+            known = ", ".join(problem.actions)
+            return Transition(now, saying(f"There is no action `{action}`. Actions: {known}."))
+        values = tuple(word for word in words if word in problem.objects)
+        fits = len(values) == len(problem.actions[name].parameters)
+        if not fits or not [*problem.possible(name, now.facts, [[one] for one in values])]:
+            return Transition(now, saying(IMPOSSIBLE))
+        facts = problem.after(name, now.facts, values)
+        share = problem.progress(facts)
+        after = Situation(facts, max(now.best, share), now.actions + 1)
+        if share == 1:
+            return Transition(after, end=SOLVED)
+        new, lost = _listed(facts - now.facts), _listed(now.facts - facts)
+        return Transition(after, saying(f"Now: {new}. No longer: {lost}."))
+
+    async def on_answer(self, state: State, answer: str) -> Transition:
+        return Transition(state.data, saying(NO_ANSWERS))
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """Score 1 if the goal is reached. ``progress`` is the highest share of goal facts, as in AgentBoard."""
+        now = _situation(state)
+        return Grade(float(state.end == SOLVED), {"progress": now.best, "actions": now.actions})
+
+
+def _listed(facts: Facts | Sequence[Fact]) -> str:
+    return "; ".join(" ".join(fact) for fact in sorted(facts)) or "nothing"
+
+
+def _situation(state: State) -> Situation:
+    assert isinstance(state.data, Situation)
+    return state.data
