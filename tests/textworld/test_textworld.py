@@ -12,15 +12,12 @@ import psutil
 import pytest
 
 import coterie
-from coterie.environments import textworld
+from coterie.environments import text_games, textworld
 from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import split_of_key
+from coterie.environments.text_games import LOST, NO_ANSWERS, Game, GameLost
 from coterie.environments.textworld import (
-    LOST,
-    NO_ANSWERS,
-    Game,
-    GameLost,
     TextWorld,
     TextWorldSettings,
     seeds,
@@ -111,7 +108,8 @@ def test_a_lost_quest_ends_the_episode_with_score_0() -> None:
             reply = super().ask(*command)
             return {**reply, "end": "lost", "left": 0} if len(self.commands) == 2 else reply
 
-    environment.open = lambda *_: nullcontext(Losing(environment.game(task).game))  # type: ignore[method-assign]
+    game = Losing(environment.game(task).game, textworld._WORKERS)
+    environment.open = lambda *_: nullcontext(game)  # type: ignore[method-assign]
     _, outcome, result = replies(environment, task, environment.expert(task))
     assert (outcome.ending, outcome.score) == (LOST, 0)
     assert (result.metrics["success"], result.metrics["steps"]) == (0, 2)
@@ -292,6 +290,8 @@ def test_a_missing_package_and_a_folder_that_is_none_are_refused(
         with pytest.raises(coterie.UserError, match="textworld"):
             world().tasks("train", 1, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(textworld, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
+        patch.setattr(
+            text_games, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError())
+        )
         assert "pip install -e '.[textworld]'" in refused(cli, *words)
     assert isinstance(world().game(Task("t", {"seed": 1})), Game)

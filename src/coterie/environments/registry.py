@@ -58,6 +58,7 @@ ENVIRONMENTS = Kind(
         "frontend_design": "coterie.environments.frontend:FrontendDesign",
         "babyai": "coterie.environments.babyai:BabyAI",
         "textworld": "coterie.environments.textworld:TextWorld",
+        "alfworld": "coterie.environments.alfworld:ALFWorld",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -118,14 +119,25 @@ MICRO_WORLDS = (
     "sums",
     "babyai",
     "textworld",
+    "alfworld",
     "encyclopedia",
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-OPEN = ("textworld", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
-for them."""
+OPEN = (
+    "textworld",
+    "alfworld",
+    "qa",
+    "mind2web",
+    *CONVERSATIONS,
+    *HOPS,
+    *SEARCHES,
+    *CONTESTS,
+    *EXAMS,
+)
+"""Games of any size or of a user's folder, and data sets of users' rows or for users' tools. Any method accepts them;
+few have default values for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""
 

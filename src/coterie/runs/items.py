@@ -19,6 +19,7 @@ from coterie.engines.chat_model import open_chat
 from coterie.engines.protocol import EngineGone
 from coterie.environments.protocol import (
     LEFT_OUT,
+    SUCCESS_OF,
     Environment,
     Openers,
     Shared,
@@ -175,6 +176,10 @@ def evaluation(store: Store, version: int) -> Evaluation:
     return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, means)
 
 
+TYPE_MEAN = "type_mean"
+"""Name of the unweighted mean of the success on types of tasks."""
+
+
 def grade_means(
     store: Store, iteration: int, stage: str, samples: int | None = 1
 ) -> dict[str, float]:
@@ -191,6 +196,8 @@ def grade_means(
                     values.setdefault(name, []).append(float(value))
     messages = sum(values.pop(MESSAGES, ()))
     means = {name: sum(some) / len(some) for name, some in values.items()}
+    by_type = [mean for name, mean in means.items() if name.startswith(SUCCESS_OF)]
+    means |= {TYPE_MEAN: sum(by_type) / len(by_type)} if by_type else {}
     means |= {"left_out": len(skipped)} if skipped else {}
     return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 
