@@ -64,18 +64,18 @@ class GameFile(NamedTuple):
     """Path in the folder of the splits."""
     type: TaskType
     content: str
-    """Hash of the file."""
+    """Hash of the file, by which a game that is in two splits is noticed."""
 
 
 @cache
 def games(folder: Path, split: str) -> tuple[GameFile, ...]:
     """Return the solvable games of a split, in an order that mixes the types."""
-    found = []
+    playable = []
     for file in (folder / split).rglob("*.tw-pddl"):
         id_, content = file.relative_to(folder).as_posix(), file.read_bytes()
         if _SOLVABLE.search(content) and not any(one in id_ for one in UNSUPPORTED):
-            found.append(GameFile(id_, _type(file), hashlib.sha256(content).hexdigest()))
-    return tuple(sorted(found, key=lambda one: digest(one.id)))
+            playable.append(GameFile(id_, _type(file), hashlib.sha256(content).hexdigest()))
+    return tuple(sorted(playable, key=lambda one: digest(one.id)))
 
 
 def _type(file: Path) -> TaskType:
@@ -101,7 +101,7 @@ class ALFWorldSettings(ActingSettings):
         "puts the games: the environment variable ALFWORLD_DATA, or ~/.cache/alfworld.",
     )
     types: tuple[TaskType, ...] = key(
-        get_args(TaskType), f"Types of tasks: {', '.join(get_args(TaskType))}.", min_length=1
+        get_args(TaskType), f"Types of tasks: {', '.join(get_args(TaskType))}."
     )
     heldout: Literal["valid_unseen", "valid_seen"] = key(
         "valid_unseen",
@@ -137,8 +137,9 @@ class ALFWorld(TextGames):
         """Return the games of a split. Raises ``UserError`` if there are none."""
         part, types = ("train" if split == "train" else self.settings.heldout), self.settings.types
         if not (self.folder / part).is_dir():
-            kind = f"folder {part}" if self.folder.is_dir() else "such folder"
-            raise UserError(f"games of ALFWorld: {self.folder} has no {kind}", DOWNLOAD)
+            raise UserError(
+                f"there is no folder {self.folder / part} of ALFWorld's games", DOWNLOAD
+            )
         every = games(self.folder, part)
         if not every:
             raise UserError(f"{self.folder / part} has no solvable games (*.tw-pddl)", DOWNLOAD)
@@ -154,7 +155,7 @@ class ALFWorld(TextGames):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every = self.games(split)
         chosen = last_draw(every, (*after, count), seed) if split == "train" else every[:count]
-        return [Task(one.id, {"type": one.type}) for one in chosen]
+        return [Task(one.id, {"type": one.type, "file": one.content}) for one in chosen]
 
     def game(self, task: Task) -> Game:
         return Game({"path": str(self.folder / task.id)}, _WORKERS)

@@ -2,7 +2,8 @@
 
 The package takes 30 to 300 ms for a command, since it derives the text of every possible command anew, and a second for
 the start of a game, of which most is the translation of its PDDL. Both are kept here: a text for each action of a
-game, and the translations of the last games.
+game, and the translations of the last games. Copies of the planner's library, of which each game in play needs one,
+are used again: the package never unloads them, and a process that unloads one crashes when it ends.
 """
 
 import re
@@ -17,11 +18,20 @@ from textworld.envs import PddlEnv
 
 from coterie.environments.text_game_worker import serve_games
 
-MOST_FILES = 16
+MOST_FILES = 64
 """Number of files of which translations and texts are kept. Branches of a tree start the same game again and again."""
 WELCOME = re.compile(r"\s*-=.*?=-\s*")
 PUT = re.compile(r"(?:put|move) (.+?) (?:in/on|into|in|on|to) (.+)")
 
+_free_libraries: list[Any] = []
+_load_library = fast_downward.load_lib
+
+
+def load_library() -> Any:
+    return _free_libraries.pop() if _free_libraries else _load_library()
+
+
+fast_downward.load_lib = load_library
 fast_downward.pddl2sas = lru_cache(2 * MOST_FILES)(fast_downward.pddl2sas)  # two for each file
 
 
@@ -51,10 +61,10 @@ class Play:
     """One game in play."""
 
     def __init__(self, path: str) -> None:
-        self.library = PddlEnv(EnvInfos(admissible_commands=True, won=True))
-        self.environment = AlfredDemangler(self.library)
+        self.planner = PddlEnv(EnvInfos(admissible_commands=True, won=True))
+        self.environment = AlfredDemangler(self.planner)
         self.environment.load(path)
-        keep_texts(self.library._logic, texts_of(path))
+        keep_texts(self.planner._logic, texts_of(path))
         self.state: Any = self.environment.reset()
         self.commands = 0
 
@@ -71,8 +81,7 @@ class Play:
         return self._reply(self.state.feedback)
 
     def close(self) -> None:
-        """Unload the planner, of which each game in play has a copy."""
-        fast_downward.close_lib(self.library.downward_lib)
+        _free_libraries.append(self.planner.downward_lib)
 
     def _reply(self, text: str) -> dict[str, Any]:
         won = bool(self.state["won"])

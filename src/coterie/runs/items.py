@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from coterie.engines.chat_model import open_chat
@@ -196,8 +197,8 @@ def grade_means(
                     values.setdefault(name, []).append(float(value))
     messages = sum(values.pop(MESSAGES, ()))
     means = {name: sum(some) / len(some) for name, some in values.items()}
-    by_type = [mean for name, mean in means.items() if name.startswith(SUCCESS_OF)]
-    means |= {TYPE_MEAN: sum(by_type) / len(by_type)} if by_type else {}
+    by_type = {name: means.pop(name) for name in sorted(means) if name.startswith(SUCCESS_OF)}
+    means |= {**by_type, TYPE_MEAN: fmean(by_type.values())} if by_type else {}
     means |= {"left_out": len(skipped)} if skipped else {}
     return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 
