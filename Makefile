@@ -8,14 +8,15 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 WITH_TEXTWORLD := .venv-textworld
+WITH_ALFWORLD := .venv-alfworld
 WITH_EXPORTS := .venv-exports
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-exports test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
+OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
@@ -63,6 +64,10 @@ test-vllm: $(WITH_VLLM)/.ready
 # Games of TextWorld, whose package builds one of its parts from source.
 test-textworld: $(WITH_TEXTWORLD)/.ready
 	$(WITH_TEXTWORLD)/bin/python -m pytest tests/textworld
+
+# Games of ALFWorld, whose planner takes minutes to build from source.
+test-alfworld: $(WITH_ALFWORLD)/.ready
+	$(WITH_ALFWORLD)/bin/python -m pytest tests/alfworld
 
 # Exports, read by the loaders of TRL, verl, OpenRLHF and LLaMA-Factory and by Inspect.
 test-exports: $(WITH_EXPORTS)/.ready
@@ -118,11 +123,14 @@ $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproj
 	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-$(WITH_TEXTWORLD)/.ready: $(VENV)/.dev
-	test -x $(WITH_TEXTWORLD)/bin/python || $(PYTHON) -m venv $(WITH_TEXTWORLD)
-	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_TEXTWORLD)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
-	$(WITH_TEXTWORLD)/bin/python -m pip install --quiet --constraint constraints.txt 'textworld>=1.7'
-	$(WITH_TEXTWORLD)/bin/python -m pip install --quiet --no-deps --editable .
+# The extra textworld or alfworld on top of .venv.
+$(WITH_TEXTWORLD)/.ready: EXTRA = 'textworld>=1.7'
+$(WITH_ALFWORLD)/.ready: EXTRA = 'alfworld>=0.4.2' pyyaml
+$(WITH_TEXTWORLD)/.ready $(WITH_ALFWORLD)/.ready: $(VENV)/.dev
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt $(EXTRA)
+	$(@D)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 # The loaders alone: their packages pin versions that contradict each other. verl needs Python 3.11 or 3.12.
@@ -136,4 +144,4 @@ $(WITH_EXPORTS)/.ready: $(VENV)/.dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_EXPORTS) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) build dist *.egg-info src/*.egg-info

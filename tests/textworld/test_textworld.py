@@ -2,46 +2,30 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import coterie
-from coterie.environments import textworld
+from coterie.environments import text_games, textworld
 from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
 from coterie.environments.baselines import REFLECT, by_method
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import Method, split_of_key
-from coterie.environments.textworld import (
-    COMMANDS,
-    LOST,
-    NO_ANSWERS,
-    Game,
-    GameLost,
-    TextWorld,
-    TextWorldSettings,
-    seeds,
-)
+from coterie.environments.text_games import LOST, NO_ANSWERS, Game, GameLost
+from coterie.environments.textworld import COMMANDS, TextWorld, TextWorldSettings, seeds
 from coterie.record.tree import TURNS, Outcome, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
-from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings
-from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judgment
-from coterie.selection import DensePairSettings, count_pairs
 from coterie.tools.sandbox.pool import Sandbox
 from tests.conftest import Cli, refused
 from tests.games import Script
 from tests.test_branches import say, step
-from tests.test_dense_search import Digits
-
-Say = Callable[[Prompt], str]
+from tests.text_games import children, grow_tree, kill, played, replies
 
 
 def world(**settings: object) -> TextWorld:
@@ -50,34 +34,6 @@ def world(**settings: object) -> TextWorld:
 
 def solution(environment: TextWorld, task: Task) -> list[str]:
     return [message.splitlines()[1] for message in environment.expert(task)]
-
-
-def played(environment: TextWorld, say: Say, tasks: Sequence[Task]) -> dict[str, EpisodeResult]:
-    async def play() -> dict[str, EpisodeResult]:
-        driver = Driver(environment, {"agent": Script(say)}, seed=0, shared=Shared())
-        async with driver.play_all([Episode(task, 0, 0, "test") for task in tasks]) as playing:
-            return {one.episode.task.id: one async for one in playing}
-
-    return asyncio.run(play())
-
-
-def replies(
-    environment: TextWorld, task: Task, messages: Sequence[str]
-) -> tuple[list[str], Outcome, EpisodeResult]:
-    """Return what the environment says, at first and after each message, and the end."""
-    left = iter(messages)
-    result = played(environment, lambda _: next(left), [task])[task.id]
-    assert result.tree is not None, result.failure
-    (outcome,) = result.tree.outcomes.values()
-    turns = result.tree.path(outcome.leaf)
-    return [turn.text for turn in turns if turn.speaker == ENVIRONMENT], outcome, result
-
-
-def kill() -> None:
-    process = textworld._WORKERS[0]._process
-    assert process is not None
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize("size", [(3, 6, 4), (1, 2, 2), (6, 8, 7)], ids=str)
@@ -155,7 +111,8 @@ def test_a_lost_quest_ends_the_episode_with_score_0() -> None:
             reply = super().ask(*command)
             return {**reply, "end": "lost", "left": 0} if len(self.commands) == 2 else reply
 
-    environment.open = lambda *_: nullcontext(Losing(environment.game(task).game))  # type: ignore[method-assign]
+    game = Losing(environment.game(task).game, textworld._WORKERS)
+    environment.open = lambda *_: nullcontext(game)  # type: ignore[method-assign]
     _, outcome, result = replies(environment, task, environment.expert(task))
     assert (outcome.ending, outcome.score) == (LOST, 0)
     assert (result.metrics["success"], result.metrics["steps"]) == (0, 2)
@@ -236,7 +193,7 @@ def test_a_process_that_dies_fails_the_branch_that_meets_it_and_others_go_on() -
         assert prompt.task is not None
         said = sum(turn.speaker.name == "agent" for turn in prompt.tree.path(prompt.parent))
         if said == 2 and not deaths:
-            deaths.append(kill())
+            deaths.append(kill(textworld._WORKERS[0]))
         return lines[prompt.task.id][said]
 
     results = played(environment, say, tasks).values()
@@ -253,7 +210,7 @@ def test_a_game_that_its_new_process_repeats_differently_fails() -> None:
     game.ask()
     environment.game(other).ask()
     meets.ask()
-    kill()
+    kill(textworld._WORKERS[0])
     with pytest.raises(GameLost, match="ended"):
         meets.ask("look")
     path = Path(game.game["path"])
@@ -275,20 +232,16 @@ def test_a_thousand_sessions_leave_no_process_and_the_first_goes_on() -> None:
     async def test() -> None:
         async with environment.open(task, 0, Shared()) as first:
             await environment.begin(task, first)
-            (worker,) = children()
+            (worker,) = children("textworld_worker.py")
             for _ in range(1000):
                 async with environment.open(task, 0, Shared()) as game:
                     await environment.begin(task, game)
-            assert children() == [worker]
+            assert children("textworld_worker.py") == [worker]
             assert first.ask(command) == game.ask(command)
-
-    def children() -> list[int]:
-        every = psutil.Process().children()
-        return [one.pid for one in every if "textworld_worker.py" in " ".join(one.cmdline())]
 
     asyncio.run(test())
     textworld._WORKERS[0].close()
-    assert children() == []
+    assert children("textworld_worker.py") == []
 
 
 def test_a_dense_tree_has_successes_failures_and_pairs() -> None:
@@ -302,28 +255,10 @@ def test_a_dense_tree_has_successes_failures_and_pairs() -> None:
         rest = [line for line in lines if line not in said]
         return rest[0] if prompt.seed % 3 else write_action("look")
 
-    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
-        return [Judgment(one.score or 0.0) for one in outcomes]
-
-    async def grow() -> None:
-        tree, speakers = Tree(task.id, "rollout", 0), [Digits(speak) for _ in range(3)]
-        settings = DenseSearchSettings(base=3, window=3, pairs=1000, runs=12)
-        async with Sessions(8, 60.0) as sessions:
-            actors = {"agent": speakers[0]}
-            grown = Branches(environment, actors, task, tree, sessions, 0, Shared(), 60.0)
-            pairs = DensePairSettings(margin=0.3, max_visits=1)
-            search = DenseSearch(
-                *(grown, judge, "agent", speakers, settings),
-                *(lambda values: count_pairs(values, pairs), 4),
-                rollouts=[],
-                seed=0,
-            )
-            await search.grow(lambda *_: None)
-        scores = {one.score for one in tree.outcomes.values()}
-        assert 1.0 in scores and len(scores) > 1 and grown.replays
-        assert sum(search.pairs.values()) > 0
-
-    asyncio.run(grow())
+    tree, branches, pairs = asyncio.run(grow_tree(environment, task, speak))
+    scores = {one.score for one in tree.outcomes.values()}
+    assert 1.0 in scores and len(scores) > 1 and branches.replays
+    assert pairs > 0
 
 
 def test_a_missing_package_and_a_folder_that_is_none_are_refused(
@@ -336,6 +271,8 @@ def test_a_missing_package_and_a_folder_that_is_none_are_refused(
         with pytest.raises(coterie.UserError, match="textworld"):
             world().tasks("train", 1, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(textworld, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError()))
+        patch.setattr(
+            text_games, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError())
+        )
         assert "pip install -e '.[textworld]'" in refused(cli, *words)
     assert isinstance(world().game(Task("t", {"seed": 1})), Game)

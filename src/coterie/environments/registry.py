@@ -59,6 +59,7 @@ ENVIRONMENTS = Kind(
         "babyai": "coterie.environments.babyai:BabyAI",
         "textworld": "coterie.environments.textworld:TextWorld",
         "pddl": "coterie.environments.pddl:PDDL",
+        "alfworld": "coterie.environments.alfworld:ALFWorld",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -125,14 +126,16 @@ MICRO_WORLDS = (
     "babyai",
     "textworld",
     "pddl",
+    "alfworld",
     "encyclopedia",
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-OPEN = ("textworld", "pddl", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
-for them."""
+GAMES = ("textworld", "alfworld", "pddl")
+OPEN = (*GAMES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
+"""Games of any size or of users' files, and data sets of users' rows or for users' tools. Any method accepts them; few
+have default values for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""
 

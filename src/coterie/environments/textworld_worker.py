@@ -5,10 +5,7 @@ state.
 """
 
 import os
-import sys
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,8 @@ from textworld.envs.tw import TextWorldEnv
 from textworld.generator import make_game
 from textworld.generator.game import GameOptions
 
-from coterie.tools.line_process import serve
+from coterie.environments.text_game_worker import serve_games
 
-MEMORY = 4 * 2**30
-"""Bytes of address space."""
-MOST_GAMES = 64
-"""Number of games in play. The least recently used one is closed, and replayed if its session continues."""
 TRIES = 20
 """Number of games drawn from a seed until the quest of one has the set length."""
 SEEDS = ("map", "objects", "quest", "grammar")
@@ -71,7 +64,6 @@ class Play:
         return {**self._reply(f"{game.objective.strip()} "), "walkthrough": walkthrough}
 
     def do(self, command: str) -> dict[str, Any]:
-        """Carry out a command, in any case."""
         self.commands += 1
         known = {one.lower(): one for one in self.state["admissible_commands"]}
         exact = known.get(command.lower())
@@ -98,6 +90,9 @@ class Play:
             "end": "won" if state["won"] else "lost" if state["lost"] else "",
             "known": True,
         }
+
+    def close(self) -> None:
+        """Do nothing: a game is memory of this process."""
 
 
 def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
@@ -135,32 +130,10 @@ def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
     return f"You are in the {names[room]}. You see: {things}. Exits: {exits}. You carry: {members('I')}."
 
 
-_plays: OrderedDict[int, Play] = OrderedDict()
-
-
-def play(session: int, game: dict[str, Any], commands: list[str]) -> list[dict[str, Any]]:
-    """Return the reply to the last command of a session, or all replies if it has to be played from the beginning."""
-    current = _plays.pop(session, None)
-    if current is not None and current.commands == len(commands) - 1:
-        replies = [current.do(commands[-1])]
-    else:
-        path = Path(game.pop("path"))
-        make(path, **game)
-        current = Play(path)
-        replies = [current.beginning(), *map(current.do, commands)]
-    _plays[session] = current
-    if len(_plays) > MOST_GAMES:
-        _plays.popitem(last=False)
-    return replies
-
-
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        with redirect_stdout(sys.stderr):
-            return {"replies": play(**request)}
-    except Exception as error:  # of one game, from anywhere in the package
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
+def start(path: str, **size: int) -> Play:
+    make(Path(path), **size)
+    return Play(Path(path))
 
 
 if __name__ == "__main__":
-    serve(answer, MEMORY)
+    serve_games(start)

@@ -94,7 +94,7 @@ class DenseTree(Recipe):
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
-        self.agent = self.only_agent("use environment=python_maths, babyai or textworld")
+        self.agent = self.only_agent("use environment=python_maths, babyai, textworld or alfworld")
         self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:

@@ -13,12 +13,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from coterie.engines.chat_model import open_chat
 from coterie.engines.protocol import EngineGone
 from coterie.environments.protocol import (
     LEFT_OUT,
+    SUCCESS_OF,
     Environment,
     Openers,
     Shared,
@@ -175,6 +177,10 @@ def evaluation(store: Store, version: int) -> Evaluation:
     return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, means)
 
 
+TYPE_MEAN = "type_mean"
+"""Name of the unweighted mean of the success on types of tasks."""
+
+
 def grade_means(
     store: Store, iteration: int, stage: str, samples: int | None = 1
 ) -> dict[str, float]:
@@ -191,6 +197,8 @@ def grade_means(
                     values.setdefault(name, []).append(float(value))
     messages = sum(values.pop(MESSAGES, ()))
     means = {name: sum(some) / len(some) for name, some in values.items()}
+    by_type = {name: means.pop(name) for name in sorted(means) if name.startswith(SUCCESS_OF)}
+    means |= {**by_type, TYPE_MEAN: fmean(by_type.values())} if by_type else {}
     means |= {"left_out": len(skipped)} if skipped else {}
     return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 

@@ -1,0 +1,138 @@
+"""Base of text games that child processes play, since their packages are not thread-safe.
+
+A session is a list of commands and replies. Copies of these games are slow or impossible, so branches are replayed.
+"""
+
+import asyncio
+import itertools
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.protocol import EngineError
+from coterie.environments.acting import SOLVED, Acting, saying
+from coterie.environments.protocol import Shared, State, Transition
+from coterie.errors import UserError
+from coterie.record.tree import Ending, Task
+from coterie.tools.line_process import LineProcess
+
+SECONDS = 120.0
+"""Timeout of a command, which may include the making of a game and a replay."""
+LOST = Ending("lost")
+"""The task can't be done any more, for example because an object of it was eaten."""
+NO_ANSWERS = "Nothing is to be answered here: act until the task is done."
+
+_numbers = itertools.count()
+
+
+def workers(program: str, package: str) -> tuple[LineProcess, ...]:
+    """Return child processes for a package, one for each core up to eight, which start when they get a game."""
+    path = Path(__file__).with_name(program)
+    return tuple(LineProcess(path, package) for _ in range(min(8, len(os.sched_getaffinity(0)))))
+
+
+class GameLost(EngineError):
+    """A game can't continue; only its own branch fails."""
+
+
+@dataclass(eq=False, slots=True)
+class Game:
+    """A game in play, the session of a branch.
+
+    Its process may have died or closed it for another session. Then the game is played again there.
+    """
+
+    game: dict[str, Any]
+    """The fields of the game that its process needs to start it, with a ``path``."""
+    workers: Sequence[LineProcess]
+    number: int = field(default_factory=lambda: next(_numbers))
+    commands: list[str] = field(default_factory=list)
+    replies: list[dict[str, Any]] = field(default_factory=list)
+
+    def fork(self) -> None:
+        """Return None, so branches are replayed."""
+
+    def ask(self, *command: str) -> dict[str, Any]:
+        """Return the reply to a command; without one, to the beginning. Raises :class:`GameLost`."""
+        commands = [*self.commands, *command]
+        process = self.workers[self.number % len(self.workers)]
+        request = {"session": self.number, "game": self.game, "commands": commands}
+        answer = process.ask(request, SECONDS)
+        if answer is None:
+            raise GameLost(
+                f"the process of a game ended, or needed more than {SECONDS:g} seconds for a command"
+            )
+        if "error" in answer:
+            raise GameLost(f"{process.needs} failed with {answer['error']} ({self.game['path']})")
+        *earlier, last = answer["replies"]
+        if earlier and earlier != self.replies:
+            raise GameLost("a game that was played again did not repeat its recorded replies")
+        self.commands, self.replies = commands, [*self.replies, last]
+        return self.replies[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Numbers of commands carried out, and of commands (or tasks) left to win."""
+
+    steps: int
+    left: int
+
+
+class TextGames(Acting):
+    """Games of a package, which the extra of the same name installs."""
+
+    package: str
+    has_answers = False
+
+    def __init__(self, steps: int, admissible: bool) -> None:
+        super().__init__(steps)
+        self.admissible = admissible
+        try:
+            self.installed = version(self.package)
+        except PackageNotFoundError as error:
+            raise UserError(
+                f"games of {self.package} need the package {self.package}",
+                f"pip install -e '.[{self.package}]'",
+            ) from error
+        self.version = f"1/{self.package} {self.installed}"
+
+    @abstractmethod
+    def game(self, task: Task) -> Game: ...
+
+    @abstractmethod
+    def refusal(self, action: str, reply: dict[str, Any]) -> str:
+        """Return what to say after a command that is not possible."""
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
+        return nullcontext(self.game(task))
+
+    async def begin(self, task: Task, live: Game) -> Transition:
+        reply = await asyncio.to_thread(live.ask)
+        return Transition(Progress(0, reply["left"]), saying(self.text(reply)))
+
+    async def do(self, state: State, action: str, live: Game) -> Transition:
+        progress, action = progress_of(state), " ".join(action.split())
+        reply = await asyncio.to_thread(live.ask, action)
+        if not reply["known"]:
+            return Transition(progress, saying(self.refusal(action, reply)))
+        end = {"won": SOLVED, "lost": LOST}.get(reply["end"])
+        after = Progress(progress.steps + 1, reply["left"])
+        return Transition(after, () if end else saying(self.text(reply)), end=end)
+
+    def text(self, reply: dict[str, Any]) -> str:
+        commands = f" Possible actions: {', '.join(reply['commands'])}."
+        return reply["text"] + commands * self.admissible
+
+    async def on_answer(self, state: State, answer: str) -> Transition:
+        return Transition(state.data, saying(NO_ANSWERS))
+
+
+def progress_of(state: State) -> Progress:
+    assert isinstance(state.data, Progress)
+    return state.data

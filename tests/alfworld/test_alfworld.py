@@ -1,0 +1,298 @@
+"""ALFWorld: plans win, what is told and scored, folders of games, replays that differ, and processes that die."""
+
+import asyncio
+import json
+import random
+import shutil
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import coterie
+from coterie.environments import alfworld, text_games
+from coterie.environments.acting import SOLVED, write_action, write_answer
+from coterie.environments.alfworld import (
+    NOTHING,
+    RELEASE,
+    TYPES,
+    ALFWorld,
+    ALFWorldSettings,
+    TaskType,
+)
+from coterie.environments.protocol import Shared
+from coterie.environments.text_games import NO_ANSWERS, GameLost
+from coterie.record.tree import TURNS, Task, Tree
+from coterie.rollout.branches import Branches, ReplayMismatch
+from coterie.rollout.samplers import Prompt
+from coterie.rollout.sessions import Sessions
+from tests.conftest import Cli, refused
+from tests.games import Script
+from tests.test_branches import say, step
+from tests.text_games import children, grow_tree, kill, played, replies
+
+PROGRAM = "alfworld_worker.py"
+
+
+def world(folder: Path, **settings: object) -> ALFWorld:
+    return ALFWorld(ALFWorldSettings.model_validate({"folder": str(folder), **settings}))
+
+
+def plan(environment: ALFWorld, task: Task) -> list[str]:
+    return [message.splitlines()[1] for message in environment.expert(task)]
+
+
+def copy_game(source: Path, folder: Path, **changes: object) -> Path:
+    """Copy a game's folder, with other values in its file."""
+    shutil.copytree(source.parent, folder)
+    game = json.loads(source.read_bytes()) | changes
+    (folder / source.name).write_text(json.dumps(game))
+    return folder / source.name
+
+
+def test_the_plan_of_a_game_wins_it_and_success_has_its_type(games: Path) -> None:
+    environment = world(games)
+    tasks = environment.tasks("heldout", 100, 0)
+    assert {str(task.public["type"]) for task in tasks} == {*get_args(TaskType)}
+    rows = coterie.demonstrate(environment, tasks, environment.expert)  # each scores 1
+    for task, row in zip(tasks, rows, strict=True):
+        length = len(plan(environment, task))
+        assert len(row["messages"]) == 1 + 2 * length
+    _, outcome, result = replies(environment, tasks[0], environment.expert(tasks[0]))
+    kind = f"success/{tasks[0].public['type']}"
+    own = {name: value for name, value in result.metrics.items() if name in ("steps", kind)}
+    steps = len(plan(environment, tasks[0]))
+    assert (outcome.ending, outcome.score, own) == (SOLVED, 1, {"steps": steps, kind: 1})
+
+
+def test_texts_and_commands_are_those_of_the_package(games: Path) -> None:
+    """Play at random beside the package itself, twice, since the second game uses what the first one kept."""
+    import textworld
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+
+    environment = world(games)
+    for task in environment.tasks("train", 3, 0) * 2:
+        game = environment.game(task)
+        infos = textworld.EnvInfos(admissible_commands=True, won=True)
+        other = textworld.start(game.game["path"], infos, wrappers=[AlfredDemangler()])
+        state, reply, rng = other.reset(), game.ask(), random.Random(task.id)
+        assert state.feedback.strip().endswith(reply["text"].strip())
+        for command in plan(environment, task):
+            for one in (*rng.sample(reply["commands"], 2), command):
+                if one not in reply["commands"]:
+                    continue  # what was drawn before took the thing away
+                state, _, done = other.step(one)
+                reply = game.ask(one)
+                assert (reply["text"], reply["commands"]) == (
+                    state.feedback,
+                    state["admissible_commands"],
+                )
+                assert (reply["end"] == "won") == done
+
+
+def test_what_is_not_possible_costs_a_message_alone(games: Path) -> None:
+    environment = world(games, types=["put"], steps=7)
+    (task, *_) = environment.tasks("heldout", 1, 0)
+    go, take, away, put = plan(environment, task)
+    what, _, where = put.removeprefix("move ").partition(" to ")
+    actions = ["fly away", f"  {go.upper()} ", take, away, f"put {what} in/on {where}"]
+    messages = [write_answer("done"), *map(write_action, actions)]
+    texts, outcome, result = replies(environment, task, messages)
+    first, answer, fly, *_ = texts
+    assert first.startswith("You are in the middle of a room.") and "Your task is to: " in first
+    assert answer == NO_ANSWERS and fly == NOTHING.format("fly away")
+    assert (outcome.ending, result.metrics["steps"]) == (SOLVED, 4)
+    assert "Possible actions" not in first
+    told = world(games, types=["put"], steps=2, admissible=True)
+    (first, fly, _), outcome, result = replies(told, task, [write_action("fly away")] * 2)
+    possible = first.partition(" Possible actions: ")[2].rstrip(".").split(", ")
+    assert {"look", "inventory", go} <= {*possible} and fly.endswith(f"{', '.join(possible)}.")
+    assert (outcome.ending, outcome.score) == (TURNS, 0)
+    assert (result.metrics["steps"], result.metrics["success/put"]) == (0, 0)
+
+
+def test_splits_types_and_draws(games: Path) -> None:
+    environment = world(games, types=["cool", "puttwo"])
+    train, heldout = (environment.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
+    assert len({task.id for task in train}) == 4 and len(heldout) == 2
+    assert {task.id.partition("/")[0] for task in train} == {"train"}
+    assert {task.id.partition("/")[0] for task in heldout} == {"valid_unseen"}
+    assert {str(task.public["type"]) for task in (*train, *heldout)} == {"cool", "puttwo"}
+    everything = world(games)
+    first, more = everything.tasks("train", 5, 1), everything.tasks("train", 7, 1, after=[5])
+    assert len({task.id for task in (*first, *more)}) == 12
+    assert {task.id for task in everything.tasks("train", 12, 2)} == {t.id for t in first + more}
+
+
+def test_folders_of_games(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download has the splits in a folder of its release; unsolvable and unsupported games are left out."""
+    game = next((games / "valid_unseen").rglob("*.tw-pddl"))
+    root = tmp_path / "data"
+    seen = root / RELEASE / "valid_seen"
+    name = game.parent.parent.name
+    copy_game(game, seen / name / "a")
+    copy_game(game, seen / name / "b", solvable=False)
+    copy_game(game, seen / "pick_and_place_with_movable_recep-Mug" / "c")
+    copy_game(game, seen / f"{name}-Sliced" / "d")
+    copy_game(game, seen / "renamed" / "e")
+    monkeypatch.setenv("ALFWORLD_DATA", str(root))
+    environment = ALFWorld(ALFWorldSettings(heldout="valid_seen"))
+    tasks = environment.tasks("heldout", 100, 0)
+    assert {Path(task.id).parent.name for task in tasks} == {"a", "e"}
+    assert {task.public["type"] for task in tasks} == {TYPES[name.partition("-")[0]]}
+    own = ALFWorldSettings(folder=str(games)).identity()
+    other = shutil.copytree(games, tmp_path / "other")
+    assert own == ALFWorldSettings(folder=str(other)).identity(), "the path does not count"
+    third = shutil.copytree(games, tmp_path / "third")
+    path = next(third.rglob("*.tw-pddl"))
+    path.write_text(path.read_text().replace("Your task", "The task"))
+    assert own != ALFWorldSettings(folder=str(third)).identity()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("environment.folder=nowhere", "nowhere/valid_unseen"),
+        ("environment.folder=empty", "no solvable games"),
+        ("environment.folder=games environment.heldout=valid_seen", "games/valid_seen"),
+        ("environment.folder=games environment.types=[puttwo]", "no games of the types puttwo"),
+        ("environment.folder=odd", "no task type of ALFWorld"),
+    ],
+)
+def test_folders_without_the_games_are_refused(
+    words: str, problem: str, games: Path, tmp_path: Path, cli: Cli
+) -> None:
+    (tmp_path / "empty" / "valid_unseen").mkdir(parents=True)
+    put = next((games / "valid_unseen").glob("pick_and_place_simple*/*/*.tw-pddl"))
+    copy_game(put, tmp_path / "games" / "valid_unseen" / "pick_and_place_simple-Mug" / "1")
+    odd = copy_game(put, tmp_path / "odd" / "valid_unseen" / "mugs" / "1")
+    odd.with_name("traj_data.json").unlink()
+    common = ("evaluate", "alfworld", "policy=tiny-acts", "tasks=1", "engine.device=cpu")
+    assert problem in refused(cli, *common, *words.split())
+
+
+def test_a_missing_package_is_refused(
+    games: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        text_games, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError())
+    )
+    words = ("policy=tiny-acts", "tasks=1", f"environment.folder={games}")
+    assert "pip install -e '.[alfworld]'" in refused(cli, "evaluate", "alfworld", *words)
+
+
+def test_branches_are_replayed_and_one_that_differs_fails_alone(
+    games: Path, tmp_path: Path
+) -> None:
+    source = next((games / "train").glob("look_at_obj*/*/*.tw-pddl"))
+    path = copy_game(source, tmp_path / "train" / source.parts[-3] / "1")
+    environment = world(tmp_path, steps=9)
+    (task,) = environment.tasks("train", 1, 0)
+    solved = environment.expert(task)
+
+    async def test() -> None:
+        async with Sessions(4, 60.0) as sessions:
+            tree = Tree(task.id, "rollout", 0)
+            script = {"agent": Script(lambda _: "")}
+            grown = Branches(environment, script, task, tree, sessions, 0, Shared(), 60.0)
+            first = await say(grown, await grown.start(), solved[0])
+            second = await say(grown, first, solved[1])
+            await say(grown, first, write_action("look"))  # in a new session
+            assert grown.replays == 1
+            game = json.loads(path.read_bytes())
+            game["grammar"] = game["grammar"].replace("You arrive at", "You reach")
+            path.write_text(json.dumps(game))
+            with pytest.raises(ReplayMismatch, match="did not repeat its recorded observations"):
+                await say(grown, first, write_action("inventory"))
+            at = second  # whose own session goes on
+            for message in solved[2:-1]:
+                at = await say(grown, at, message)
+            script["agent"].say = lambda _: solved[-1]
+            assert (await grown.grade(await step(grown, at))).score == 1
+
+    asyncio.run(test())
+
+
+def test_a_process_that_dies_fails_the_branch_that_meets_it_and_others_go_on(games: Path) -> None:
+    environment = world(games)
+    tasks = environment.tasks("train", 4, 6)
+    lines = {task.id: environment.expert(task) for task in tasks}
+    deaths = []
+
+    def speak(prompt: Prompt) -> str:
+        assert prompt.task is not None
+        said = sum(turn.speaker.name == "agent" for turn in prompt.tree.path(prompt.parent))
+        if said == 2 and not deaths:
+            deaths.append(kill(alfworld._WORKERS[0]))
+        return lines[prompt.task.id][said]
+
+    results = played(environment, speak, tasks).values()
+    (failure,) = [one.failure for one in results if one.failure is not None]
+    assert "the process of a game ended" in failure
+    outcomes = [end for one in results if one.tree for end in one.tree.outcomes.values()]
+    assert [one.score for one in outcomes] == [1, 1, 1]
+
+
+def test_a_game_that_its_new_process_repeats_differently_fails(games: Path, tmp_path: Path) -> None:
+    source = next((games / "train").rglob("*.tw-pddl"))
+    path = copy_game(source, tmp_path / "train" / source.parts[-3] / "1")
+    environment = world(tmp_path)
+    (task,) = environment.tasks("train", 1, 0)
+    game = environment.game(task)
+    game.ask()
+    kill(alfworld._WORKERS[0])
+    with pytest.raises(GameLost, match="ended"):
+        environment.game(task).ask()
+    path.write_text(path.read_text().replace("quickly around you", "around"))
+    with pytest.raises(GameLost, match="did not repeat"):
+        game.ask("look")
+    path.write_text("{")
+    with pytest.raises(GameLost, match=r"game\.tw-pddl"):
+        environment.game(task).ask()
+
+
+def test_sessions_leave_no_process_and_the_first_goes_on(games: Path) -> None:
+    """More sessions than a process keeps games in play, so the first one is closed there and played again."""
+    environment = world(games, types=["examine"])
+    (task,) = environment.tasks("train", 1, 0)
+    command = plan(environment, task)[0]
+
+    async def test() -> None:
+        async with environment.open(task, 0, Shared()) as first:
+            await environment.begin(task, first)
+            (worker,) = children(PROGRAM)
+            for _ in range(70):
+                async with environment.open(task, 0, Shared()) as game:
+                    await environment.begin(task, game)
+            assert children(PROGRAM) == [worker]
+            assert first.ask(command) == game.ask(command)
+
+    asyncio.run(test())
+    alfworld._WORKERS[0].close()
+    assert children(PROGRAM) == []
+
+
+def test_a_dense_tree_has_successes_failures_and_pairs(games: Path) -> None:
+    environment = world(games, types=["examine"], steps=6)
+    (task,) = environment.tasks("train", 1, 0)
+    lines = environment.expert(task)
+
+    def speak(prompt: Prompt) -> str:
+        """Say the next line of the plan, or look, by the seed."""
+        said = {turn.text for turn in prompt.tree.path(prompt.parent)}
+        rest = [line for line in lines if line not in said]
+        return rest[0] if prompt.seed % 3 else write_action("look")
+
+    tree, branches, pairs = asyncio.run(grow_tree(environment, task, speak))
+    assert {one.score for one in tree.outcomes.values()} == {0, 1} and branches.replays
+    assert pairs > 0
+
+
+def test_an_evaluation_shows_the_success_of_each_type(games: Path, cli: Cli) -> None:
+    words = ("policy=tiny-acts", "tasks=6", "max_tokens=4", f"environment.folder={games}")
+    result = cli("evaluate", "alfworld", *words, "environment.steps=1", "engine.device=cpu")
+    assert result.code == 0, result.err
+    (row,) = json.loads(result.out.splitlines()[-1])["rows"]
+    assert {f"success/{kind}" for kind in get_args(TaskType)} | {"type_mean", "steps"} <= {*row}
+    assert (row["n"], row["failed"], row["score"]) == (6, 0, 0)

@@ -1,0 +1,79 @@
+"""Play of text games by scripts, for tests of environments whose games child processes play."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from coterie.environments.acting import ENVIRONMENT
+from coterie.environments.protocol import Shared
+from coterie.environments.text_games import TextGames
+from coterie.record.tree import Outcome, Task, Tree
+from coterie.rollout.branches import Branches
+from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.samplers import Prompt
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judgment
+from coterie.selection import DensePairSettings, count_pairs
+from coterie.tools.line_process import LineProcess
+from tests.games import Script
+from tests.test_dense_search import Digits
+
+Say = Callable[[Prompt], str]
+
+
+def played(environment: TextGames, say: Say, tasks: Sequence[Task]) -> dict[str, EpisodeResult]:
+    async def play() -> dict[str, EpisodeResult]:
+        driver = Driver(environment, {"agent": Script(say)}, seed=0, shared=Shared())
+        async with driver.play_all([Episode(task, 0, 0, "test") for task in tasks]) as playing:
+            return {one.episode.task.id: one async for one in playing}
+
+    return asyncio.run(play())
+
+
+def replies(
+    environment: TextGames, task: Task, messages: Sequence[str]
+) -> tuple[list[str], Outcome, EpisodeResult]:
+    """Return what the environment says, at first and after each message, and the end."""
+    left = iter(messages)
+    result = played(environment, lambda _: next(left), [task])[task.id]
+    assert result.tree is not None, result.failure
+    (outcome,) = result.tree.outcomes.values()
+    turns = result.tree.path(outcome.leaf)
+    return [turn.text for turn in turns if turn.speaker == ENVIRONMENT], outcome, result
+
+
+async def grow_tree(environment: TextGames, task: Task, say: Say) -> tuple[Tree, Branches, int]:
+    """Grow a small dense tree, and return the number of its pairs too."""
+
+    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+        return [Judgment(one.score or 0.0) for one in outcomes]
+
+    tree, speakers = Tree(task.id, "rollout", 0), [Digits(say) for _ in range(3)]
+    settings = DenseSearchSettings(base=3, window=3, pairs=1000, runs=12)
+    async with Sessions(8, 60.0) as sessions:
+        actors = {"agent": speakers[0]}
+        branches = Branches(environment, actors, task, tree, sessions, 0, Shared(), 60.0)
+        pairs = DensePairSettings(margin=0.3, max_visits=1)
+        search = DenseSearch(
+            *(branches, judge, "agent", speakers, settings),
+            *(lambda values: count_pairs(values, pairs), environment.limits["turns"]),
+            rollouts=[],
+            seed=0,
+        )
+        await search.grow(lambda *_: None)
+    return tree, branches, sum(search.pairs.values())
+
+
+def kill(worker: LineProcess) -> None:
+    process = worker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+
+def children(program: str) -> list[int]:
+    """Return the child processes that run a program."""
+    every = psutil.Process().children()
+    return [one.pid for one in every if program in " ".join(one.cmdline())]
