@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
+from coterie.environments.acting import (
+    ENVIRONMENT,
+    NO_ANSWERS,
+    SOLVED,
+    write_action,
+    write_answer,
+)
 from coterie.environments.pddl import (
     CHECK,
     IMPOSSIBLE,
     LOOK,
-    NO_ANSWERS,
     PDDL,
     PDDLSettings,
     Problem,

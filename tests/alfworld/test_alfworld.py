@@ -12,7 +12,7 @@ import pytest
 
 import coterie
 from coterie.environments import alfworld, text_games
-from coterie.environments.acting import SOLVED, write_action, write_answer
+from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.alfworld import (
     NOTHING,
     RELEASE,
@@ -22,7 +22,7 @@ from coterie.environments.alfworld import (
     TaskType,
 )
 from coterie.environments.protocol import Shared
-from coterie.environments.text_games import NO_ANSWERS, GameLost
+from coterie.environments.text_games import GameLost
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.samplers import Prompt

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -11,14 +12,15 @@ import pytest
 
 import coterie
 from coterie.environments import text_games, textworld
-from coterie.environments.acting import ENVIRONMENT, SOLVED, write_action, write_answer
+from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.baselines import REFLECT, by_method
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import Method, split_of_key
-from coterie.environments.text_games import LOST, NO_ANSWERS, Game, GameLost
+from coterie.environments.text_games import LOST, Game, GameLost
 from coterie.environments.textworld import COMMANDS, TextWorld, TextWorldSettings, seeds
-from coterie.record.tree import TURNS, Outcome, Task, Tree
+from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from coterie.tools.sandbox.pool import Sandbox
@@ -26,6 +28,8 @@ from tests.conftest import Cli, refused
 from tests.games import Script
 from tests.test_branches import say, step
 from tests.text_games import children, grow_tree, kill, played, replies
+
+Say = Callable[[Prompt], str]
 
 
 def world(**settings: object) -> TextWorld:

@@ -126,6 +126,7 @@ CODE_ACT = Form(
 
 ENVIRONMENT = Speaker("environment", "environment")
 SOLVED = Ending("solved")
+NO_ANSWERS = "Nothing is to be answered here: act until the task is done."
 SHOTS = "shots"
 """Source of example messages. :func:`drop_shots` removes these messages."""
 
@@ -160,8 +161,9 @@ class Acting(OneAgent, ABC):
     @abstractmethod
     async def do(self, state: State, action: str, live: Any) -> Transition: ...
 
-    @abstractmethod
-    async def on_answer(self, state: State, answer: str) -> Transition: ...
+    async def on_answer(self, state: State, answer: str) -> Transition:
+        """Return the transition after an answer; by default only actions count."""
+        return Transition(state.data, saying(NO_ANSWERS))
 
     def shots(self, task: Task) -> Sequence[Message]:
         return ()

@@ -158,7 +158,6 @@ class Problem:
 
 CHECK, LOOK = "check valid actions", "look around"
 IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
-NO_ANSWERS = "Nothing is to be answered here: act until the goal is reached."
 
 
 class PDDLSettings(ActingSettings):
@@ -268,9 +267,6 @@ class PDDL(Pure, Acting):
             return Transition(after, end=SOLVED)
         new, lost = _listed(facts - now.facts), _listed(now.facts - facts)
         return Transition(after, saying(f"Now: {new}. No longer: {lost}."))
-
-    async def on_answer(self, state: State, answer: str) -> Transition:
-        return Transition(state.data, saying(NO_ANSWERS))
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Score 1 if the goal is reached. ``progress`` is the highest share of goal facts, as in AgentBoard."""

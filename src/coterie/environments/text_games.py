@@ -25,7 +25,6 @@ SECONDS = 120.0
 """Timeout of a command, which may include the making of a game and a replay."""
 LOST = Ending("lost")
 """The task can't be done any more, for example because an object of it was eaten."""
-NO_ANSWERS = "Nothing is to be answered here: act until the task is done."
 
 _numbers = itertools.count()
 
@@ -128,9 +127,6 @@ class TextGames(Acting):
     def text(self, reply: dict[str, Any]) -> str:
         commands = f" Possible actions: {', '.join(reply['commands'])}."
         return reply["text"] + commands * self.admissible
-
-    async def on_answer(self, state: State, answer: str) -> Transition:
-        return Transition(state.data, saying(NO_ANSWERS))
 
 
 def progress_of(state: State) -> Progress:
