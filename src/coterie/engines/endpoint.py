@@ -501,7 +501,7 @@ class Endpoint:
         seed: int | None = None,
         tools: Sequence[Tool] = (),
     ) -> Reply:
-        """Answer a chat. Raises :class:`EngineError` after a permanent failure, the last retry, or for ignored images."""
+        """Answer a chat. Raises :class:`EngineError` after a permanent failure, the last retry, or ignored images."""
         args = self.settings.template_args
         # Defaults of the protocol are omitted: some models accept no other value.
         body = {
