@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from coterie.environments.protocol import SUCCESS_OF
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.runs.items import evaluation, held_out_draws, summary
+from coterie.runs.items import evaluation, grade_means, held_out_draws, summary
 
 SCORES = {"a": 1.0, "b": 0.5, "c": None}
 
@@ -31,6 +32,16 @@ def test_what_could_not_be_graded_counts_as_failed(tmp_path: Path) -> None:
         said = summary(store, 0, "evaluate")
         assert (said["n"], said["failed"], said["score"]) == (4, 2, 1.5 / 4)
         assert found.means["left_out"] == said["left_out"] == 1
+
+
+def test_success_by_type_has_an_unweighted_mean(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        for task, kind, success in (("a", "put", 1.0), ("b", "put", 0.0), ("c", "heat", 1.0)):
+            metrics = {"steps": 2, f"{SUCCESS_OF}{kind}": success}
+            store.finish(ItemKey(0, "evaluate", task, "0000"), metrics=metrics)
+        means = grade_means(store, 0, "evaluate")
+    own = {"success/heat": 1.0, "success/put": 0.5, "type_mean": 0.75}
+    assert means == {"steps": 2, **own} and [*means][-3:] == [*own]
 
 
 def test_only_graded_dialogues_that_were_not_cut_off_have_a_vote(tmp_path: Path) -> None:

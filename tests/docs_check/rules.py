@@ -168,6 +168,7 @@ LEFT_OUT = {
     "coterie evaluate textworld": "needs TextWorld; make test-textworld plays its games",
     "coterie run dense_tree/babyai environment=textworld": "needs TextWorld; make test-textworld grows a tree",
     "coterie evaluate alfworld": "needs ALFWorld and its games; make test-alfworld evaluates games of it",
+    "coterie run sft games.jsonl": "needs the games of ALFWorld that the page demonstrates before",
     "coterie run dense_tree/alfworld": "needs ALFWorld and its games; make test-alfworld grows a tree",
     "vllm serve MODEL --served-model-name vision": "needs vLLM and a vision model",
     "coterie evaluate pages policy=tiny-pages tasks=2": "needs that server",
