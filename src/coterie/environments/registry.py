@@ -58,6 +58,7 @@ ENVIRONMENTS = Kind(
         "frontend_design": "coterie.environments.frontend:FrontendDesign",
         "babyai": "coterie.environments.babyai:BabyAI",
         "textworld": "coterie.environments.textworld:TextWorld",
+        "agentgym": "coterie.environments.agentgym:AgentGym",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -118,13 +119,17 @@ MICRO_WORLDS = (
     "sums",
     "babyai",
     "textworld",
+    "agentgym",
     "encyclopedia",
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-OPEN = ("textworld", "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
+OPEN = (
+    *("textworld", "agentgym", "qa", "mind2web"),
+    *(*CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS),
+)
+"""Games of any size, worlds of users' servers, and data sets of users' rows or for users' tools. Any method accepts them; few have default values
 for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""

@@ -107,4 +107,5 @@ METHODS = methods(
     ("dense_tree/gsm8k", f"{SEARCH} on GSM8K.", "gsm8k", "python_maths"),
     ("dense_tree/math", f"{SEARCH} on MATH.", "math", "python_maths"),
     ("dense_tree/babyai", f"{SEARCH} in BabyAI."),
+    ("dense_tree/agentgym", f"{SEARCH} in a world of AgentGym."),
 )
