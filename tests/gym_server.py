@@ -329,6 +329,7 @@ def serving(gym: Gym, port: int = 0) -> Iterator[Gym]:
     config = uvicorn.Config(gym.app(), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     with contextlib.closing(socket.create_server(("127.0.0.1", port))) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a reply takes 40 ms
         gym.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
