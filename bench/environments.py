@@ -5,8 +5,8 @@
 
 Both sides play one session in one process, with the same actions, in turns. On coterie's side a step is all of its
 loop: the prompt, the agent's turn (of a script), the act, the tree. Beginnings are not counted. TextWorld and ALFWorld
-get random possible commands. ALFWorld plays the rows of FILE (``--alfworld FILE``), whose lines have a game's ``id``
-and content. AgentGym's server is the stand-in of the tests, in a process of its own, for both sides; the direct side
+get random possible commands. ALFWorld's games are made from the rows of the tests, or of ``--alfworld FILE``.
+AgentGym's server is the stand-in of the tests, in a process of its own, for both sides; the direct side
 posts the same bodies by ``httpx2.Client``. The last line is one JSON object:
 
     textworld_of_direct, alfworld_of_direct, agentgym_of_direct   steps per second through coterie over direct ones:
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -144,6 +145,37 @@ def textworld(seconds: float) -> float:
     return compare("TextWorld", environment, direct, sessions[count:], seconds)
 
 
+def alfworld(rows: Sequence[Path], seconds: float) -> float:
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    from textworld.core import EnvInfos
+    from textworld.envs import PddlEnv
+
+    from coterie.environments.alfworld import ALFWorld, ALFWorldSettings
+    from tests.alfworld.games import ROWS, write_games
+
+    with TemporaryDirectory() as place:
+        folder = write_games(Path(place), rows or ROWS)
+        split = "train" if (folder / "train").is_dir() else "heldout"
+        environment = ALFWorld(ALFWorldSettings(folder=place, steps=2 * STEPS))
+
+        def load(task: Task) -> Any:
+            game = AlfredDemangler(PddlEnv(EnvInfos(admissible_commands=True, won=True)))
+            game.load(environment.game(task).game["path"])
+            return game
+
+        def direct(task: Task, actions: Sequence[str]) -> float:
+            game = load(task)
+            game.reset()
+            return timed(game.step, actions)
+
+        tasks = environment.tasks(split, PAIRS * SESSIONS, 0)
+        sessions = [
+            (task, random_actions(load(task), random.Random(number)))
+            for number, task in enumerate(tasks)
+        ]
+        return compare("ALFWorld", environment, direct, sessions, seconds)
+
+
 @contextmanager
 def gym_server(world: str) -> Iterator[str]:
     """The URL of a stand-in for a server of AgentGym, in a process of its own."""
@@ -183,12 +215,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=120, help="begin no pair that ends later")
+    parser.add_argument(
+        "--alfworld", type=Path, nargs="*", default=[], metavar="FILE",
+        help="rows of ALFWorld's games; the name of a file is a split",
+    )  # fmt: skip
     args = parser.parse_args()
     results: dict[str, float | None] = dict.fromkeys(("textworld", "alfworld", "agentgym"))
     if find_spec("textworld"):
         results["textworld"] = textworld(args.seconds)
     else:
-        print("TextWorld is not installed: pip install -e '.[textworld]'")
+        print("TextWorld is not installed: make test-textworld installs it into .venv-textworld")
+    if find_spec("alfworld"):
+        results["alfworld"] = alfworld(args.alfworld, args.seconds)
+    else:
+        print("ALFWorld is not installed: pip install -e '.[alfworld]'")
     results["agentgym"] = agentgym(args.seconds)
     print(json.dumps({f"{name}_of_direct": value for name, value in results.items()}))
 

@@ -6,6 +6,7 @@ The games are not AgentGym's. In most, a switch has to be pressed a few times. `
 theirs. Facts are those of AgentGym at 3ef9235; ``docs/howto/agentgym.md`` says which real servers were tried.
 """
 
+import asyncio
 import contextlib
 import itertools
 import re
@@ -13,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import uvicorn
@@ -170,6 +171,8 @@ class Gym:
         self.texts: dict[int, str] = {}
         self.finished: set[int] = set()
         self.created = self.requests = self.resets = 0
+        self.beginning = self.most_beginning = 0
+        """Requests of ``/create`` and ``/reset`` at a time: now, and at most."""
         self.steps: list[str] = []
         """Actions, in order of arrival."""
         self._ids = itertools.count() if world != "webshop" else itertools.count(48_000_000, 7)
@@ -209,6 +212,8 @@ class Gym:
             number = next(self._ids)
             self.games[number] = self.make(self.world)
         self.created += 1
+        async with self._begin():
+            pass
         if self.world == "webarena":
             return JSONResponse({"env_idx": number})
         if self.world not in BY_ID:
@@ -226,7 +231,8 @@ class Gym:
                 raise Unknown(f"{name} must be {value}")
         if index >= COUNTS.get(self.world, 10**9):
             raise Unknown("list index out of range")
-        self.resets += 1
+        async with self._begin():
+            self.resets += 1
         self.finished.discard(number)
         text = self.texts[number] = self._drift(self.games[number].start(index))
         self.scores[number] = 0.0
@@ -279,6 +285,14 @@ class Gym:
         number = self._session(await request.json())
         del self.games[number]
         return JSONResponse({"closed": "closed"} if self.world == "webarena" else True)
+
+    @contextlib.asynccontextmanager
+    async def _begin(self) -> AsyncIterator[None]:
+        self.beginning += 1
+        self.most_beginning = max(self.most_beginning, self.beginning)
+        await asyncio.sleep(0.005)
+        yield
+        self.beginning -= 1
 
     # -- quirks -----------------------------------------------------------------------------------
 

@@ -268,6 +268,17 @@ def test_a_hundred_sessions_leave_none_or_are_used_again(world: str) -> None:
         assert world == "babyai" or gym.created - created <= environment.max_sessions
 
 
+@pytest.mark.parametrize(("world", "serial"), [("textcraft", True), ("babyai", False)])
+def test_sessions_begin_one_at_a_time_where_they_share_random_numbers(
+    world: str, serial: bool
+) -> None:
+    with serving(Gym(world)) as gym:
+        environment = world_of(gym, train=(0, 20), heldout=(20, 40))
+        results = played(environment, right, environment.tasks("train", 20, 0))
+        assert [one.failure for one in results.values()] == [None] * 20
+        assert (gym.most_beginning == 1) == serial
+
+
 def test_a_session_whose_id_a_new_server_gave_again_is_lost() -> None:
     async def test() -> None:
         environment = world_of(gym, **OWN)

@@ -8,11 +8,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from weakref import WeakKeyDictionary
 
 import httpx2
 import yaml
@@ -71,6 +72,8 @@ class World(Settings):
     """True if there is a route ``/close``. Sessions of other servers are used again."""
     sessions: int = 64
     """Maximum number of open sessions."""
+    serial: bool = False
+    """Create and reset sessions one at a time, for a server whose threads share random numbers."""
 
 
 _FILE = files("coterie") / "assets" / "agentgym.yaml"
@@ -278,6 +281,7 @@ class AgentGym(Acting):
         self._sessions: dict[int, GymSession] = {}
         self._idle: list[int] = []
         """Sessions that can't be closed, to use again."""
+        self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
     def indices(self, split: Split) -> Sequence[int]:
         """Return the server's indices of the tasks of a split."""
@@ -303,13 +307,18 @@ class AgentGym(Acting):
     def system_prompt(self, task: Task) -> str:
         return f"{self.world.rules}\n{self.form.action_instructions}"
 
+    def _serial(self) -> AbstractAsyncContextManager[None]:
+        loop = asyncio.get_running_loop()
+        return self._locks.setdefault(loop, asyncio.Lock()) if self.world.serial else nullcontext()
+
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[GymSession]:
         async with connect(self.settings.url, self.world) as session:
             if self._idle:
                 session.id = self._idle.pop()
             else:
-                await session.create()
+                async with self._serial():
+                    await session.create()
             if other := self._sessions.get(session.id):
                 other.lost = True
             self._sessions[session.id] = session
@@ -324,7 +333,8 @@ class AgentGym(Acting):
                     self._idle.append(session.id)
 
     async def begin(self, task: Task, live: GymSession) -> Transition:
-        text = await live.reset(int(str(task.public["index"])))
+        async with self._serial():
+            text = await live.reset(int(str(task.public["index"])))
         return Transition(Progress(0, 0.0), saying(text))
 
     async def do(self, state: State, action: str, live: GymSession) -> Transition:
