@@ -41,7 +41,7 @@ from tests.games import Script
 
 ROOT = Path(__file__).parents[1]
 STEPS, PAIRS, SESSIONS = 40, 20, 3
-"""Steps of a session (fewer if its game ends), pairs, and sessions of each side in a pair."""
+"""Steps of a session (fewer if its game ends), pairs, and sessions of each side in a pair; ALFWorld has one."""
 PASSIVE = ("look", "inventory", "examine")
 """Commands that change no game, which coterie answers without TextWorld."""
 Direct = Callable[[Task, Sequence[str]], float]
@@ -79,11 +79,12 @@ def compare(
     direct: Direct,
     sessions: Sequence[tuple[Task, Sequence[str]]],
     seconds: float,
+    batch: int = SESSIONS,
 ) -> float:
     """Return the median of the ratios of pairs of sessions; print it with its range."""
     ratios, rates = list[float](), dict[str, list[float]]({"coterie": [], "direct": []})
-    for number in rounds(len(sessions) // SESSIONS, seconds):
-        games = sessions[number * SESSIONS :][:SESSIONS]
+    for number in rounds(len(sessions) // batch, seconds):
+        games = sessions[number * batch :][:batch]
         times = dict.fromkeys(rates, 0.0)
         for side in sorted(times, reverse=bool(number % 2)):
             for task, actions in games:
@@ -147,11 +148,10 @@ def textworld(seconds: float) -> float:
 
 def alfworld(rows: Sequence[Path], seconds: float) -> float:
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-    from textworld.core import EnvInfos
-    from textworld.envs import PddlEnv
-
     from coterie.environments.alfworld import ALFWorld, ALFWorldSettings
     from tests.alfworld.games import ROWS, write_games
+    from textworld.core import EnvInfos
+    from textworld.envs import PddlEnv
 
     with TemporaryDirectory() as place:
         folder = write_games(Path(place), rows or ROWS)
@@ -168,12 +168,12 @@ def alfworld(rows: Sequence[Path], seconds: float) -> float:
             game.reset()
             return timed(game.step, actions)
 
-        tasks = environment.tasks(split, PAIRS * SESSIONS, 0)
+        tasks = environment.tasks(split, PAIRS, 0)
         sessions = [
             (task, random_actions(load(task), random.Random(number)))
             for number, task in enumerate(tasks)
         ]
-        return compare("ALFWorld", environment, direct, sessions, seconds)
+        return compare("ALFWorld", environment, direct, sessions, seconds, batch=1)
 
 
 @contextmanager
