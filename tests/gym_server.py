@@ -174,7 +174,8 @@ class Gym:
         self.beginning = self.most_beginning = 0
         """Requests of ``/create`` and ``/reset`` at a time: now, and at most."""
         self.steps: list[str] = []
-        """Actions, in order of arrival."""
+        self.closes: list[int] = []
+        """Actions, and ids of sessions to close, in order of arrival."""
         self._ids = itertools.count() if world != "webshop" else itertools.count(48_000_000, 7)
 
     def restart(self, first: int) -> None:
@@ -282,8 +283,9 @@ class Gym:
         return JSONResponse(Wordle.VOCABULARY)
 
     async def close(self, request: Request) -> Response:
-        number = self._session(await request.json())
-        del self.games[number]
+        body = await request.json()
+        self.closes.append(body.get("id", -1))
+        del self.games[self._session(body)]
         return JSONResponse({"closed": "closed"} if self.world == "webarena" else True)
 
     @contextlib.asynccontextmanager

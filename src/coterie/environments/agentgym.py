@@ -87,6 +87,8 @@ TRIES, PAUSE = 8, 0.1
 """Tries of a request while the server replies with status 503, and seconds before the second one."""
 FAILED = Ending("failed")
 """The server ended the episode without success."""
+NO_ID = -1
+"""Id of a session that a server does not know."""
 NO_ANSWERS = "Nothing is to be answered here: act until the task is done."
 NOTHING = "There is nothing to see."
 
@@ -126,9 +128,9 @@ class GymSession:
     url: str
     world: World
     http: httpx2.AsyncClient
-    id: int = -1
-    lost: bool = False
-    """True after an error, or if the server has given the id to another session: it restarted, or is full."""
+    id: int = NO_ID
+    failed: bool = False
+    """True after an error. The session is not used again."""
 
     def fork(self) -> None:
         """Return None, so branches are replayed."""
@@ -189,8 +191,6 @@ class GymSession:
 
         Only a request that a busy server rejected is sent again: another may have been carried out.
         """
-        if self.lost:
-            raise GymError(f"session {self.id} of {self.url} is lost")
         where = f"{self.url}{self.world.prefix}{route}"
         try:
             for attempt in range(TRIES):
@@ -202,7 +202,7 @@ class GymSession:
             if reply is None or (isinstance(reply, dict) and "error" in reply):
                 raise GymError(f"{where}: status {answer.status_code}: {quote(answer.text)}")
         except BaseException as error:  # also of a cancelled request, which may be carried out
-            self.lost = True
+            self.failed = True
             if isinstance(error, httpx2.HTTPError | OSError | ValueError):  # ValueError: not JSON
                 raise GymError(f"{where}: {error!r}") from error
             raise
@@ -278,6 +278,7 @@ class AgentGym(Acting):
             )
         self.world = WORLDS[name]
         self.max_sessions = self.world.sessions
+        self.version = digest(self.world.model_dump_json())
         self._sessions: dict[int, GymSession] = {}
         self._idle: list[int] = []
         """Sessions that can't be closed, to use again."""
@@ -319,17 +320,16 @@ class AgentGym(Acting):
             else:
                 async with self._serial():
                     await session.create()
-            if other := self._sessions.get(session.id):
-                other.lost = True
+            if other := self._sessions.get(session.id):  # the server has restarted, or is full
+                other.id, other.failed = NO_ID, True
             self._sessions[session.id] = session
             try:
                 yield session
             finally:
-                if self._sessions.get(session.id) is session:
-                    del self._sessions[session.id]
+                self._sessions.pop(session.id, None)
                 if self.world.closes:
                     await session.close()
-                elif not session.lost:
+                elif not session.failed:
                     self._idle.append(session.id)
 
     async def begin(self, task: Task, live: GymSession) -> Transition:
