@@ -166,6 +166,8 @@ LEFT_OUT = {
     "coterie run rl/grpo cluster=slurm": "make test-cluster submits to Slurm",
     "SBATCH_PARTITION=gpu": "make test-cluster submits to Slurm",
     "coterie evaluate textworld": "needs TextWorld; make test-textworld plays its games",
+    "coterie evaluate agentgym": "needs a server of AgentGym; tests/test_agentgym.py plays on stand-ins",
+    "coterie run dense_tree/agentgym": "needs a server of AgentGym; tests/test_agentgym.py runs it on a stand-in",
     "coterie run dense_tree/babyai environment=textworld": "needs TextWorld; make test-textworld grows a tree",
     "coterie evaluate alfworld": "needs ALFWorld and its games; make test-alfworld evaluates games of it",
     "coterie run sft games.jsonl": "needs the games of ALFWorld that the page demonstrates before",

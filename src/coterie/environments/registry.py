@@ -60,6 +60,7 @@ ENVIRONMENTS = Kind(
         "textworld": "coterie.environments.textworld:TextWorld",
         "pddl": "coterie.environments.pddl:PDDL",
         "alfworld": "coterie.environments.alfworld:ALFWorld",
+        "agentgym": "coterie.environments.agentgym:AgentGym",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -127,15 +128,16 @@ MICRO_WORLDS = (
     "textworld",
     "pddl",
     "alfworld",
+    "agentgym",
     "encyclopedia",
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
-GAMES = ("textworld", "alfworld", "pddl")
+GAMES = ("textworld", "alfworld", "agentgym", "pddl")
 OPEN = (*GAMES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size or of users' files, and data sets of users' rows or for users' tools. Any method accepts them; few
-have default values for them."""
+"""Games of any size or of users' files and servers, and data sets of users' rows or for users' tools. Any method accepts
+them; few have default values for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""
 

@@ -31,8 +31,8 @@ class EnvironmentSettings(Settings):
         None,
         "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `debate`, "
         "`information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, `python_maths`, "
-        "`babyai`, `textworld`, `alfworld`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, or your own "
-        "(package.module:NAME, path/file.py:NAME). The default depends on the data set.",
+        "`babyai`, `textworld`, `alfworld`, `agentgym`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, "
+        "or your own (package.module:NAME, path/file.py:NAME). The default depends on the data set.",
     )
 
     def identity(self) -> str:

@@ -108,4 +108,5 @@ METHODS = methods(
     ("dense_tree/math", f"{SEARCH} on MATH.", "math", "python_maths"),
     ("dense_tree/babyai", f"{SEARCH} in BabyAI."),
     ("dense_tree/alfworld", f"{SEARCH} in ALFWorld."),
+    ("dense_tree/agentgym", f"{SEARCH} in a world of AgentGym."),
 )

@@ -1,0 +1,353 @@
+"""Worlds of AgentGym, played on its HTTP servers (https://github.com/WooooDyy/AgentGym).
+
+Servers differ in routes, bodies and replies: ``assets/agentgym.yaml`` has a :class:`World` for each. A session can't be
+copied, so branches are replayed.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from weakref import WeakKeyDictionary
+
+import httpx2
+import yaml
+from pydantic import Field, TypeAdapter, model_validator
+
+from coterie.config.settings import Settings, key, server_url
+from coterie.datasets.catalogue import Split
+from coterie.engines.endpoint import backoff, quote
+from coterie.engines.protocol import EngineError
+from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
+from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.settings import last_draw
+from coterie.errors import UserError, did_you_mean
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import digest
+
+Indices = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+"""First index, and the index after the last one."""
+
+
+class World(Settings):
+    """Tasks of a world, and bodies and replies of its server."""
+
+    rules: str
+    """Instructions for agents."""
+    train: Indices
+    heldout: Indices
+    mixed: bool = False
+    """Shuffle the indices before they are split, for servers that sort their tasks."""
+    greeting: str = "ok"
+    """Part of the reply to ``GET /``."""
+    prefix: str = ""
+    """Beginning of the routes, if a server has several worlds."""
+    session: str = "id"
+    """Key of the session's id in bodies. The reply to ``/create`` has the id under this key, or alone."""
+    create: Mapping[str, Any] = {}
+    index: str = "data_idx"
+    reset: Mapping[str, Any] = {}
+    """Body of ``/create``; key of the task's index in the body of ``/reset``, and the body's other keys."""
+    first: tuple[str, ...] = ("observation",)
+    """Keys of the first observation in the reply to ``/reset``. Without any, ``GET /observation`` returns it."""
+    words: str = ""
+    """Route of a list of words for the end of the first observation."""
+    action: str = "{}"
+    """Template of the action that is sent."""
+    text: str = "observation"
+    done: str = "done"
+    """Keys of the reply to ``/step``: observation, and end of the episode."""
+    score: Literal["last", "sum", "score", "end"] = "last"
+    """Score of an episode: its last reward, the sum of its rewards, the last value of ``score``, or the reward of the
+    step that ends it."""
+    best: float = 1.0
+    success: float = 1.0
+    """Highest score, and minimum share of it for a success. Only an episode that the server ends succeeds."""
+    closes: bool = False
+    """True if there is a route ``/close``. Sessions of other servers are used again."""
+    sessions: int = 64
+    """Maximum number of open sessions."""
+    serial: bool = False
+    """Create and reset sessions one at a time, for a server whose threads share random numbers."""
+
+
+_FILE = files("coterie") / "assets" / "agentgym.yaml"
+WORLDS: Mapping[str, World] = TypeAdapter(dict[str, World]).validate_python(
+    yaml.safe_load(_FILE.read_text("utf-8"))
+)
+SECONDS = 300.0
+"""Timeout of a request, as in AgentGym."""
+CONNECT_SECONDS = 10.0
+TRIES, PAUSE = 8, 0.1
+"""Tries of a request while the server replies with status 503, and seconds before the second one."""
+FAILED = Ending("failed")
+"""The server ended the episode without success."""
+NO_ID = -1
+"""Id of a session that a server does not know."""
+NOTHING = "There is nothing to see."
+
+
+class AgentGymSettings(ActingSettings):
+    """Settings of AgentGym."""
+
+    world: str = key("babyai", f"World: {', '.join(f'`{name}`' for name in WORLDS)}.")
+    url: str = key("http://127.0.0.1:36001", "Address of the world's server.")
+    train: Indices | None = key(
+        None,
+        "First index of the training tasks, and the index after the last one. Default: the world's.",
+    )
+    heldout: Indices | None = key(None, "The same of the held-out tasks.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        server_url(self.url)
+        if (self.train is None) != (self.heldout is None):
+            raise ValueError("train and heldout: give both, or none")
+        if self.train and self.heldout and {*range(*self.train)} & {*range(*self.heldout)}:
+            raise ValueError(f"train={self.train} and heldout={self.heldout} share tasks")
+        return self
+
+    def identity(self) -> str:
+        return digest(self.model_dump_json(exclude={"name", "url"}))
+
+
+class GymError(EngineError):
+    """A session can't continue; only its own branch fails."""
+
+
+@dataclass(eq=False, slots=True)
+class GymSession:
+    """A session on a server, the session of a branch."""
+
+    url: str
+    world: World
+    http: httpx2.AsyncClient
+    id: int = NO_ID
+    failed: bool = False
+    """True after an error. The session is not used again."""
+
+    def fork(self) -> None:
+        """Return None, so branches are replayed."""
+
+    async def create(self) -> None:
+        reply = await self._ask("POST", "/create", json=dict(self.world.create))
+        id_ = reply.get(self.world.session) if isinstance(reply, dict) else reply
+        self.id = self._expect(int, id_, reply)
+
+    async def reset(self, index: int) -> str:
+        """Begin a task and return the first observation. Raises :class:`GymError`."""
+        world = self.world
+        reply = await self._post("/reset", {world.index: index, **world.reset})
+        if not world.first:
+            reply = {"": await self._get("/observation")}
+        texts = [self._text(reply, name) for name in world.first or [""]]
+        if texts == ["TimeoutError"]:
+            raise GymError(f"{self.url} did not reset in time")
+        if world.words:
+            texts.append(f"Words: {', '.join(await self._get(world.words))}")
+        return "\n".join(texts)
+
+    async def step(self, action: str) -> tuple[str, float, bool]:
+        """Carry out an action and return its observation, its reward, and True if the episode ends.
+
+        Raises :class:`GymError`.
+        """
+        world = self.world
+        reply = await self._post("/step", {"action": world.action.format(action)})
+        text = self._text(reply, world.text)
+        reward = reply.get("score" if world.score == "score" else "reward")
+        reward = float(self._expect(int | float, reward, reply))
+        return text, reward, self._expect(bool, reply.get(world.done), reply)
+
+    async def close(self) -> None:
+        with suppress(GymError):  # the server has ended, or lost the session
+            await self._post("/close", {})
+
+    def _text(self, reply: Any, name: str) -> str:
+        """Return an observation, with the possible actions if the server lists them apart."""
+        text = self._expect(str, reply.get(name) if isinstance(reply, dict) else None, reply)
+        actions = reply.get("available_actions")
+        return f"{text}\nPossible actions: {', '.join(actions)}" if actions else text or NOTHING
+
+    def _expect(self, kind: Any, value: Any, reply: object) -> Any:
+        if not isinstance(value, kind):
+            raise GymError(f"{self.url} sent an unknown reply: {quote(str(reply))}")
+        return value
+
+    async def _post(self, route: str, body: Mapping[str, Any]) -> Any:
+        return await self._ask("POST", route, json={self.world.session: self.id, **body})
+
+    async def _get(self, route: str) -> Any:
+        return await self._ask("GET", route, params={self.world.session: self.id})
+
+    async def _ask(self, method: str, route: str, **content: Any) -> Any:
+        """Return the JSON of a reply. Raises :class:`GymError`.
+
+        Only a request that a busy server rejected is sent again: another may have been carried out.
+        """
+        where = f"{self.url}{self.world.prefix}{route}"
+        try:
+            for attempt in range(TRIES):
+                answer = await self.http.request(method, where, **content)
+                if answer.status_code != 503:
+                    break
+                await asyncio.sleep(backoff(attempt, PAUSE))
+            reply = answer.json() if answer.status_code == 200 else None
+            if reply is None or (isinstance(reply, dict) and "error" in reply):
+                raise GymError(f"{where}: status {answer.status_code}: {quote(answer.text)}")
+        except BaseException as error:  # also of a cancelled request, which may be carried out
+            self.failed = True
+            if isinstance(error, httpx2.HTTPError | OSError | ValueError):  # ValueError: not JSON
+                raise GymError(f"{where}: {error!r}") from error
+            raise
+        return reply
+
+
+@asynccontextmanager
+async def connect(url: str, world: World) -> AsyncIterator[GymSession]:
+    """Open a client of a server, whose session is not created yet."""
+    from coterie.engines.vllm import Connections  # imports torch
+
+    timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
+    async with httpx2.AsyncClient(
+        transport=Connections(), timeout=timeout, trust_env=False
+    ) as http:
+        yield GymSession(url.rstrip("/").removesuffix(world.prefix), world, http)
+
+
+@cache
+def check_server(url: str, name: str, index: int) -> None:
+    """Begin a task. Raises ``UserError`` if the server does not answer as the world's server does."""
+    world = WORLDS[name]
+
+    async def begin() -> None:
+        async with connect(url, world) as session:
+            try:
+                says = quote((await session.http.get(f"{session.url}/")).text)
+            except (httpx2.HTTPError, OSError) as error:
+                says = f"no answer ({error!r})"
+            if world.greeting not in says:
+                raise UserError(
+                    f"no AgentGym server of {name} is at {url}: {says}",
+                    "start it (docs/howto/agentgym.md), or correct environment.url or environment.world",
+                )
+            try:
+                await session.create()
+                await session.reset(index)
+            except GymError as error:
+                raise UserError(
+                    f"AgentGym can't begin task {index} of {name}: {error}",
+                    "correct environment.train and heldout (indices), environment.url or environment.world",
+                ) from error
+            if world.closes:
+                await session.close()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+        thread.submit(asyncio.run, begin()).result()
+
+
+class Progress(NamedTuple):
+    """Number of actions, and the score so far."""
+
+    actions: int
+    score: float
+
+
+class AgentGym(Acting):
+    """One world of AgentGym."""
+
+    name = "agentgym"
+    metric = "score"
+    settings_type = AgentGymSettings
+    has_answers = False
+
+    def __init__(self, settings: AgentGymSettings | None = None) -> None:
+        self.settings = settings or AgentGymSettings()
+        super().__init__(self.settings.steps)
+        name = self.settings.world
+        if name not in WORLDS:
+            raise UserError(
+                f"AgentGym has no world {name!r}",
+                f"{did_you_mean(name, WORLDS)}known: {', '.join(WORLDS)}",
+            )
+        self.world = WORLDS[name]
+        self.max_sessions = self.world.sessions
+        self.version = digest(self.world.model_dump_json())
+        self._sessions: dict[int, GymSession] = {}
+        self._idle: list[int] = []
+        """Sessions that can't be closed, to use again."""
+        self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+
+    def indices(self, split: Split) -> Sequence[int]:
+        """Return the server's indices of the tasks of a split."""
+        own, world = getattr(self.settings, split), self.world
+        if own is not None:
+            return range(*own)
+        start, stop = world.train if split == "train" else world.heldout
+        order = list(range(max(world.train[1], world.heldout[1]) if world.mixed else 0))
+        random.Random("agentgym").shuffle(order)
+        return order[start:stop] or range(start, stop)
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        every, name = self.indices(split), self.settings.world
+        drawn = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
+        if not drawn:
+            raise UserError(
+                f"AgentGym has no {split} tasks of {name}",
+                "give indices, such as environment.train=[0,10] environment.heldout=[10,20]",
+            )
+        check_server(self.settings.url, name, max(drawn))
+        return [Task(f"{name}-{index}", {"index": index}) for index in drawn]
+
+    def system_prompt(self, task: Task) -> str:
+        return f"{self.world.rules}\n{self.form.action_instructions}"
+
+    def _serial(self) -> AbstractAsyncContextManager[None]:
+        loop = asyncio.get_running_loop()
+        return self._locks.setdefault(loop, asyncio.Lock()) if self.world.serial else nullcontext()
+
+    @asynccontextmanager
+    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[GymSession]:
+        async with connect(self.settings.url, self.world) as session:
+            if self._idle:
+                session.id = self._idle.pop()
+            else:
+                async with self._serial():
+                    await session.create()
+            if other := self._sessions.get(session.id):  # the server has restarted, or is full
+                other.id, other.failed = NO_ID, True
+            self._sessions[session.id] = session
+            try:
+                yield session
+            finally:
+                self._sessions.pop(session.id, None)
+                if self.world.closes:
+                    await session.close()
+                elif not session.failed:
+                    self._idle.append(session.id)
+
+    async def begin(self, task: Task, live: GymSession) -> Transition:
+        async with self._serial():
+            text = await live.reset(int(str(task.public["index"])))
+        return Transition(Progress(0, 0.0), saying(text))
+
+    async def do(self, state: State, action: str, live: GymSession) -> Transition:
+        progress, world = cast(Progress, state.data), self.world
+        text, reward, done = await live.step(action.strip("`\n "))
+        score = reward if done or world.score != "end" else 0.0
+        score += progress.score if world.score == "sum" else 0.0
+        solved = score >= world.success * world.best
+        end = None if not done else SOLVED if solved else FAILED
+        seen = () if end else saying(text)
+        return Transition(Progress(progress.actions + 1, score), seen, end=end)
+
+    async def grade(self, state: State, live: GymSession) -> Grade:
+        """Score from 0 to 1; ``success`` is 1 if the server ended the episode with a high enough score."""
+        progress = cast(Progress, state.data)
+        score = min(max(progress.score / self.world.best, 0.0), 1.0)
+        return Grade(score, {"success": float(state.end == SOLVED), "actions": progress.actions})
