@@ -24,8 +24,8 @@ WORDS = {
     "gap/tiny": "method=sft_rl",
     "rl/ppo": "",
     "rl/grpo": "",
-    "sft": "dataset=gsm8k",
-    "dpo": "dataset=preferences dataset.source=none.jsonl",
+    "sft": "dataset=gsm8k model=tiny-exchange",
+    "dpo": "model=tiny-exchange dataset=preferences dataset.source=none.jsonl",
 }
 FILE = Path(__file__).with_name("uses.json")
 HARMLESS = {

@@ -136,8 +136,8 @@ ALIASES = {"colbench_frontend": "websight"}
 CODING = ("persona", "colbench_code")
 GAMES = ("textworld", "alfworld", "agentgym", "pddl")
 OPEN = (*GAMES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size or of users' files and servers, and data sets of users' rows or for users' tools. Any method accepts
-them; few have default values for them."""
+"""Games of any size, or of users' files and servers, and data sets of users' rows or for users' tools. Any method
+accepts them; few have default values for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
 """Packaged benchmarks, which need no setting but their name."""
 
