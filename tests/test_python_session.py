@@ -239,7 +239,7 @@ def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> Non
     def kill_process(sandbox: Sandbox) -> None:
         (worker,) = sandbox.sessions.workers.busy
         every = psutil.Process(worker.pid).children(recursive=True)
-        max(every, key=psutil.Process.create_time).kill()
+        max(every, key=lambda one: (one.create_time(), one.pid)).kill()
 
     async def work(sandbox: Sandbox) -> None:
         async with sandbox.session(0) as session:
