@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.acting import ENVIRONMENT, NO_ANSWERS, SOLVED, write_action, write_answer
-from coterie.environments.agentgym import FAILED, AgentGym, AgentGymSettings, GymError
+from coterie.environments.agentgym import (
+    FAILED,
+    AgentGym,
+    AgentGymSettings,
+    GymError,
+    check_server,
+)
 from coterie.environments.babyai import Game, new_level
 from coterie.environments.protocol import Shared
 from coterie.errors import UserError
@@ -357,4 +363,8 @@ def test_a_run_grows_trees_trains_and_evaluates_on_a_server(cli: Cli, tmp_path: 
         result = cli("run", "dense_tree/agentgym", *own, *words)
         assert result.code == 0, result.err
         assert len(gym.games) == 0 and gym.steps
-    assert (tmp_path / "run" / "report.html").exists()
+    page = tmp_path / "run" / "report.html"
+    assert "textcraft-" in page.read_text(), "held-out tasks, before and after training"
+    check_server.cache_clear()
+    result = cli("report", "run")
+    assert result.code == 0, result.err + "a report needs no server"

@@ -178,7 +178,11 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
     if not versions:
         return ()
     tasks = list[tuple[float, int, Task, list[Shown]]]()
-    for task in recipe.heldout_tasks()[: 4 * EXAMPLES]:
+    try:
+        heldout = recipe.heldout_tasks()
+    except UserError:  # its file has moved, or its server has ended
+        return ()
+    for task in heldout[: 4 * EXAMPLES]:
         sides, scores = list[Shown](), list[float]()
         for version in dict.fromkeys((versions[0], versions[-1])):
             try:
