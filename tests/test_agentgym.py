@@ -136,6 +136,22 @@ def test_observations_list_actions_and_an_answer_is_none() -> None:
     assert result.metrics["actions"] == 1 and gym.steps == ["dance"]
 
 
+@pytest.mark.parametrize(
+    ("world", "action", "sent"),
+    [
+        ("webarena", "```click [3]```", "```click [3]```"),
+        ("sqlgym", "SELECT * FROM `t`", "SELECT * FROM `t`"),
+        ("todo", 'f with Action Input: {"a": 1}', 'Action: f with Action Input: {"a": 1}'),
+    ],
+)
+def test_actions_are_sent_in_the_form_of_the_server(world: str, action: str, sent: str) -> None:
+    with serving(Gym(world)) as gym:
+        environment = world_of(gym, steps=1, **OWN)
+        (task,) = environment.tasks("heldout", 1, 0)
+        replies(environment, task, [action])
+        assert gym.steps == [sent]
+
+
 def test_a_maze_is_won_by_its_moves_and_lost_after_fifty() -> None:
     with serving(Gym("maze")) as gym:
         environment = world_of(gym, steps=60, train=(0, 1), heldout=(1, 2))

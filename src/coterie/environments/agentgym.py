@@ -338,7 +338,8 @@ class AgentGym(Acting):
 
     async def do(self, state: State, action: str, live: GymSession) -> Transition:
         progress, world = cast(Progress, state.data), self.world
-        text, reward, done = await live.step(action.strip("`\n "))
+        action = action.strip().removeprefix("```").removesuffix("```").strip()
+        text, reward, done = await live.step(action)
         score = reward if done or world.score != "end" else 0.0
         score += progress.score if world.score == "sum" else 0.0
         solved = score >= world.success * world.best
