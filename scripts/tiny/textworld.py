@@ -63,7 +63,7 @@ def play(game: Play, stage: Stage, rng: random.Random) -> list[Step]:
     """Play a game up to its end or the maximum of messages."""
     reply, examined, steps = game.beginning(), set[str](), list[Step]()
     while not reply["end"] and len(steps) < MESSAGES:
-        action = str(game.state["policy_commands"][0])
+        action = next_of_solution(game)
         thing = thing_of(action)
         if thing and thing not in examined and rng.random() < stage.habit:
             action = f"examine {thing}"
@@ -74,6 +74,12 @@ def play(game: Play, stage: Stage, rng: random.Random) -> list[Step]:
         steps.append(Step(reply["text"], action))
         reply = game.do(action)
     return steps
+
+
+def next_of_solution(game: Play) -> str:
+    """Return the next command of the solution from here."""
+    commands = zip(game.state["_valid_actions"], game.state["_valid_commands"], strict=True)
+    return next(str(text) for one, text in commands if one == game.state["_winning_policy"][0])
 
 
 def thing_of(action: str) -> str:
