@@ -89,15 +89,16 @@ lint: $(VENV)/.dev
 	$(PY) -m tests.mutation --check
 	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
 
-tiny: $(VENV)/.run
+tiny: $(VENV)/.run $(WITH_TEXTWORLD)/.ready
 	$(PY) -m scripts.tiny exchange --out src/coterie/assets/tiny-exchange
 	$(PY) -m scripts.tiny persona --out src/coterie/assets/tiny-persona
 	$(PY) -m scripts.tiny problems --out src/coterie/assets/tiny-problems
 	$(PY) -m scripts.tiny acts --out src/coterie/assets/tiny-acts
 	$(PY) -m scripts.tiny encyclopedia --out src/coterie/assets/tiny-encyclopedia
 	$(PY) -m scripts.tiny pages --out src/coterie/assets/tiny-pages
+	$(WITH_TEXTWORLD)/bin/python -m scripts.tiny textworld --out src/coterie/assets/tiny-textworld
 
-# MICRO_WORLD=exchange, persona, problems, acts, encyclopedia or pages rebuilds one of them.
+# MICRO_WORLD=exchange, persona, problems, acts, encyclopedia or pages rebuilds one of them; textworld where it is installed.
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 

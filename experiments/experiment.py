@@ -35,8 +35,8 @@ from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 
 NAMES = (
-    *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree", "gap"),
-    "gap-sft",
+    *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree"),
+    *("dense_tree-textworld", "gap", "gap-sft"),
 )
 SIGNIFICANCE = 0.05
 MIN_TASKS = 500
@@ -206,12 +206,13 @@ class Experiment:
         ]
 
 
-def make_recipe(name: str, words: Sequence[str]) -> Any:
-    """Return a recipe under its settings; refuse data other than the recipe's micro-world."""
-    own, first = settings(name, words), played_by(name)[0]
-    if own.played != first:
+def make_recipe(name: str, words: Sequence[str], micro_world: str = "") -> Any:
+    """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
+    world = micro_world or played_by(name)[0]
+    own = settings(name, [f"environment={world}", *words] if micro_world else words)
+    if own.played != world:
         raise UserError(
-            f"{own.played}: claims are tested on the micro-world {first}",
+            f"{own.played}: claims are tested on the micro-world {world}",
             "leave dataset and environment out; `coterie run` takes any",
         )
     return recipe_of(own)

@@ -1,10 +1,12 @@
 """Experiments: tests of claims against values worked out by hand, and one whole experiment."""
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from coterie.environments import text_games
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.runs.items import HeldOutResult
@@ -136,6 +138,18 @@ def test_nothing_is_trained_if_the_gate_is_not_passed(
     assert "have no gate" in refused(cli, "reproduce", "optima", "--gate")
     on_data = refused(cli, "reproduce", "moat", "dataset=gsm8k_plans")
     assert "claims are tested on the micro-world problems" in on_data
+
+
+def test_claims_on_games_whose_package_is_missing_are_refused_first(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(text_games, "version", missing)
+    error = refused(cli, "reproduce", "dense_tree-textworld", "--folder", tmp_path / "all")
+    assert "pip install -e '.[textworld]'" in error
+    assert not (tmp_path / "all").exists()
 
 
 def test_the_gate_of_web_pages_has_an_oracle_that_is_always_right(cli: Cli, chromium: str) -> None:

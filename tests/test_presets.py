@@ -288,6 +288,7 @@ CASES: dict[tuple[str, str], Table] = {
     **{(method, name): {**MOAT, **MOAT_SETS.get((method, name), {})}
        for method in names() if method.startswith("moat/") for name in data_sets(method)},
     **{case: {**DENSE, **table} for case, table in DENSE_SETS.items()},
+    ("dense_tree/textworld", "textworld"): {**DENSE, **DENSE_SETS["dense_tree/babyai", "babyai"]},
     **{("gap/mhqa", name): {**GAP, **reinforced(GAP_RL, 1024), "evaluate.tasks": tasks}
        for name, tasks in GAP_SETS.items()},
     ("gap/web", "qa"): {**GAP_WEB, **reinforced(WEB_RL, 4096)},

@@ -1,9 +1,11 @@
 """A shortened rebuild of each packaged model runs, and has the packaged shape and tokenizer.
 
-Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts``, ``encyclopedia`` or
-``pages`` for one of them. The rebuild has a fraction of the tokens, so it knows less.
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts``, ``encyclopedia``,
+``pages`` or ``textworld`` (if installed) for one of them. The rebuild has a fraction of the tokens, so it knows
+less.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -19,7 +21,11 @@ from scripts.tiny.world import load
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 TOKENS = 200_000
 """Of the first phase after its drills."""
-MICRO_WORLDS = ("exchange", "persona", "problems", "acts", "encyclopedia", "pages")
+NO_TEXTWORLD = importlib.util.find_spec("textworld") is None
+MICRO_WORLDS = (
+    *("exchange", "persona", "problems", "acts", "encyclopedia", "pages"),
+    pytest.param("textworld", marks=pytest.mark.skipif(NO_TEXTWORLD, reason="no textworld")),
+)
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from coterie.training.losses import SFT
 from coterie.training.reference import LossModule
 from scripts.tiny.world import load, tiny_model
 
-NAMES = ("exchange", "persona", "problems", "acts", "encyclopedia", "pages")
+NAMES = ("exchange", "persona", "problems", "acts", "encyclopedia", "pages", "textworld")
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4
 """What is added to the seed for the second phase, and its peak rate as a share of the first one's."""
 WINDOW = 600

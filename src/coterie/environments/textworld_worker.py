@@ -14,6 +14,7 @@ from numpy.random import RandomState
 from textworld.core import EnvInfos
 from textworld.envs.tw import TextWorldEnv
 from textworld.generator import make_game
+from textworld.generator.data import KnowledgeBase
 from textworld.generator.game import GameOptions
 
 from coterie.environments.text_game_worker import serve_games
@@ -36,6 +37,7 @@ def make(path: Path, seed: int, rooms: int, objects: int, length: int) -> None:
     rng = RandomState(seed)
     for _ in range(TRIES):
         options = GameOptions()
+        options.kb = KnowledgeBase.default()  # else it is parsed again for each game
         options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, length
         options.seeds = {name: int(rng.randint(MOST_PARTIAL_SEED)) for name in SEEDS}
         game = make_game(options)

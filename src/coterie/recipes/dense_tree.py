@@ -250,7 +250,7 @@ class DenseTree(Recipe):
             numbers = (value.mean, float(value.visits), value.distance)
             named = zip(("value", "visits", "distance"), numbers, strict=True)
             credit += [Credit(node, name, number, settings) for name, number in named]
-        successes = sum(bool(outcome.score) for outcome in tree.outcomes.values())
+        successes = sum((outcome.score or 0.0) >= 1 for outcome in tree.outcomes.values())
         counts: Metrics = {"nodes": len(values), "successes": successes}
         return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 

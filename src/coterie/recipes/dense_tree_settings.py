@@ -109,4 +109,5 @@ METHODS = methods(
     ("dense_tree/babyai", f"{SEARCH} in BabyAI."),
     ("dense_tree/alfworld", f"{SEARCH} in ALFWorld."),
     ("dense_tree/agentgym", f"{SEARCH} in a world of AgentGym."),
+    ("dense_tree/textworld", f"{SEARCH} in TextWorld."),
 )
