@@ -77,9 +77,9 @@ test-alfworld: $(WITH_ALFWORLD)/.ready
 test-exports: $(WITH_EXPORTS)/.ready
 	$(WITH_EXPORTS)/bin/python -m pytest tests/bridges/test_exports.py tests/bridges/test_inspect.py
 
-# Environments of other frameworks. The servers of OpenEnv and NeMo Gym (1.4 GB, Python 3.12) run in environments of
+# Environments of other frameworks, and exports. The servers of OpenEnv and NeMo Gym (1.4 GB, Python 3.12) run in environments of
 # their own, since their packages pin other versions than coterie.
-test-bridges: $(WITH_BRIDGES)/.ready $(WITH_OPENENV)/.ready $(WITH_NEMO_GYM)/.ready
+test-bridges: test-exports $(WITH_BRIDGES)/.ready $(WITH_OPENENV)/.ready $(WITH_NEMO_GYM)/.ready
 	$(WITH_BRIDGES)/bin/python -m pytest tests/bridges
 
 # A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
