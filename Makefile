@@ -10,8 +10,12 @@ WITH_VLLM := .venv-vllm
 WITH_TEXTWORLD := .venv-textworld
 WITH_ALFWORLD := .venv-alfworld
 WITH_EXPORTS := .venv-exports
+WITH_BRIDGES := .venv-bridges
+WITH_OPENENV := .venv-openenv
+WITH_NEMO_GYM := .venv-nemo-gym
+PYTHON312 ?= python3.12
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -72,6 +76,11 @@ test-alfworld: $(WITH_ALFWORLD)/.ready
 # Exports, read by the loaders of TRL, verl, OpenRLHF and LLaMA-Factory and by Inspect.
 test-exports: $(WITH_EXPORTS)/.ready
 	$(WITH_EXPORTS)/bin/python -m pytest tests/bridges/test_exports.py tests/bridges/test_inspect.py
+
+# Environments of other frameworks. The servers of OpenEnv and NeMo Gym (1.4 GB, Python 3.12) run in environments of
+# their own, since their packages pin other versions than coterie.
+test-bridges: $(WITH_BRIDGES)/.ready $(WITH_OPENENV)/.ready $(WITH_NEMO_GYM)/.ready
+	$(WITH_BRIDGES)/bin/python -m pytest tests/bridges
 
 # A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
 test-cluster: $(WITH_VLLM)/.ready
@@ -144,5 +153,21 @@ $(WITH_EXPORTS)/.ready: $(VENV)/.dev
 	$(WITH_EXPORTS)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+$(WITH_BRIDGES)/.ready: $(VENV)/.dev
+	test -x $(WITH_BRIDGES)/bin/python || $(PYTHON) -m venv $(WITH_BRIDGES)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_BRIDGES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(WITH_BRIDGES)/bin/python -m pip install --quiet 'reasoning-gym==0.1.25' 'verifiers==0.4.0' 'websockets>=14'
+	$(WITH_BRIDGES)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+$(WITH_OPENENV)/.ready:
+	test -x $(WITH_OPENENV)/bin/python || $(PYTHON) -m venv $(WITH_OPENENV)
+	$(WITH_OPENENV)/bin/python -m pip install --quiet 'openenv==0.10.0'
+	touch $@
+
+$(WITH_NEMO_GYM)/.ready:
+	if ! $(PYTHON312) -c ''; then echo "no $(PYTHON312): tests of NeMo Gym are skipped (set PYTHON312)"; exit 0; fi; \
+	$(PYTHON312) -m venv $(WITH_NEMO_GYM) && $(WITH_NEMO_GYM)/bin/python -m pip install --quiet 'nemo-gym==0.4.0' && touch $@
+
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) build dist *.egg-info src/*.egg-info

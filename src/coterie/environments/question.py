@@ -136,12 +136,23 @@ class Item(NamedTuple):
     contest: ContestRow | None = None
 
 
-class Question(OneAgent, Pure):
+class OneReply(OneAgent, Pure):
+    """Base class for one reply of one agent."""
+
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        reply = turns[-1]
+        return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
+
+
+class Question(OneReply):
     """One agent that replies to a question; with ``tools``, after calls."""
 
     settings_type = QuestionSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
-    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
 
     def __init__(self, settings: QuestionSettings, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
@@ -204,12 +215,6 @@ class Question(OneAgent, Pure):
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
         return (Message("user", (prompt,)), *replies)
-
-    async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
-    ) -> Transition:
-        reply = turns[-1]
-        return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""

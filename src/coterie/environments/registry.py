@@ -61,6 +61,10 @@ ENVIRONMENTS = Kind(
         "pddl": "coterie.environments.pddl:PDDL",
         "alfworld": "coterie.environments.alfworld:ALFWorld",
         "agentgym": "coterie.environments.agentgym:AgentGym",
+        "reasoning_gym": "coterie.environments.reasoning_gym:ReasoningGym",
+        "openenv": "coterie.environments.openenv:OpenEnv",
+        "verifiers": "coterie.environments.verifiers:Verifiers",
+        "nemo_gym": "coterie.environments.nemo_gym:NemoGym",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow:Mhqa",
         "web": "coterie.environments.workflow:Web",
@@ -117,6 +121,8 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
     "code": PROGRAMS,
     "code_maths": PROGRAMS,
 }
+BRIDGES = ("reasoning_gym", "openenv", "verifiers", "nemo_gym")
+"""Environments of other frameworks."""
 MICRO_WORLDS = (
     "exchange",
     "persona",
@@ -130,12 +136,13 @@ MICRO_WORLDS = (
     "alfworld",
     "agentgym",
     "encyclopedia",
+    *BRIDGES,
 )
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
 CODING = ("persona", "colbench_code")
 GAMES = ("textworld", "alfworld", "agentgym", "pddl")
-OPEN = (*GAMES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
+OPEN = (*GAMES, *BRIDGES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
 """Games of any size, or of users' files and servers, and data sets of users' rows or for users' tools. Any method
 accepts them; few have default values for them."""
 NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)

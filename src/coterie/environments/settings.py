@@ -32,7 +32,8 @@ class EnvironmentSettings(Settings):
         "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `debate`, "
         "`information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, `python_maths`, "
         "`babyai`, `textworld`, `alfworld`, `agentgym`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, "
-        "or your own (package.module:NAME, path/file.py:NAME). The default depends on the data set.",
+        "`reasoning_gym`, `openenv`, `verifiers`, `nemo_gym`, or your own (package.module:NAME, path/file.py:NAME). "
+        "The default depends on the data set.",
     )
 
     def identity(self) -> str:

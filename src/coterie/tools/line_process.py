@@ -7,6 +7,7 @@ killed, and the next question starts a new one.
 import atexit
 import contextlib
 import json
+import os
 import resource
 import select
 import subprocess
@@ -63,7 +64,12 @@ class LineProcess:
         command = [sys.executable, "-P", str(self.program)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8"
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # a new process repeats the order of sets
         )
         assert self._process.stdout is not None
         try:

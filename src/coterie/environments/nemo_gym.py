@@ -1,0 +1,308 @@
+"""Tasks of a NeMo Gym resources server: one agent that calls the server's tools, and the server's own verification.
+
+    coterie evaluate nemo_gym environment.url=http://127.0.0.1:8000 environment.rows=train.jsonl policy=smollm2
+
+A session is a cookie jar: ``/seed_session`` with the row, a request for each call, ``/verify`` with all messages.
+Sessions can't be copied, so branches are replayed. The package ``nemo-gym`` is not needed.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import httpx2
+from pydantic import field_validator
+
+from coterie.config.folders import expanded, sha256
+from coterie.config.settings import key, server_url
+from coterie.datasets.catalogue import Split
+from coterie.datasets.files import numbered
+from coterie.engines.protocol import EngineError
+from coterie.environments.protocol import (
+    AGENT,
+    Grade,
+    Observation,
+    OneAgent,
+    Shared,
+    State,
+    Transition,
+)
+from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
+from coterie.environments.talk import ANSWERED
+from coterie.errors import UserError
+from coterie.record.tree import LENGTH, Task
+from coterie.record.turn import Message, Role, Speaker, Tool, Turn, digest
+from coterie.tools.calls import (
+    CallLimits,
+    Function,
+    NativeCalls,
+    Tag,
+    Tags,
+    ToolError,
+    ToolUnavailable,
+    check_tools,
+    run_calls,
+)
+
+SECONDS = 120.0
+SERVER = Speaker("tool", "resources server")
+ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
+
+
+class NemoGymSettings(EnvironmentSettings):
+    """Settings of tasks that a NeMo Gym resources server verifies."""
+
+    url: str = key("http://127.0.0.1:8000", "Address of the resources server.")
+    rows: str = key("", "File of the tasks (JSONL), such as train.jsonl or example.jsonl.")
+    heldout: str = key("", "File of held-out tasks; empty: a quarter of `rows`, drawn by a hash.")
+    steps: int = key(10, "Maximum messages of the agent.", ge=1)
+    calls: Literal["native", "tags"] = key(
+        "native", "Syntax of calls: the model's chat template, or tags."
+    )
+    score_range: tuple[float, float] = key(
+        (0.0, 1.0), "Lowest and highest reward, which are scaled to 0 and 1."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        server_url(url)
+        return url.rstrip("/")
+
+    def identity(self) -> str:
+        """Hash the keys without places; the version has the files' content."""
+        return digest(self.model_dump_json(exclude={"name", "url", "rows", "heldout"}))
+
+
+class NemoGymError(EngineError):
+    """A server that does not answer, or refuses a row; only its own branch fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A task."""
+
+    values: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSession:
+    """A session on the server."""
+
+    client: httpx2.AsyncClient
+
+    def fork(self) -> None:
+        """Return None, so branches are replayed."""
+
+    def function(self, name: str) -> Function:
+        async def call(arguments: Mapping[str, Any]) -> str:
+            """Return the server's reply, which may be an error that the agent is told."""
+            try:
+                response = await self.client.post(f"/{name}", json=dict(arguments))
+            except httpx2.HTTPError as error:
+                raise ToolUnavailable(f"the NeMo Gym server: {error!r}") from error
+            if response.is_error:
+                raise ToolError(response.text)
+            return response.text
+
+        return call
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to our own request. Raises :class:`NemoGymError`."""
+        try:
+            response = await self.client.post(path, json=body)
+            if response.is_error:
+                raise NemoGymError(f"{path} of the NeMo Gym server: {response.text[:300]}")
+            reply: dict[str, Any] = response.json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise NemoGymError(f"{path} of the NeMo Gym server: {error!r}") from error
+        return reply
+
+
+class NemoGym(OneAgent):
+    """The tasks of one file on one server."""
+
+    name = "nemo_gym"
+    metric = "reward"
+    settings_type = NemoGymSettings
+    needs: tuple[type, ...] = ()
+    pure = False
+    max_sessions = 64
+
+    def __init__(self, settings: NemoGymSettings) -> None:
+        self.settings, self.score_range = settings, settings.score_range
+        self.limits: Mapping[str, int] = MappingProxyType({"turns": settings.steps})
+        if not settings.rows:
+            raise UserError("environment=nemo_gym needs tasks", "add environment.rows=FILE.jsonl")
+        self.files = [expanded(file) for file in (settings.rows, settings.heldout) if file]
+        self.paths = self._paths()
+        names = {tool.name for row in self._rows.values() for tool in row.tools}
+        self.version = f"1 {digest(sorted(self.paths), [sha256(file) for file in self.files])}"
+        tags = Tags(dict.fromkeys(sorted(names), Tag()), answer=None)
+        self.syntax: Tags | NativeCalls = NativeCalls() if settings.calls == "native" else tags
+        routes = {path.removeprefix("/") for path in self.paths}
+        if (unknown := names - routes) and not any(path.startswith("/{") for path in self.paths):
+            raise UserError(
+                f"the server at {settings.url} lacks tools that the tasks name: {', '.join(sorted(unknown))}",
+                "correct environment.url or environment.rows",
+            )
+
+    def _paths(self) -> list[str]:
+        """Return the server's paths. Raises ``UserError`` unless it is a resources server."""
+        try:
+            response = httpx2.get(
+                f"{self.settings.url}/openapi.json", timeout=SECONDS, trust_env=False
+            )
+            paths: list[str] = [*response.raise_for_status().json()["paths"]]
+            if not {"/seed_session", "/verify"} <= {*paths}:
+                raise ValueError("it has no /seed_session or /verify")
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(
+                f"no NeMo Gym resources server answers at {self.settings.url}: {why}",
+                "start one, or correct environment.url",
+            ) from error
+        return paths
+
+    @cached_property
+    def _rows(self) -> dict[str, Row]:
+        """The tasks by id, with held-out rows of a file of their own last. Raises ``UserError`` for a broken row."""
+        rows: dict[str, Row] = {}
+        for file in self.files:
+            for where, values in numbered(file):
+                try:
+                    row = _row(values)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise UserError(
+                        f"{file}, {where} is no task of NeMo Gym that can be played: {error!r}",
+                        "correct it: responses_create_params has input, messages of texts, and tools",
+                    ) from error
+                check_tools(row.tools)
+                rows[digest(values)[:16]] = row
+        return rows
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        questions = {name: _text(row.messages) for name, row in self._rows.items()}
+        own = [
+            Task(name, {"question": text})
+            for name, text in questions.items()
+            if (text in self._heldout) == (split == "heldout")
+        ]
+        return own[:count] if split == "heldout" else last_draw(own, (*after, count), seed)
+
+    @cached_property
+    def _heldout(self) -> set[str]:
+        """The prompts of held-out tasks."""
+        if self.settings.heldout:
+            return {_text(_row(values).messages) for _, values in numbered(self.files[1])}
+        prompts = (_text(row.messages) for row in self._rows.values())
+        return {text for text in prompts if split_of_key(text) == "heldout"}
+
+    @asynccontextmanager
+    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[ServerSession]:
+        url = self.settings.url
+        async with httpx2.AsyncClient(base_url=url, timeout=SECONDS, trust_env=False) as client:
+            yield ServerSession(client)
+
+    async def begin(self, task: Task, live: ServerSession) -> Transition:
+        await live.post("/seed_session", self._rows[task.id].values)
+        return Transition()
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return self._rows[state.task.id].tools
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        row = self._rows[state.task.id]
+        prompt = self.syntax.with_tools(row.messages, row.tools) if row.tools else row.messages
+        turns = (
+            Message("assistant" if turn.speaker.name == AGENT else self.syntax.role, turn=turn.id)
+            for turn in state.turns
+        )
+        return (*prompt, *turns)
+
+    async def act(
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        live: ServerSession,
+        *,
+        recorded: tuple[Turn, ...] = (),
+    ) -> Transition:
+        turn, tools = turns[-1], self._rows[state.task.id].tools
+        if not turn.calls:
+            return Transition(answer=turn.text, end=LENGTH if turn.truncated else ANSWERED)
+        functions = {tool.name: live.function(tool.name) for tool in tools}
+        results = await run_calls(turn.calls, tools, functions, CallLimits())
+        return Transition(seen=(Observation(SERVER, results=results),))
+
+    async def grade(self, state: State, live: ServerSession) -> Grade:
+        """Return the reward of ``/verify``."""
+        row, output = self._rows[state.task.id].values, [*_output(state.turns)]
+        known = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
+        choice = {"parallel_tool_calls": True, "tool_choice": "auto"}
+        tools = row["responses_create_params"].get("tools") or []
+        response = {**known, **choice, "tools": tools, "output": output}
+        reward = (await live.post("/verify", {**row, "response": response})).get("reward")
+        low, high = self.score_range
+        if not isinstance(reward, int | float) or not low <= reward <= high:
+            raise NemoGymError(
+                f"the reward is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
+            )
+        results = [one for turn in state.turns for one in turn.results]
+        errors = sum(one.error for one in results)
+        return Grade(float(reward), {"calls": len(results), "call_errors": errors})
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    request = values["responses_create_params"]
+    content = request["input"]
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if request.get("instructions"):
+        items = [{"role": "system", "content": request["instructions"]}, *items]
+    messages = tuple(Message.of(_role(one["role"]), _content(one["content"])) for one in items)
+    tools = tuple(
+        Tool(
+            one["name"],
+            one.get("description") or "",
+            one.get("parameters") or {"type": "object", "properties": {}},
+            alone=True,  # calls of one session run in order
+        )
+        for one in request.get("tools") or ()
+    )
+    return Row(values, messages, tools)
+
+
+def _role(name: str) -> Role:
+    return ROLES["system" if name == "developer" else name]
+
+
+def _content(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "\n".join(one["text"] for one in content)
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n\n".join(part.text for message in messages for part in message.parts)
+
+
+def _output(turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
+    """Yield the items of a dialogue after its prompt, as a response of OpenAI's API has them."""
+    last = ""
+    for turn in turns:
+        for result in turn.results:
+            output = {"call_id": f"{last}-{result.call_id}", "output": result.text}
+            yield {"type": "function_call_output", **output}
+        if turn.speaker.name != AGENT:
+            continue
+        last = turn.id[:16]
+        for call in turn.calls:
+            names = {"call_id": f"{last}-{call.id}", "name": call.name}
+            yield {"type": "function_call", **names, "arguments": call.arguments}
+        if not turn.calls:
+            text = {"type": "output_text", "text": turn.text, "annotations": []}
+            message = {"id": last, "role": "assistant", "status": "completed", "content": [text]}
+            yield {"type": "message", **message}
