@@ -178,8 +178,6 @@ LEFT_OUT = {
     "coterie evaluate openenv": "needs a server; make test-bridges plays on one",
     "coterie evaluate verifiers": "needs a taskset; make test-bridges writes one",
     "coterie evaluate nemo_gym": "needs a server; make test-bridges plays on several",
-    "openenv init my_env": "needs OpenEnv; make test-bridges runs it",
-    "uvicorn server.app:app": "needs OpenEnv; make test-bridges runs it",
     "vllm serve MODEL --served-model-name vision": "needs vLLM and a vision model",
     "coterie evaluate pages policy=tiny-pages tasks=2": "needs that server",
     "VLLM_SERVER_DEV_MODE=1 vllm serve": "needs vLLM; make test-vllm starts servers so",
