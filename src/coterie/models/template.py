@@ -473,7 +473,7 @@ class Layout:
             if at < 0 or end < 0:
                 raise UserError(
                     "the chat template writes calls in another way here than elsewhere",
-                    "use tags for calls (tools.calls=tags)",
+                    "use tags for calls (tools.calls=tags, or environment.calls=tags)",
                 )
             pieces[start : stop + 1] = [before[:at], *one.slots, after[end:]]
 

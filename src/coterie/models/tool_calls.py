@@ -101,7 +101,7 @@ class ToolTemplate:
             raise UserError(
                 f"this model can't call tools in a syntax of its own: {' '.join(self.findings[:2])}",
                 "use a model whose chat template has tools; a run can also show them as tags "
-                "(tools.calls=tags)",
+                "(tools.calls=tags, or environment.calls=tags)",
             )
         return self.syntax
 
