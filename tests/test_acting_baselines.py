@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from coterie.environments.acting import CUT, ENVIRONMENT, SOLVED, Acting, write_
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import LESSONS, NO_PROGRAM, RAN, REFLECT, by_method
 from coterie.environments.pddl import CHECK, PDDL, PDDLSettings
-from coterie.environments.protocol import Environment, Shared
+from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.python_maths import Sums
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Ending, Task
@@ -145,6 +146,21 @@ def test_each_attempt_has_all_steps_and_the_last_one_counts(tmp_path: Path) -> N
     metrics = {name: result.metrics[name] for name in ("attempts", "actions", "messages")}
     assert metrics == {"attempts": 3, "actions": 0, "messages": 11}
     assert {result.metrics[f"within_attempt_{t}"] for t in (1, 2, 3)} == {0.0}
+
+
+def test_a_solved_attempt_is_the_last_one_whatever_its_score(tmp_path: Path) -> None:
+    """As in AgentGym's BabyAI, which scores fewer steps higher."""
+
+    class Slow(PDDL):
+        async def grade(self, state: State, live: Any) -> Grade:
+            return replace(await super().grade(state, live), score=0.9)
+
+    environment = by_method(Slow(PDDLSettings(domain=str(write_game(tmp_path)))), "reflexion", 3)
+    (task,) = environment.tasks("heldout", 1, 0)
+    lines = iter(map(write_action, PLAN))
+    result, end, score, _ = play(environment, lambda _: next(lines), task)
+    assert (end, score) == (SOLVED, 0.9)
+    assert (result.metrics["attempts"], result.metrics["within_attempt_1"]) == (1, 1)
 
 
 def test_attempts_at_sums_have_sessions_of_their_own() -> None:

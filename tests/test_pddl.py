@@ -58,8 +58,8 @@ def write_game(
     """Write a domain and its problems; return the domain's file."""
     (folder / "post").mkdir()
     for number in range(1, problems + 1):
-        (folder / "post" / f"p{number}.pddl").write_text(problem)
-    (folder / "post.pddl").write_text(domain)
+        (folder / "post" / f"p{number}.pddl").write_text(problem, "latin-1")
+    (folder / "post.pddl").write_text(domain, "latin-1")
     return folder / "post.pddl"
 
 
@@ -156,6 +156,15 @@ def test_the_first_problems_train_and_the_others_are_held_out(tmp_path: Path) ->
     assert PDDL(PDDLSettings(domain=str(file))).version != other.version
 
 
+def test_equal_problems_of_two_names_are_equal_tasks(tmp_path: Path) -> None:
+    environment = PDDL(PDDLSettings(domain=str(write_game(tmp_path, 3)), train=1))
+    (tmp_path / "post" / "p3.pddl").write_text(PROBLEM.replace("letter b", "box b"))
+    other = PDDL(PDDLSettings(domain=str(tmp_path / "post.pddl"), train=1))
+    (train,), (same, different) = other.tasks("train", 1, 0), other.tasks("heldout", 2, 0)
+    assert train.public == same.public != different.public
+    assert environment.tasks("heldout", 2, 0)[1].public == train.public
+
+
 @pytest.mark.parametrize(
     ("domain", "problem", "what"),
     [
@@ -164,6 +173,8 @@ def test_the_first_problems_train_and_the_others_are_held_out(tmp_path: Path) ->
         (DOMAIN, PROBLEM.replace("domain post", "domain ship"), "another domain"),
         (DOMAIN, "(define (problem one) (:domain post))", "no goal"),
         (DOMAIN, "letters", "it is not one `[(]define"),
+        (DOMAIN, PROBLEM.replace("(not (full))))", "(not (and (full))))))"), "not of and is not supported"),
+        (DOMAIN.replace("van brings", "camión brings"), PROBLEM, "utf-8"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_named(

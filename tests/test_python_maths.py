@@ -177,6 +177,7 @@ def test_an_agent_calls_the_functions_of_a_file_also_after_its_session_was_lost(
         ("12.3", "12.300000001", True), ("[1, 'a']", "(1.0, 'a')", True), ("[1, 2]", "[2, 1]", False),
         ("1-2", "1 - 2", False),
         ("{'A': 1}", "{'A': 1.0}", True), ("[1]", "1", False), ("True", "True", True),
+        ("1", "{[1, 2]}", False), ("1", f"1{'0' * 400}", False),
     ],
 )  # fmt: skip
 def test_values_are_compared_as_python_reads_them(expected: str, given: str, same: bool) -> None:

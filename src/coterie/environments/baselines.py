@@ -20,6 +20,7 @@ from coterie.environments.acting import (
     EMPTY_ACTION,
     EMPTY_ANSWER,
     FIRST_ACTION,
+    SOLVED,
     Acting,
     Form,
     Move,
@@ -330,8 +331,8 @@ class Trial:
     """Data of the environment."""
     start: int = 0
     """Number of turns before the attempt."""
-    scores: tuple[float, ...] = ()
-    """Scores of finished attempts."""
+    solved: tuple[bool, ...] = ()
+    """Finished attempts: true for a solved task, or a score of 1."""
     lessons: tuple[str, ...] = ()
     """The agent's reflections on them."""
 
@@ -340,7 +341,7 @@ class Reflexion(Renewable):
     """Reflexion (Shinn et al. 2023): after a failed attempt the agent writes why, and begins the same task again.
 
     Its reflections are in the prompts of later attempts; nothing else of earlier attempts is. Which attempt failed
-    follows from the environment's score, so it is an oracle.
+    follows from the environment's ending or score, so it is an oracle.
     """
 
     attempts: int
@@ -361,32 +362,31 @@ class Reflexion(Renewable):
         self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
-        if len(trial.scores) > len(trial.lessons):
+        if len(trial.solved) > len(trial.lessons):
             await self.renew(live, state.task, state.seed)
             again = await super().begin(state.task, live)
             lessons = (*trial.lessons, turns[-1].text.strip())
-            data = Trial(again.data, len(state.turns), trial.scores, lessons)
+            data = Trial(again.data, len(state.turns), trial.solved, lessons)
             return replace(again, data=data)
         transition = await super().act(inner, turns, live.session, recorded=recorded)
         end = transition.end or (TURNS if inner.left["turns"] <= 0 else None)
         if end is None:
             return replace(transition, data=replace(trial, data=transition.data))
         grade = await super().grade(replace(inner, data=transition.data, end=end), live)
-        scores = (*trial.scores, grade.score or 0.0)
-        data = replace(trial, data=transition.data, scores=scores)
-        if scores[-1] >= 1 or len(scores) >= self.attempts:
+        solved = (*trial.solved, end == SOLVED or (grade.score or 0.0) >= 1)
+        data = replace(trial, data=transition.data, solved=solved)
+        if solved[-1] or len(solved) >= self.attempts:
             return replace(transition, data=data, end=end)
         seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
         return replace(transition, data=data, seen=seen, end=None)
 
     async def grade(self, state: State, live: Live) -> Grade:
         """Score the last attempt. ``within_attempt_t`` is 1 if one of the first t attempts succeeded."""
-        grade, scores = await super().grade(self._inner(state), live), _trial(state).scores
+        grade, solved = await super().grade(self._inner(state), live), _trial(state).solved
         within = {
-            f"within_attempt_{t}": float(max(scores[:t], default=0.0) >= 1)
-            for t in range(1, self.attempts + 1)
+            f"within_attempt_{t}": float(any(solved[:t])) for t in range(1, self.attempts + 1)
         }
-        return replace(grade, metrics={**grade.metrics, "attempts": len(scores), **within})
+        return replace(grade, metrics={**grade.metrics, "attempts": len(solved), **within})
 
     def _inner(self, state: State) -> State:
         """Return the state of the current attempt alone."""

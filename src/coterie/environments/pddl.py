@@ -62,6 +62,8 @@ def literals(formula: Sequence[Any]) -> tuple[Literal, ...]:
     if formula[:1] == ["and"]:
         return tuple(literal for one in formula[1:] for literal in literals(one))
     if formula[:1] == ["not"]:
+        if formula[1][:1] in (["and"], ["not"]):
+            raise ValueError(f"not of {formula[1][0]} is not supported")
         return tuple((not true, fact) for true, fact in literals(formula[1]))
     return ((True, tuple(formula)),) if formula else ()
 
@@ -198,25 +200,28 @@ class PDDL(Pure, Acting):
         if not file.is_file() or not paths:
             what = f"{folder} has no .pddl file" if file.is_file() else f"there is no domain {file}"
             raise UserError(what, "give environment.domain=FILE and environment.problems=FOLDER")
-        domain, *texts = (path.read_text("utf-8") for path in (file, *paths))
         self.problems: dict[str, Problem] = {}
-        for path, text in zip(paths, texts, strict=True):
+        """Problems by the ids of their tasks."""
+        for path in paths:
             try:
-                self.problems[path.stem] = Problem.read(domain, text)
+                texts = (one.read_text("utf-8") for one in (file, path))
+                self.problems[f"{file.stem}-{path.stem}"] = Problem.read(*texts)
             except (ValueError, IndexError, TypeError) as error:
                 what = f"{path} with {file} can't be read: {error}"
                 raise UserError(what, "use STRIPS with types") from error
-        self.train, self.domain = settings.train, file.stem
-        self.version = f"1 {digest(domain, *texts)[:12]}"
+        self.train = settings.train
+        self.version = (
+            f"1 {digest(*map(repr, self.problems), *map(_content, self.problems.values()))[:12]}"
+        )
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        names = list(self.problems)
-        train = last_draw(names[: self.train], (*after, count), seed)
-        chosen = train if split == "train" else names[self.train :][:count]
-        return [Task(f"{self.domain}-{name}", {"problem": name}) for name in chosen]
+        ids = list(self.problems)
+        train = last_draw(ids[: self.train], (*after, count), seed)
+        chosen = train if split == "train" else ids[self.train :][:count]
+        return [Task(id_, {"content": _content(self.problems[id_])}) for id_ in chosen]
 
     def problem(self, task: Task) -> Problem:
-        return self.problems[str(task.public["problem"])]
+        return self.problems[task.id]
 
     def system_prompt(self, task: Task) -> str:
         actions = "".join(
@@ -272,6 +277,12 @@ class PDDL(Pure, Acting):
         """Score 1 if the goal is reached. ``progress`` is the highest share of goal facts, as in AgentBoard."""
         now = _situation(state)
         return Grade(float(state.end == SOLVED), {"progress": now.best, "actions": now.actions})
+
+
+def _content(problem: Problem) -> str:
+    """Hash what a problem says, so that equal ones under two names are found in both splits."""
+    own = (problem.actions, problem.parents, problem.objects, sorted(problem.start), problem.goal)
+    return digest(*map(repr, own))
 
 
 def _listed(facts: Facts | Sequence[Fact]) -> str:

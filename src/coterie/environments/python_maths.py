@@ -77,14 +77,17 @@ def same_value(first: Any, second: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
         return len(one) == len(two) and all(map(same_value, one, two))
     if isinstance(one, int | float) and isinstance(two, int | float):
-        return math.isclose(one, two, rel_tol=1e-6)
+        try:
+            return math.isclose(one, two, rel_tol=1e-6)
+        except OverflowError:  # an integer that no float holds
+            return one == two
     return bool(one == two)
 
 
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text.strip()
 
 
