@@ -1,6 +1,7 @@
 """`coterie export`: rows are what was trained on, other trainers take them, and a model has a card."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.record.export import TrainedSelection, export_rows
+from coterie.record.export import TrainedSelection, export_pair, export_rows
 from coterie.record.tree import Selection, Tree
-from coterie.record.turn import Message, Part, Request, Sample, Speaker, Tool, make_turn
+from coterie.record.turn import Finish, Message, Part, Request, Sample, Speaker, Tool, make_turn
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import FEW, Cli, refused
@@ -108,11 +109,13 @@ def test_trl_and_llama_factory_take_rows_and_pairs(trained: Path, tmp_path: Path
         assert row["chosen"]["role"] == "assistant" != row["conversations"][-1]["role"]
 
 
-def dialogue(*messages: Message, tools: tuple[Tool, ...] = ()) -> TrainedSelection:
+def dialogue(
+    *messages: Message, tools: tuple[Tool, ...] = (), finish: Finish = "end"
+) -> TrainedSelection:
     """A selection of an agent's turn "right" after some messages."""
     tree = Tree("task", "rollout", 0)
     request = Request.make("agent", tree.root, None, (1,), messages, tools=tools)
-    sample = Sample(request.id, (2,), (-1.0,), "end", "policy", "0", 1, 1.0, 1.0)
+    sample = Sample(request.id, (2,), (-1.0,), finish, "policy", "0", 1, 1.0, 1.0)
     turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("right")], sample=sample)
     tree.add(turn, request)
     return TrainedSelection("policy", tree, Selection(turn.id, "agent"), lambda *_, **__: ())
@@ -135,6 +138,20 @@ def test_a_row_that_a_program_would_train_other_tokens_of_is_left_out(
         if row is not None:
             last = (row["messages"] if "messages" in row else row["completion"])[-1]
             assert last["role"] == "assistant" and last["content"].endswith("right")
+
+
+def test_messages_that_were_cut_off_are_in_jsonl_alone() -> None:
+    """A chat template ends them with a token that was not sampled."""
+    one = dialogue(Message.of("user", "q"), finish="length")
+    good = dialogue(Message.of("user", "q")).tree.turns.values()
+    (chosen,) = (turn for turn in good if turn.sample)
+    (cut,) = (turn for turn in one.tree.turns.values() if turn.sample)
+    one.tree.add(replace(chosen, id="chosen", parts=(Part("better"),)))
+    pair = replace(one, selection=Selection("chosen", "agent", rejected=cut.id))
+    for form in ("trl", "llamafactory", "verl"):
+        assert list(export_rows(one, form)) == [None]  # type: ignore[arg-type]
+        assert export_pair(pair, form) is None  # type: ignore[arg-type]
+    assert list(export_rows(one, "jsonl")) != [None] and export_pair(pair, "jsonl")
 
 
 def test_tools_are_json_which_verl_can_not_read(tmp_path: Path) -> None:
@@ -220,12 +237,13 @@ def test_what_cannot_be_exported_is_refused(cli: Cli, run: Path, trained: Path) 
     model, data = ("model", "run", "--out", "x"), ("data", trained, "--to")
     for words, problem in (
         ((*data, "jsonl"), "already exists"),
+        (("data", "misspelled", "--to", "trl"), "misspelled"),
         ((*data, "trl", "--role", "polcy"), "did you mean 'policy'?"),
         ((*data, "trl", "--iteration", 7), "no finished stage in iteration 7"),
         ((*model, "--iteration", 7), "has no version 7"),
     ):
         assert problem in refused(cli, "export", *words)
-    assert not Path("x").exists()
+    assert not Path("x").exists() and not Path("misspelled").exists()
 
 
 def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:

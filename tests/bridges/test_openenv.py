@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import ENVIRONMENT, write_action
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.settings import split_of_key
@@ -180,6 +180,8 @@ def test_a_server_that_is_none_is_refused_and_one_that_dies_fails_its_dialogues(
                 await session.ask("step", {"number": 1})
 
         with pytest.raises(EngineError, match="connection to the OpenEnv server is lost"):
+            asyncio.run(die())
+        with pytest.raises(EngineGone, match="no OpenEnv server answers"):
             asyncio.run(die())
 
 

@@ -29,13 +29,16 @@ class Check:
     optional: bool = False
 
 
+TAGS = "Use tools with tools.calls=tags, or environment.calls=tags."
+
+
 def tool_findings(model: str) -> tuple[str, ...]:
     """Describe the tool support of a model's chat template. Raises ``UserError``."""
     from coterie.models.loading import load_renderer
 
     renderer, _ = load_renderer(model)
     native = renderer.tools.syntax is not None and renderer.tools.shows_tools
-    return (*renderer.tools.findings, *(() if native else ("Use tools with tools.calls=tags.",)))
+    return (*renderer.tools.findings, *(() if native else (TAGS,)))
 
 
 def checks() -> Iterator[Check]:

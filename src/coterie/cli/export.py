@@ -57,8 +57,7 @@ def export_data(
     Raises ``UserError`` if the folder exists or the run has no data for it.
     """
     out = out or folder / "export" / to
-    check_new(out, "remove it, or give --out another name")
-    with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
+    with recorded_run(folder) as (recipe, run), whole_folder(_new(out)) as partial:
         checked_role(recipe, role)
         if to == "inspect":
             return out, _write_logs(recipe, run, iteration, partial, secrets=secrets)
@@ -83,6 +82,11 @@ def export_data(
                 reason, "use --to jsonl, which has all trajectories, or continue the run"
             )
     return out, counts + tasks
+
+
+def _new(out: Path) -> Path:
+    check_new(out, "remove it, or give --out another name")
+    return out
 
 
 def _write_logs(
@@ -264,11 +268,10 @@ def export_model(
     iteration: int | None = None,
 ) -> None:
     """Write a new folder. Raises ``UserError`` before a model is loaded."""
-    check_new(out, "remove it, or give --out another name")
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
         version = exported_version(recipe, run, role, iteration)
-        with whole_folder(out) as partial:
+        with whole_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
             card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")

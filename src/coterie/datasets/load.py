@@ -484,7 +484,9 @@ class UserFileSet:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-        self.splits: tuple[Split, ...] = ("heldout",) if settings.heldout == 1 else SPLITS
+        self.splits: tuple[Split, ...] = SPLITS
+        if settings.heldout == 1 and expanded(settings.source).is_file():
+            self.splits = ("heldout",)
         self.left_out = Counter[str]()
 
     def rows(self, split: Split) -> list[Any]:

@@ -20,7 +20,7 @@ from coterie.config.folders import expanded, sha256
 from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import (
     AGENT,
     Grade,
@@ -49,6 +49,7 @@ from coterie.tools.calls import (
 
 SECONDS = 120.0
 SERVER = Speaker("tool", "resources server")
+GONE = "no NeMo Gym server answers any more"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -104,6 +105,8 @@ class ServerSession:
             """Return the server's reply, which may be an error that the agent is told."""
             try:
                 response = await self.client.post(f"/{name}", json=dict(arguments))
+            except httpx2.ConnectError as error:
+                raise EngineGone(GONE) from error
             except httpx2.HTTPError as error:
                 raise ToolUnavailable(f"the NeMo Gym server: {error!r}") from error
             if response.is_error:
@@ -119,6 +122,8 @@ class ServerSession:
             if response.is_error:
                 raise NemoGymError(f"{path} of the NeMo Gym server: {response.text[:300]}")
             reply: dict[str, Any] = response.json()
+        except httpx2.ConnectError as error:
+            raise EngineGone(GONE) from error
         except (httpx2.HTTPError, ValueError) as error:
             raise NemoGymError(f"{path} of the NeMo Gym server: {error!r}") from error
         return reply
@@ -188,20 +193,23 @@ class NemoGym(OneAgent):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         questions = {name: _text(row.messages) for name, row in self._rows.items()}
+        ids, prompts = self._heldout
         own = [
             Task(name, {"question": text})
             for name, text in questions.items()
-            if (text in self._heldout) == (split == "heldout")
+            if (name in ids if split == "heldout" else text not in prompts)
         ]
         return own[:count] if split == "heldout" else last_draw(own, (*after, count), seed)
 
     @cached_property
-    def _heldout(self) -> set[str]:
-        """The prompts of held-out tasks."""
+    def _heldout(self) -> tuple[set[str], set[str]]:
+        """The ids of held-out tasks, and their prompts, which no training task has."""
+        texts = {name: _text(row.messages) for name, row in self._rows.items()}
         if self.settings.heldout:
-            return {_text(_row(values).messages) for _, values in numbered(self.files[1])}
-        prompts = (_text(row.messages) for row in self._rows.values())
-        return {text for text in prompts if split_of_key(text) == "heldout"}
+            ids = {digest(values)[:16] for _, values in numbered(self.files[1])}
+        else:
+            ids = {name for name, text in texts.items() if split_of_key(text) == "heldout"}
+        return ids, {texts[name] for name in ids}
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[ServerSession]:

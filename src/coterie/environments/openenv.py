@@ -20,7 +20,7 @@ from pydantic import field_validator
 
 from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import Acting, ActingSettings, saying
 from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
@@ -215,7 +215,11 @@ class OpenEnv(Acting):
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Connection]:
-        async with connect(self.socket_url, max_size=MESSAGE, proxy=None) as socket:
+        try:
+            opened = await connect(self.socket_url, max_size=MESSAGE, proxy=None)
+        except OSError as error:
+            raise EngineGone(f"no OpenEnv server answers at {self.socket_url}: {error}") from error
+        async with opened as socket:
             connection = Connection(socket)
             try:
                 yield connection

@@ -188,6 +188,8 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
             yield None
         elif form == "trl":
             yield from (_turn_row(one, turn) for turn in turns)
+        elif any(turn.truncated for turn in turns):
+            yield None
         else:
             messages = begin_with_user(_merge(chat))
             replies = sum(message["role"] == "assistant" for message in messages)
@@ -198,7 +200,7 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
 def _turn_row(one: TrainedSelection, turn: Turn) -> dict[str, Any] | None:
     *before, own = _chat(one, turn)
     prompt = begin_with_user(_merge(before))
-    if prompt[-1]["role"] == "assistant":
+    if turn.truncated or prompt[-1]["role"] == "assistant":
         return None
     return {"prompt": prompt, "completion": _merge([own]), **_tools(one, turn)}
 
@@ -225,7 +227,8 @@ def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     while before and chats[0][before][0] != "assistant":
         before -= 1
     sides = [_merge(chat[before:]) for chat in chats]
-    if sides[0] == sides[1] or (form != "jsonl" and any(map(_has_inline, chats))):
+    is_other = any(map(_has_inline, chats)) or any(turn.truncated for turn in last)
+    if sides[0] == sides[1] or (form != "jsonl" and is_other):
         return None
     fields = {"prompt": _merge(chats[0][:before]), "chosen": sides[0], "rejected": sides[1]}
     tools = _tools(one, last[0])

@@ -57,8 +57,12 @@ class ManagedSession:
                 await self._over.wait()
         except Exception as error:  # from any library
             if not self._opened.done():
-                failed = SessionError(f"a session did not open: {type(error).__name__}: {error}")
-                failed.__cause__ = error
+                failed: Exception = error
+                if not isinstance(error, EngineError):
+                    failed = SessionError(
+                        f"a session did not open: {type(error).__name__}: {error}"
+                    )
+                    failed.__cause__ = error
                 self._opened.set_exception(failed)
                 self._opened.exception()  # mark it as retrieved: there may be no waiter
 
