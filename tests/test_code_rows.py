@@ -334,6 +334,17 @@ def test_humaneval_and_rows_of_its_form_have_a_check_and_what_stands_before_it(
     assert (other.question, other.function, other.answer) == ("Double it.", "Solution().twice", "")
     broken = read("humaneval", jsonl(tmp_path / "d.jsonl", HUMANEVAL | {"test": "def check("}))
     assert broken.flaw == "has a test that is not Python"
+    unsolved = {one: text for one, text in HUMANEVAL.items() if one != "canonical_solution"}
+    assert read("humaneval", jsonl(tmp_path / "e.jsonl", unsolved)).answer == ""
+
+
+@pytest.mark.parametrize(
+    "call", ["is_same_list(candidate(1), 1)", "candidate(tree_node([1])) == 1"]
+)
+def test_a_check_of_nodes_is_a_flaw(call: str, tmp_path: Path) -> None:
+    test = f"def check(candidate):\n    assert {call}\n"
+    row = read("humaneval", jsonl(tmp_path / "a.jsonl", HUMANEVAL | {"test": test}))
+    assert row.flaw.startswith("has a test with lists or trees of nodes")
 
 
 @pytest.mark.parametrize(

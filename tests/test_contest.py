@@ -6,7 +6,7 @@ import pytest
 
 from coterie.datasets.code_rows import ContestTest
 from coterie.datasets.load import load_rows
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
@@ -26,11 +26,12 @@ def verdicts(
     limits: ContestLimits = ROOMY,
     prelude: str = "",
     checker: str = "",
+    answer: str = "",
 ) -> list[list[str]]:
     """The outcome of each program on each test."""
 
     async def work(sandbox: Sandbox) -> list[tuple[Verdict, ...]]:
-        more = {"prelude": prelude, "checker": checker}
+        more = {"prelude": prelude, "checker": checker, "answer": answer}
         return [
             await judge_program(sandbox, one, tests, function, limits, **more) for one in programs
         ]
@@ -217,7 +218,7 @@ def test_a_checker_accepts_by_printing_1_last(checker: str) -> None:
     "import time\ntime.sleep(60)\nprint(1)",
 ])  # fmt: skip
 def test_a_checker_that_refuses_the_expected_output_gives_no_score(checker: str) -> None:
-    with pytest.raises(EngineError, match="refuses the expected output"):
+    with pytest.raises(EngineError, match=f"{LEFT_OUT}its checker refuses the expected output"):
         verdicts(RIGHT, tests=ADD, checker=checker, limits=SHORT)
 
 
@@ -280,13 +281,68 @@ def test_a_method_is_checked_with_arguments_by_name() -> None:
 
 @pytest.mark.parametrize(("test", "why"), [
     ("class Node: pass\ndef check(candidate):\n    assert candidate(Node()) is None", "Node is not plain data"),
-    ("import os\ndef check(candidate):\n    assert candidate(os.urandom(9)) == 1", "more than 200 rounds"),
     ("def check(candidate):\n    while True: pass", "it took too long"),
+    ("x = 1", "does not call the function .KeyError"), ("def check(candidate):\n    pass", "does not call .* passes"),
+    ("def check(candidate):\n    y = missing\n    assert candidate(2) == y", "does not call the function .NameError"),
+    ("def check(candidate):\n    assert candidate(2) == missing", "an undefined name"),
 ])  # fmt: skip
 def test_a_check_that_can_not_run_apart_gives_no_score(test: str, why: str) -> None:
     tests = [ContestTest(input=test, output="", kind="check")]
-    with pytest.raises(EngineError, match=why):
+    with pytest.raises(EngineError, match=f"{LEFT_OUT}.*{why}"):
         verdicts("def f(x):\n    return 1", tests=tests, function="f", limits=SHORT)
+
+
+SORT = "def f(xs):\n    xs.sort()"
+SORTED = "def check(candidate):\n    xs = [2, 1]\n    candidate(xs)\n    assert xs == [1, 2]"
+RAISE = "def f(xs):\n    raise ValueError"
+RAISED = """
+def check(candidate):
+    try:
+        candidate([])
+    except ValueError:
+        return
+    assert False
+"""
+
+
+@pytest.mark.parametrize(("answer", "test"), [(SORT, SORTED), (RAISE, RAISED)])
+def test_a_check_that_refuses_the_right_answer_of_its_row_gives_no_score(
+    answer: str, test: str
+) -> None:
+    tests = [ContestTest(input=test, output="", kind="check")]
+    for program in (answer, "def f(xs):\n    return 7"):
+        with pytest.raises(EngineError, match=f"{LEFT_OUT}its own right answer fails"):
+            verdicts(program, tests=tests, function="f", answer=answer)
+
+
+def test_a_check_that_accepts_the_right_answer_of_its_row_gives_a_score() -> None:
+    tests = [ContestTest(input=CHECK, output="", kind="check")]
+    right, wrong = (f"def twice(x):\n    return {n} * x" for n in (2, 3))
+    words = {"function": "twice", "prelude": PRELUDE, "answer": right}
+    assert verdicts(wrong, right, wrong, tests=tests, **words) == [  # type: ignore[arg-type]
+        ["wrong output"], ["passed"], ["wrong output"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("test", [
+    "import os\ndef check(candidate):\n    assert candidate(os.urandom(9))",
+    "def check(candidate):\n    n = 0\n    while candidate(n): n += 1",
+])  # fmt: skip
+def test_a_function_that_keeps_its_check_calling_is_too_slow(
+    test: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.tools.contest.MOST_ROUNDS", 5)
+    tests = [ContestTest(input=test, output="", kind="check")]
+    assert verdicts("def f(x):\n    return True", tests=tests, function="f") == [["too slow"]]
+
+
+def test_all_calls_of_all_checks_together_have_a_time_limit() -> None:
+    """Four rounds of 0.6 s in the first test, of which 2 s are allowed."""
+    test = "def check(candidate):\n    n = 0\n    while n < 4: n = candidate(n)"
+    tests = [ContestTest(input=f"{test}  # {n}", output="", kind="check") for n in range(9)]
+    program = "import time\ndef f(n):\n    time.sleep(0.6)\n    return n + 1"
+    limits = ContestLimits(seconds=1.0, total_seconds=2.0)
+    assert verdicts(program, tests=tests, function="f", limits=limits) == [["too slow"] * 9]
 
 
 @real_rows

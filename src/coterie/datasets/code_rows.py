@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -219,15 +220,25 @@ class CodeforcesRow(ContestRow):
         return super().normalize(known)
 
 
+_NODES = re.compile(r"\b(?:is_same_(?:list|tree)|(?:list|tree)_node)\b")
+
+
 class HumanEvalRow(ContestRow):
     """HumanEval, and rows of verl whose ``ground_truth`` is JSON with such a test, as in Skywork's code data."""
+
+    @property
+    def flaw(self) -> str:
+        if any(_NODES.search(test.input) for test in self.tests):
+            return "has a test with lists or trees of nodes, which can't leave the program's jail"
+        return super().flaw
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
         if "test" in raw:
             prelude, name = raw["prompt"], raw["entry_point"]
             question = f"Complete the function `{name}`, and write all of it.\n\n{prelude}"
-            answer = prelude + (raw.get("canonical_solution") or "")
+            solution = raw.get("canonical_solution")
+            answer = prelude + solution if solution else ""
             test = {"test_code": raw["test"], "import_prefix": prelude, "entry_point": name}
             raw = {"id": raw["task_id"], "question": question, "answer": answer}
         elif "import_prefix" in str(raw.get("answer")):

@@ -14,6 +14,8 @@ from coterie.record.turn import Finish
 
 POLICY = "policy"
 """Role of a run with one policy, in its record and in its folder."""
+LEFT_OUT = "left out: "
+"""Beginning of the failure of a task that can't be graded, whatever an agent does. Evaluations leave it out."""
 
 
 class EngineError(Exception):

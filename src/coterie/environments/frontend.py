@@ -17,7 +17,7 @@ from coterie.datasets.rows import QuestionRow
 from coterie.datasets.web_pages import PICTURE, WebSightRow, outline, page_in, text_of
 from coterie.engines.chat_model import ChatModel
 from coterie.engines.endpoint import Utterance
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.environments.answers import GRADER
 from coterie.environments.collaboration import (
     MARKER,
@@ -29,7 +29,6 @@ from coterie.environments.collaboration import (
 )
 from coterie.environments.protocol import (
     AGENT,
-    LEFT_OUT,
     WELL_FORMED,
     Grade,
     Openers,

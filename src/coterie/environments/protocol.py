@@ -34,8 +34,6 @@ ActorKind = Literal["agent", "person"]
 R = TypeVar("R")
 WELL_FORMED = "well_formed"
 """Name of the grade metric for answers in the requested format, 0 or 1."""
-LEFT_OUT = "left out: "
-"""Beginning of the failure of a task that can't be graded, whatever an agent does. Evaluations leave it out."""
 SUCCESS_OF = "success/"
 """Beginning of the names of grade metrics of the success on one type of task. Reports add their unweighted mean."""
 VIOLATIONS = "violations"

@@ -235,7 +235,7 @@ class Question(OneReply):
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
         row, program, limits = item.contest, program_of(reply), self.settings.limits
-        more = {"prelude": row.prelude, "checker": row.checker}
+        more = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
         verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
         solved = float(all(one.passed for one in verdicts))
         return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})

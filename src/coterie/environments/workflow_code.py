@@ -69,7 +69,7 @@ _MATHEMATICS = (
 STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
 
 
-TESTS, CHECKER = "tests", "checker"
+TESTS, CHECKER, SOLUTION = "tests", "checker", "solution"
 NO_PROGRAM = "no program between fences"
 SEVERAL = "more than one program"
 
@@ -106,8 +106,8 @@ class Code(WorkflowAgent):
         if row.prelude:
             public["prelude"] = row.prelude
         texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
-        if row.checker:
-            texts[CHECKER] = row.checker
+        more = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
+        texts |= {name: text for name, text in more.items() if text}
         readers = frozenset({GRADER})
         secrets = {name: Secret(text, name=name, readers=readers) for name, text in texts.items()}
         return Task(f"{self.name}-{row.id}", public, secrets)
@@ -152,11 +152,16 @@ class Code(WorkflowAgent):
             outcome = "no answer" if state.answer is None else why
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
-        checker = task.secrets[CHECKER].reveal(GRADER) if CHECKER in task.secrets else ""
-        prelude = str(task.public.get("prelude", ""))
-        verdicts = await judge_program(
-            live[Sandbox], program, tests, function, limits, prelude=prelude, checker=checker
+        checker, answer = (
+            task.secrets[name].reveal(GRADER) if name in task.secrets else ""
+            for name in (CHECKER, SOLUTION)
         )
+        more = {
+            "prelude": str(task.public.get("prelude", "")),
+            "checker": checker,
+            "answer": answer,
+        }
+        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **more)
         return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
     def same(self, first: str, second: str) -> bool:

@@ -17,9 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from coterie.engines.chat_model import open_chat
-from coterie.engines.protocol import EngineGone
+from coterie.engines.protocol import LEFT_OUT, EngineGone
 from coterie.environments.protocol import (
-    LEFT_OUT,
     SUCCESS_OF,
     Environment,
     Openers,

@@ -16,7 +16,7 @@ from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.tools.sandbox.inside.check import REPLAYER
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.inside.program import RUNNER
@@ -142,13 +142,15 @@ async def judge_program(
     *,
     prelude: str = "",
     checker: str = "",
+    answer: str = "",
 ) -> tuple[Verdict, ...]:
     """Return a verdict for each test, in order.
 
     Functional tests call ``function``. ``prelude`` is a source before the program of ``check`` tests, and before the
-    tests. ``checker`` is a program that judges outputs (:class:`ContestRow`).
+    tests. ``checker`` is a program that judges outputs (:class:`ContestRow`). ``answer`` is a right program, if it is
+    known, which ``check`` tests must accept.
 
-    Raises ``SandboxFailed``, and ``EngineError`` if the row's ``check`` test or checker can't be used.
+    Raises ``SandboxFailed``, and ``EngineError`` with ``LEFT_OUT`` if the row's test or checker can't be used.
     """
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
     own = sandbox.settings.model_copy(
@@ -162,9 +164,15 @@ async def judge_program(
         }
     )
     if tests[0].kind == "check":
-        return tuple(
-            [await _check(sandbox, program, test, function, prelude, own) for test in tests]
-        )
+        checked = await _check_all(sandbox, program, tests, function, prelude, own)
+        if answer and not all(one.passed for one in checked):
+            task = (answer, prelude, function, *tests)
+            if task not in _accepted:
+                right = await _check_all(sandbox, answer, tests, function, prelude, own, True)
+                _accepted[task] = all(one.passed for one in right)
+            if not _accepted[task]:
+                raise EngineError(f"{LEFT_OUT}its own right answer fails its test")
+        return checked
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
         f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"
@@ -178,7 +186,7 @@ async def judge_program(
         elif checker:
             passed = await _accepts(sandbox, checker, test, printed, own)
             if not passed and not await _accepts(sandbox, checker, test, test.output, own):
-                raise EngineError("its checker refuses the expected output")
+                raise EngineError(f"{LEFT_OUT}its checker refuses the expected output")
             verdicts.append(Verdict("passed" if passed else "wrong output"))
         else:
             is_same = same_value if test.kind == "functional" else same_output
@@ -221,6 +229,30 @@ async def _accepts(
     return isinstance(score, str) and score.split()[-1:] in (["1"], ["1.0"])
 
 
+_accepted: dict[tuple[object, ...], bool] = {}
+"""For each right answer whose tests another program failed: True if it passes them."""
+
+
+async def _check_all(
+    sandbox: Sandbox,
+    program: str,
+    tests: Sequence[ContestTest],
+    function: str,
+    prelude: str,
+    limits: SandboxSettings,
+    reference: bool = False,
+) -> tuple[Verdict, ...]:
+    """Run ``check`` tests, all together at most ``limits.total_seconds``."""
+    verdicts: list[Verdict] = []
+    left = limits.total_seconds
+    for test in tests:
+        verdict, left = await _check(
+            sandbox, program, test, function, prelude, limits, left, reference
+        )
+        verdicts.append(verdict)
+    return tuple(verdicts)
+
+
 async def _check(
     sandbox: Sandbox,
     program: str,
@@ -228,31 +260,47 @@ async def _check(
     function: str,
     prelude: str,
     limits: SandboxSettings,
-) -> Verdict:
-    """Run a ``check`` test. Its calls run in the program's jail, and the test in another one, with their results.
+    left: float,
+    reference: bool,
+) -> tuple[Verdict, float]:
+    """Run a ``check`` test in ``left`` seconds; also return the seconds that are left.
 
-    A call that fails is a failed test, so tests can't expect exceptions.
+    Its calls run in the program's jail, and the test in another one, with their results. A call that fails is a failed
+    test, so tests can't expect exceptions.
     """
     known: dict[str, object] = {}
     values = limits.model_copy(update={"output_kib": VALUE_KIB})
     for _ in range(MOST_ROUNDS):
+        if left <= 0:
+            return Verdict("too slow", "no time was left for this test"), left
         (result,) = await sandbox.run_reference(
             f"{prelude}\nfrom {REPLAYER} import replay",
             [f"replay({test.input!r}, {function!r}, {json.dumps(known)!r}, globals())"],
             limits=limits,
         )
+        left -= result.seconds
         if not result.ok and known:
-            return Verdict("wrong output", "the test can't run with its values")
+            return Verdict("wrong output", "the test can't run with its values"), left
         if not result.ok:
-            raise EngineError(f"its test can't run apart from the program: {result.reason}")
+            raise EngineError(
+                f"{LEFT_OUT}its test can't run apart from the program: {result.reason}"
+            )
         calls, why = result.value
+        if not calls and not known:
+            raise EngineError(
+                f"{LEFT_OUT}its test does not call the function ({why or 'and passes'})"
+            )
+        if why == "NameError":  # of the test, which no value of the program causes
+            raise EngineError(f"{LEFT_OUT}its test uses an undefined name")
         if not calls:
-            return Verdict("wrong output", why) if why else Verdict("passed")
+            return Verdict("wrong output", why) if why else Verdict("passed"), left
         source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
         own = [f"apply({function}, {call!r})" for call in calls]
         waiting = iter(calls)
-        async for one in sandbox.run_apart(source, own, values):
+        timed = values.model_copy(update={"total_seconds": left})
+        async for one in sandbox.run_apart(source, own, timed, reference=reference):
+            left -= one.seconds
             if not one.ok:
-                return _failure(one)
+                return _failure(one), left
             known[next(waiting)] = one.wire
-    raise EngineError(f"its test calls the function in more than {MOST_ROUNDS} rounds")
+    return Verdict("too slow", f"its calls take more than {MOST_ROUNDS} rounds"), left

@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from coterie.errors import UserError
@@ -263,21 +263,26 @@ class Sandbox:
 
     async def run(self, source: str, calls: Sequence[str]) -> list[CallResult]:
         """Run ``source`` again for each of ``calls``, which are expressions; return their results in order."""
-        results, _ = await _results(self.answers, source, calls, "module", self.settings)
-        return results
+        return await _results(self.answers, source, calls, "module", self.settings)
 
     async def run_apart(
-        self, source: str, calls: Sequence[str], limits: SandboxSettings
+        self,
+        source: str,
+        calls: Sequence[str],
+        limits: SandboxSettings,
+        *,
+        reference: bool = False,
     ) -> AsyncIterator[CallResult]:
-        """Run each call like :meth:`run`, in a process tree and a folder of its own, with ``limits``."""
+        """Run each call in a process tree and a folder of its own, like :meth:`run` or :meth:`run_reference`."""
+        workers = self.references if reference else self.answers
         left = limits.total_seconds
         for call in calls:
             if left <= 0:
                 yield CallResult(call, None, "timeout", "no time was left for this call")
                 continue
             own = limits.model_copy(update={"total_seconds": left})
-            (result,), seconds = await _results(self.answers, source, [call], "module", own)
-            left -= seconds
+            (result,) = await _results(workers, source, [call], "module", own)
+            left -= result.seconds
             yield result
 
     def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
@@ -293,8 +298,7 @@ class Sandbox:
         limits: SandboxSettings | None = None,
     ) -> list[CallResult]:
         """Run a reference solution, or another program of a data set, like :meth:`run`, where no answer ever runs."""
-        results, _ = await _results(self.references, source, calls, mode, limits or self.settings)
-        return results
+        return await _results(self.references, source, calls, mode, limits or self.settings)
 
     async def grade(
         self,
@@ -331,8 +335,9 @@ class Sandbox:
 
 async def _results(
     workers: WorkerPool, source: str, calls: Sequence[str], mode: Mode, limits: SandboxSettings
-) -> tuple[list[CallResult], float]:
+) -> list[CallResult]:
     if not calls:
-        return [], 0.0
+        return []
     records, seconds = await workers.run(source, calls, mode == "legacy", limits)
-    return await asyncio.to_thread(lambda: list(map(read_record, calls, records))), seconds
+    results = await asyncio.to_thread(lambda: list(map(read_record, calls, records)))
+    return [replace(one, seconds=seconds) for one in results]

@@ -7,7 +7,7 @@ members of sets are compared by digests, in linear time.
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Literal
@@ -262,6 +262,8 @@ class CallResult:
     """One of ``FAILURES``; empty if the call returned a value."""
     why: str = ""
     """Details of the failure, partly written by the answer."""
+    seconds: float = field(default=0.0, compare=False)
+    """Seconds in the jail of all calls that ran with this one."""
 
     @property
     def ok(self) -> bool:
