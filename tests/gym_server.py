@@ -167,6 +167,7 @@ class Gym:
         self.url = ""
         self.games: dict[int, Game] = {}
         """Open sessions."""
+        self.rewards: dict[int, float] = {}
         self.scores: dict[int, float] = {}
         self.texts: dict[int, str] = {}
         self.finished: set[int] = set()
@@ -236,7 +237,7 @@ class Gym:
             self.resets += 1
         self.finished.discard(number)
         text = self.texts[number] = self._drift(self.games[number].start(index))
-        self.scores[number] = 0.0
+        self.rewards[number] = self.scores[number] = 0.0
         if self.world in ("webshop", "sqlgym"):
             return JSONResponse([text, None])
         if self.world in ("searchqa", *TOOLS):
@@ -257,10 +258,13 @@ class Gym:
             raise Unknown(f"The task with environment {number} has finished.")
         self.steps.append(action)
         text, reward, done = self.games[number].step(action)
-        text = self.texts[number] = self._drift(text)
-        if self.world == "babyai":
-            reward *= 0.9
+        if self.world == "babyai":  # a reward stays while actions are unknown, and is added again
+            known = text != "Nothing happens."
+            reward = self.rewards[number] = reward * 0.9 if known else self.rewards[number]
             done = done and reward > 0.5
+        if self.world == "weather" and reward > 0:
+            reward = 1.0
+        text = self.texts[number] = self._drift(text)
         self.scores[number] += reward
         if done:
             self.finished.add(number)

@@ -9,6 +9,7 @@ import pytest
 
 from coterie.environments.acting import ENVIRONMENT, NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.agentgym import (
+    DONE,
     FAILED,
     AgentGym,
     AgentGymSettings,
@@ -93,9 +94,9 @@ def test_tasks_are_solved_with_the_bodies_and_replies_of_each_server(world: str)
             assert result.tree is not None, result.failure
             (outcome,) = result.tree.outcomes.values()
             presses = 1 + int(str(task.public["index"])) % 2
-            expected = 0.9 if world == "babyai" and presses == 1 else 1.0  # babyai adds its rewards
-            assert (outcome.ending, outcome.score) == (SOLVED, expected)
-            assert (result.metrics["success"], result.metrics["actions"]) == (1, presses)
+            ending, success = (DONE, None) if world == "weather" else (SOLVED, 1)
+            assert (outcome.ending, outcome.score) == (ending, 0.9 if world == "babyai" else 1)
+            assert (result.metrics.get("success"), result.metrics["actions"]) == (success, presses)
         needed = [1 + int(str(task.public["index"])) % 2 for task in tasks]
         assert len(gym.steps) == sum(needed), "a request that a busy server rejected counts once"
         assert len(gym.games) <= (0 if world in CLOSING else 10), "two more from the checks"
@@ -103,17 +104,32 @@ def test_tasks_are_solved_with_the_bodies_and_replies_of_each_server(world: str)
 
 @pytest.mark.parametrize(
     ("world", "score", "success"),
-    [("babyai", 0.45, 0), ("sciworld", 0.25, 0), ("webshop", 0.5, 0), ("webarena", 0, 0)],
+    [
+        ("babyai", 0.45, 0),
+        ("sciworld", 0.25, 0),
+        ("webshop", 0.5, 0),
+        ("webarena", 0, 0),
+        ("weather", 1, None),
+    ],
 )
 def test_a_part_of_a_task_has_the_score_of_its_world(
-    world: str, score: float, success: int
+    world: str, score: float, success: int | None
 ) -> None:
     with serving(Gym(world)) as gym:
         environment = world_of(gym, steps=1, **OWN)
         task = next(one for one in environment.tasks("heldout", 2, 0) if one.id.endswith("1"))
         _, outcome, result = replies(environment, task, [right_action(world, 11)])
     assert (outcome.ending, outcome.score) == (TURNS, score)
-    assert result.metrics["success"] == success
+    assert result.metrics.get("success") == success
+
+
+def test_an_agent_gains_nothing_by_unknown_actions_after_a_late_goal() -> None:
+    with serving(Gym("babyai")) as gym:
+        environment = world_of(gym, steps=4, train=(0, 1), heldout=(11, 12))
+        (task,) = environment.tasks("heldout", 1, 0)
+        actions = [right_action("babyai", 11), *["dance"] * 3]
+        _, outcome, result = replies(environment, task, actions)
+    assert (outcome.ending, outcome.score, result.metrics["success"]) == (TURNS, 0.45, 0)
 
 
 def right_action(world: str, index: int) -> str:
@@ -182,6 +198,8 @@ def test_wordle_shows_its_words_and_marks_letters() -> None:
         assert (outcome.ending, outcome.score) == (SOLVED, 1)
         _, outcome, _ = replies(environment, task, ["crane"] * 6)
         assert (outcome.ending, outcome.score) == (FAILED, 0)
+        with pytest.raises(UserError, match="no train tasks of wordle"):
+            world_of(gym).tasks("train", 1, 0)  # its seeds are not distinct tasks
 
 
 def test_splits_share_no_task_and_draws_go_on() -> None:
@@ -221,6 +239,17 @@ def test_wrong_servers_worlds_and_indices_are_refused_before_the_run(cli: Cli) -
         assert "/create: status 422" in problem(gym, world="sqlgym")
         with pytest.raises(UserError, match="no train tasks of academia"):
             world_of(gym).tasks("train", 1, 0)
+
+
+def test_draws_of_a_split_begin_one_session_to_check_the_server() -> None:
+    with serving(Gym("alfworld")) as gym:
+        environment = world_of(gym, **OWN)
+        for iteration in range(8):
+            environment.tasks("train", 1, 0, after=[1] * iteration)
+        assert gym.created == 1
+        environment.tasks("heldout", 1, 0)
+        environment.tasks("heldout", 8, 0)
+        assert gym.created == 2
 
 
 async def grow(gym: Gym, scenario: Callable[[Branches], object]) -> None:

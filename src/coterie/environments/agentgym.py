@@ -66,8 +66,9 @@ class World(Settings):
     """Score of an episode: its last reward, the sum of its rewards, the last value of ``score``, or the reward of the
     step that ends it."""
     best: float = 1.0
-    success: float = 1.0
-    """Highest score, and minimum share of it for a success. Only an episode that the server ends succeeds."""
+    success: float | None = 1.0
+    """Highest score, and minimum share of it for a success, or None if a high score does not show one. Only an episode
+    that the server ends succeeds."""
     closes: bool = False
     """True if there is a route ``/close``. Sessions of other servers are used again."""
     sessions: int = 64
@@ -87,6 +88,8 @@ TRIES, PAUSE = 8, 0.1
 """Tries of a request while the server replies with status 503, and seconds before the second one."""
 FAILED = Ending("failed")
 """The server ended the episode without success."""
+DONE = Ending("done")
+"""The server ended the episode, in a world without a known success."""
 NO_ID = -1
 """Id of a session that a server does not know."""
 NOTHING = "There is nothing to see."
@@ -301,7 +304,7 @@ class AgentGym(Acting):
                 f"AgentGym has no {split} tasks of {name}",
                 "give indices, such as environment.train=[0,10] environment.heldout=[10,20]",
             )
-        check_server(self.settings.url, name, max(drawn))
+        check_server(self.settings.url, name, max(every))
         return [Task(f"{name}-{index}", {"index": index}) for index in drawn]
 
     def system_prompt(self, task: Task) -> str:
@@ -342,13 +345,17 @@ class AgentGym(Acting):
         text, reward, done = await live.step(action)
         score = reward if done or world.score != "end" else 0.0
         score += progress.score if world.score == "sum" else 0.0
-        solved = score >= world.success * world.best
-        end = None if not done else SOLVED if solved else FAILED
+        end, share = None, world.success
+        if done:
+            end = DONE if share is None else SOLVED if score >= share * world.best else FAILED
         seen = () if end else saying(text)
         return Transition(Progress(progress.actions + 1, score), seen, end=end)
 
     async def grade(self, state: State, live: GymSession) -> Grade:
-        """Score from 0 to 1; ``success`` is 1 if the server ended the episode with a high enough score."""
+        """Score from 0 to 1. ``success`` is 1 if the server ended the episode with a high enough score, and missing in
+        worlds whose score does not show it."""
         progress = cast(Progress, state.data)
         score = min(max(progress.score / self.world.best, 0.0), 1.0)
-        return Grade(score, {"success": float(state.end == SOLVED), "actions": progress.actions})
+        known = self.world.success is not None
+        success = {"success": float(state.end == SOLVED)} if known else {}
+        return Grade(score, {**success, "actions": progress.actions})
