@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.engines.protocol import EngineGone
 from coterie.environments.acting import ENVIRONMENT, NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.agentgym import (
     DONE,
@@ -290,6 +291,20 @@ def test_a_session_that_the_server_loses_fails_its_branch_alone(world: str) -> N
 
     with serving(Gym(world)) as gym:
         asyncio.run(grow(gym, scenario))
+
+
+def test_a_server_that_is_gone_ends_the_command() -> None:
+    """Other errors fail one branch, so all that is left would be failed for good."""
+
+    async def begin() -> None:
+        async with environment.open(task, 0, Shared()) as session:
+            await environment.begin(task, session)
+
+    with serving(Gym("textcraft")) as gym:
+        environment = world_of(gym, **OWN)
+        (task,) = environment.tasks("train", 1, 0)
+    with pytest.raises(EngineGone, match="no AgentGym server answers"):
+        asyncio.run(begin())
 
 
 def test_a_replay_that_differs_fails_its_branch_alone() -> None:

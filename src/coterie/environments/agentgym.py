@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import backoff, quote
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.settings import last_draw
@@ -168,7 +168,7 @@ class GymSession:
         return text, reward, self._expect(bool, reply.get(world.done), reply)
 
     async def close(self) -> None:
-        with suppress(GymError):  # the server has ended, or lost the session
+        with suppress(EngineError):  # the server has ended, or lost the session
             await self._post("/close", {})
 
     def _text(self, reply: Any, name: str) -> str:
@@ -189,7 +189,7 @@ class GymSession:
         return await self._ask("GET", route, params={self.world.session: self.id})
 
     async def _ask(self, method: str, route: str, **content: Any) -> Any:
-        """Return the JSON of a reply. Raises :class:`GymError`.
+        """Return the JSON of a reply. Raises :class:`GymError`, and ``EngineGone`` without a server.
 
         Only a request that a busy server rejected is sent again: another may have been carried out.
         """
@@ -205,6 +205,8 @@ class GymSession:
                 raise GymError(f"{where}: status {answer.status_code}: {quote(answer.text)}")
         except BaseException as error:  # also of a cancelled request, which may be carried out
             self.failed = True
+            if isinstance(error, httpx2.ConnectError | ConnectionRefusedError):
+                raise EngineGone(f"no AgentGym server answers at {self.url}") from error
             if isinstance(error, httpx2.HTTPError | OSError | ValueError):  # ValueError: not JSON
                 raise GymError(f"{where}: {error!r}") from error
             raise
@@ -242,7 +244,7 @@ def check_server(url: str, name: str, index: int) -> None:
             try:
                 await session.create()
                 await session.reset(index)
-            except GymError as error:
+            except EngineError as error:
                 raise UserError(
                     f"AgentGym can't begin task {index} of {name}: {error}",
                     "correct environment.train and heldout (indices), environment.url or environment.world",
