@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from coterie.engines.protocol import LEFT_OUT
 from coterie.environments.answers import GRADER, gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.traces import call, final_answer, matches, overlap
@@ -365,6 +366,14 @@ def test_humanevals_function_is_requested_and_its_check_decides(tmp_path: Path) 
     right, wrong = play(environment, *([answer(program)] for program in programs))
     assert (outcome(right).score, right.metrics["outcome"]) == (1.0, "passed")
     assert (outcome(wrong).score, wrong.metrics["outcome"]) == (0.0, "wrong output")
+
+
+def test_a_check_that_refuses_the_solution_of_humaneval_leaves_its_task_out(tmp_path: Path) -> None:
+    row = HUMANEVAL | {"canonical_solution": "    return 3 * x\n"}
+    environment = of_rows("humaneval", tmp_path, row)
+    assert "3 * x" not in str(environment.tasks("heldout", 1, 0))
+    (result,) = play(environment, [answer("def twice(x):\n    return 4")])
+    assert (result.failure or "").startswith(LEFT_OUT)
 
 
 @pytest.mark.parametrize(("change", "flaw"), [
