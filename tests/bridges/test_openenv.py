@@ -177,6 +177,7 @@ def test_a_server_that_is_none_is_refused_and_one_that_dies_fails_its_dialogues(
                 await environment.begin(task, session)
                 for process in psutil.Process().children():
                     process.kill()
+                    process.wait()
                 await session.ask("step", {"number": 1})
 
         with pytest.raises(EngineError, match="connection to the OpenEnv server is lost"):
