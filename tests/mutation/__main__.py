@@ -28,6 +28,7 @@ import coterie  # before torch: it sets how torch's threads wait on shared cores
 import pytest
 import torch
 
+from coterie.errors import UserError
 from tests.mutation.fault import ROOT, Fault
 
 LAYERS = ("record", "training", "rewards", "rollout", "runs", "recipes", "tools")
@@ -173,7 +174,7 @@ def prepare() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # saves a third of a child's time
     for module in pkgutil.walk_packages(coterie.__path__, "coterie."):
         if not module.name.endswith("__main__"):
-            with suppress(ImportError):  # an optional dependency, or code that runs inside vLLM
+            with suppress(ImportError, UserError):  # an optional package, or code inside vLLM
                 importlib.import_module(module.name)
     gc.freeze()  # pytest collects garbage twice; nothing imported so far is garbage
 
