@@ -73,6 +73,25 @@ def kill(worker: LineProcess) -> None:
     process.wait()
 
 
+def check_death(environment: TextGames, tasks: Sequence[Task], worker: LineProcess) -> None:
+    """Kill a process in the middle of a game: only the branch that waits for it fails."""
+    lines = {task.id: environment.expert(task) for task in tasks}
+    deaths = []
+
+    def speak(prompt: Prompt) -> str:
+        assert prompt.task is not None
+        said = sum(turn.speaker.name == "agent" for turn in prompt.tree.path(prompt.parent))
+        if said == 2 and not deaths:
+            deaths.append(kill(worker))
+        return lines[prompt.task.id][said]
+
+    results = played(environment, speak, tasks).values()
+    (failure,) = [one.failure for one in results if one.failure is not None]
+    assert "the process of a game ended" in failure
+    outcomes = [end for one in results if one.tree for end in one.tree.outcomes.values()]
+    assert [one.score for one in outcomes] == [1] * (len(tasks) - 1)
+
+
 def children(program: str) -> list[int]:
     """Return the child processes that run a program."""
     every = psutil.Process().children()

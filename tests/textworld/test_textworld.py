@@ -27,7 +27,7 @@ from coterie.tools.sandbox.pool import Sandbox
 from tests.conftest import Cli, refused
 from tests.games import Script
 from tests.test_branches import say, step
-from tests.text_games import children, grow_tree, kill, played, replies
+from tests.text_games import check_death, children, grow_tree, kill, replies
 
 Say = Callable[[Prompt], str]
 
@@ -189,22 +189,7 @@ def test_branches_are_replayed_and_one_that_differs_fails_alone(games: Path) -> 
 
 def test_a_process_that_dies_fails_the_branch_that_meets_it_and_others_go_on() -> None:
     environment = world(steps=4)
-    tasks = environment.tasks("train", 4, 6)
-    lines = {task.id: environment.expert(task) for task in tasks}
-    deaths = []
-
-    def say(prompt: Prompt) -> str:
-        assert prompt.task is not None
-        said = sum(turn.speaker.name == "agent" for turn in prompt.tree.path(prompt.parent))
-        if said == 2 and not deaths:
-            deaths.append(kill(textworld._WORKERS[0]))
-        return lines[prompt.task.id][said]
-
-    results = played(environment, say, tasks).values()
-    (failure,) = [one.failure for one in results if one.failure is not None]
-    assert "the process of a game ended" in failure
-    outcomes = [end for one in results if one.tree for end in one.tree.outcomes.values()]
-    assert [one.score for one in outcomes] == [1, 1, 1]
+    check_death(environment, environment.tasks("train", 4, 6), textworld._WORKERS[0])
 
 
 def test_a_game_that_its_new_process_repeats_differently_fails() -> None:

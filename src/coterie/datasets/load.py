@@ -6,6 +6,7 @@ an excluded data set, so no question is in both splits.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -475,7 +476,7 @@ class TableRow(AnswerRow):
         return json.dumps(self.raw, ensure_ascii=False, default=str)
 
 
-class UserFileSet:
+class UserFileSet(ABC):
     """Rows of a user's file, folder or set of the hub. Hashes of the questions divide a single file."""
 
     settings_type: type[UserFileSettings] = UserFileSettings
@@ -492,8 +493,8 @@ class UserFileSet:
     def rows(self, split: Split) -> list[Any]:
         return self._splits[split]
 
-    def read_file(self, file: Path) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def read_file(self, file: Path) -> list[Any]: ...
 
     @cached_property
     def _splits(self) -> dict[Split, list[Any]]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class PlanGroundSettings(EnvironmentSettings):
         return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
 
 
-class Domain:
+class Domain(ABC):
     """A kind of task."""
 
     name: str
@@ -99,10 +100,10 @@ class Domain:
     by_steps = False
     """True if held-out tasks of the form ``iterative`` are single steps, each after the right earlier steps."""
 
+    @abstractmethod
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
-    ) -> Executed:
-        raise NotImplementedError
+    ) -> Executed: ...
 
     def same(self, gold: str, answer: str) -> bool:
         """Return True if an answer is right. May take seconds and is called from any thread."""

@@ -105,6 +105,10 @@ class TextGames(Acting):
     def game(self, task: Task) -> Game: ...
 
     @abstractmethod
+    def expert(self, task: Task) -> list[str]:
+        """Return the messages of a solution, for :func:`coterie.demonstrate`."""
+
+    @abstractmethod
     def refusal(self, action: str, reply: dict[str, Any]) -> str:
         """Return what to say after a command that is not possible."""
 
