@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import coterie
 from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -20,6 +21,7 @@ from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
+from tests.native_templates import tokenizer as native
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
 from tests.row_files import jsonl
@@ -196,11 +198,20 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         called, reply = map(own.decode, targets)
         assert "plus" in called and "times" in called and "Four." in reply
         assert all(ids[-1] in own.end_ids for ids in targets)
-        assert (
-            "plan" in called or chat is CALLED or own.template.thoughts is None or "nothink" in name
-        )
+        assert "plan" in called or chat is CALLED or own.template.thoughts is None
         context = own.decode(rows[-1].ids)
         assert context.index("RES1") < context.index("RES2")
+
+
+@pytest.mark.parametrize("name", ["opens", "minimax"])
+def test_a_call_without_a_thought_closes_the_thought_that_its_prompt_opens(name: str) -> None:
+    own = ChatRenderer(native(name))
+    called = {**CALLED[1], "tool_calls": CALLED[1]["tool_calls"][:1]}
+    (row,) = coterie.rows_from_messages(own, [CALLED[0], called], tools=TOOLS)
+    (target,) = row.targets
+    prompt, text = own.decode(row.ids[: target.start]), own.decode(row.ids[target.start :])
+    assert prompt.endswith("<think>\n") and text.startswith("\n</think>\n\n")
+    assert own.calls(text, "end", [])[0].name == "plus" and row.ids[-1] in own.end_ids
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ class Request:
         tools: tuple[Tool, ...] = (),
     ) -> "Request":
         """Build a request as a delta on the running prompt. The id hashes the arguments, ``tools`` only if any."""
-        keep = _common(prompt, running)
-        keep_messages = _common(messages, running_messages)
+        keep = common_length(prompt, running)
+        keep_messages = common_length(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
         content = [[m.role, m.turn, [[p.text, p.source, p.image] for p in m.parts]] for m in new]
         offered = [[[t.name, t.description, t.parameters, t.alone] for t in tools]] if tools else []
@@ -325,7 +325,8 @@ def digest(*values: object) -> str:
     return hashlib.sha256(encoded(text, "what was said or shown")).hexdigest()[:32]
 
 
-def _common(new: tuple[object, ...], old: tuple[object, ...]) -> int:
+def common_length(new: tuple[object, ...], old: tuple[object, ...]) -> int:
+    """Return the number of first elements that two tuples share."""
     if new[: len(old)] == old:
         return len(old)
     for index, (a, b) in enumerate(zip(new, old, strict=False)):

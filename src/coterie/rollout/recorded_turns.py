@@ -42,6 +42,7 @@ from coterie.record.turn import (
     Tool,
     ToolResult,
     Turn,
+    common_length,
     digest,
     make_turn,
 )
@@ -406,6 +407,11 @@ def _prompts(
             if message.role != ASSISTANT:
                 history.append(Message(message.role, (Part(message.content),)))
                 continue
+            marks = renderer.template.thoughts
+            split = marks and marks.split(message.content, opened=False)
+            if split and split.thought and not message.thought:
+                parts = {"content": split.content, "thought": split.thought}
+                message = message.model_copy(update=parts)
             prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
             ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
             turn = _turn(renderer, message, last or tree.root, ids)
@@ -443,6 +449,9 @@ def _reply_ids(
     prompt: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
+    template, marks = renderer.template, renderer.template.thoughts
+    if marks and not marks.opened and template.opener.strip() and message.thought.strip():
+        raise _not_written("a thought after its prompts; try template_args={enable_thinking: true}")
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
@@ -450,15 +459,24 @@ def _reply_ids(
     trial.add(plain)
     chat = (*history, Message(ASSISTANT, turn=plain.id))
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
-    if whole[: len(prompt)] != prompt:
+    size = common_length(prompt, whole)
+    rest, ids = renderer.decode(prompt[size:]).strip(), whole[size:]
+    if rest and not (marks and marks.opened and rest == template.opener.strip()):
         raise _not_written("this call after its prompt")
-    ids = whole[len(prompt) :]
+    # Prompts may lack the header (DiffusionGemma after results), or open a thought that the text lacks.
+    header = renderer.control.encode([template.core])
+    ids = ids[len(header) :] if ids[: len(header)] == header else ids
+    ids = renderer.encode_turn("", end=False) + ids if rest else ids
     text, names = renderer.decode(ids), [call.name for call in message.calls]
+    first = renderer.tools.required().opening.search(text)
+    content = renderer.control.break_up(message.content.strip(), ASSISTANT)
+    if first and content not in text[: first.start()]:
+        raise _not_written("the text of a message before its calls")
     if any(text.count(name) < names.count(name) for name in names):
         raise _not_written("all calls of a message")
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
-    ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
-    if renderer.template.thoughts and message.thought.strip() not in text:
+    ids = ids[: ends[-1] + 1] if ends else ids + (tuple(renderer.tools.ends)[:1] or renderer.end)
+    if marks and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] != before:
             raise _not_written("the thought of a message that calls")
