@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import coterie
+from coterie.engines.settings import EngineSettings
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -426,10 +427,14 @@ def test_an_argument_that_a_template_does_not_have_is_refused() -> None:
         ChatRenderer(tokenizer("qwen3"), template_args={"enable_thinkin": False})
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_6", "gptoss", "gemma4_v5", "deepseek_r1_distill"])
+THINKING = ["qwen3", "qwen3_6", "gptoss", "gemma4_v5", "deepseek_r1_distill", "llama3", "phi3"]
+"""Templates of several thought marks; those of the last two know none."""
+
+
+@pytest.mark.parametrize("name", THINKING)
 def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(name: str) -> None:
     own = renderer(name)
-    marks = own.template.thoughts
+    marks = own.template.thoughts or own.template.plain_marks
     assert marks is not None
     text = f"{'' if marks.opened else marks.open}plan{marks.close}fine"
     further = f"<|end|><|start|>assistant{marks.open}plan" if name == "gptoss" else ""
@@ -445,6 +450,37 @@ def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(na
         assert 0 < turn.thought_tokens < len(ids) or not seen
         told = [Message.of("user", "Hello"), Message("user", turn=turn.id)]
         assert "plan" not in own.decode(own.render(told, tree, "Bob"))
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2_5"])
+def test_a_thought_that_the_template_does_not_know_stays_in_the_agents_own_history(
+    name: str,
+) -> None:
+    own, tree = renderer(name), Tree("t", "r", 0)
+    text = "<think>\nplan\n</think>\n\nfine"
+    turn = sample(own, tree.root, text + own.decode(own.end))
+    tree.add(turn)
+    assert (turn.text, turn.whole_text) == ("fine", text)
+    messages = [Message.of("user", "Is it?"), Message("assistant", turn=turn.id)]
+    prompt = own.render([*messages, Message.of("user", "Sure?")], tree, "agent")
+    chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": text}]
+    assert own.decode(prompt) == own_text(name, [*chat, {"role": "user", "content": "Sure?"}], True)
+    assert any(prompt[n : n + len(turn.ids)] == turn.ids for n in range(len(prompt)))
+    (row,) = coterie.rows_from_messages(own, chat)
+    (target,) = row.targets
+    assert own.decode(row.ids[target.start :]) == text + own.decode(own.end)
+
+
+@pytest.mark.parametrize(
+    ("parser", "name", "text"),
+    [("auto", "llama3", "fine"), ("template", "llama3", "<think>plan</think>fine"), ("template", "qwen3", "fine")],
+)  # fmt: skip
+def test_the_reasoning_parser_says_whether_templates_without_thoughts_have_any(
+    parser: Any, name: str, text: str
+) -> None:
+    settings = EngineSettings(reasoning_parser=parser)
+    own = ChatRenderer(tokenizer(name), template_args=settings.template)
+    assert own.parts("<think>plan</think>fine", "agent", "sampled")[-1].text == text
 
 
 SWITCHED = (

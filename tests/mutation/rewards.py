@@ -151,7 +151,7 @@ FAULTS = (
     Fault(f"{W}dialogue_reward:quotes", returns(False), [TARGET]),
     Fault(
         f"{W}critics:read_correction",
-        given(reply=lambda reply: reply.replace("</think>", "")),
+        given(reply=lambda reply: reply.replace("Corrected actions", "")),
         [REPLY],
     ),
     Fault(

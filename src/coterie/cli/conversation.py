@@ -199,7 +199,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
     """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
     engine = read_settings(words).engine
     if iteration is None and not is_run(source):
-        loaded = load(source, device=engine.device_name, template_args=engine.template_args)
+        loaded = load(source, device=engine.device_name, template_args=engine.template)
     else:
         own = [word for word in words if word.startswith("engine")]
         with recorded_run(Path(source), own) as (recipe, run):

@@ -130,8 +130,8 @@ def candidates(
     """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
     names = list(dict.fromkeys(named.values()))
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
-    if engine.template_args:
-        words.append(f"engine.template_args={json.dumps(engine.template_args)}")
+    given = engine.model_dump(include={"template_args", "reasoning_parser"}, exclude_defaults=True)
+    words += [f"engine.{name}={json.dumps(value)}" for name, value in given.items()]
     with ExitStack() as runs:
         parts = []
         for name in names:
@@ -147,7 +147,7 @@ def candidates(
                     for version in _versions(recipe, run, agents, every=every)
                 ]
             else:
-                source, args = resolve_model(name), engine.template_args
+                source, args = resolve_model(name), engine.template
                 own = partial(load, source, device=engine.device_name, template_args=args)
                 part = [(f"{before}{name}", (Player(agents, 0, source, source, own, args),))]
             parts.append(part)
@@ -185,7 +185,7 @@ def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tu
                 models[role],
                 path if newest else resolve_model(path),
                 partial(recipe.load_policy, run, newest, role),
-                recipe.settings.engine.template_args,
+                recipe.settings.engine.template,
             )
         )
     return tuple(players)
@@ -466,7 +466,7 @@ def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
     """Return the identity of a model: everything that its turns depend on."""
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
-    if player.template_args and not settings.engine.template_args:
+    if player.template_args and not settings.engine.template:
         speaker += f" {sorted(player.template_args.items())}"
     if settings.critic:
         with _critic_run(settings.critic) as (recipe, run):

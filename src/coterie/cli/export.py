@@ -150,7 +150,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
 def _trained(
     recipe: Recipe, run: Run, iterations: list[int], only: str | None
 ) -> Iterator[TrainedSelection]:
-    args = recipe.settings.engine.template_args
+    args = recipe.settings.engine.template
     renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):

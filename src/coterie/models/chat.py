@@ -22,6 +22,7 @@ from coterie.models.template import WORD, ChatTemplate, Layout, Slot, TemplateMe
 from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import (
+    SAMPLED,
     THOUGHT,
     Finish,
     Message,
@@ -130,7 +131,7 @@ class ChatRenderer:
     ) -> tuple[Part, ...]:
         """Split a turn into its thought (with marks and a span of ``ids``), which only the agent sees, and the rest."""
         text = text.removesuffix(self.decode(self.end[:-1]))
-        marks = self.template.thoughts
+        marks = self.template.thoughts or (self.template.plain_marks if source == SAMPLED else None)
         content = marks.split(text).content if marks else text
         if len(content) == len(text):
             return (Part(text, source=source),)

@@ -239,7 +239,7 @@ class Recipe(ABC):
     @cached_property
     def _fingerprints(self) -> dict[Step, str]:
         common = (self._models, self._content, self.settings.seed)
-        args = sorted(self.settings.engine.template_args.items())
+        args = sorted(self.settings.engine.template.items())
         prints: dict[Step, str] = {}
         for stage in self.stages():
             inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
@@ -298,7 +298,7 @@ class Recipe(ABC):
     @cached_property
     def renderers(self) -> dict[str, ChatRenderer]:
         """Renderers of the roles' models; no weights are loaded."""
-        args = self.settings.engine.template_args
+        args = self.settings.engine.template
         return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
 
     def renderer(self, agent: str) -> ChatRenderer:

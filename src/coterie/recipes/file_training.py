@@ -162,7 +162,7 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        return load_renderer(self.settings.model, self.settings.engine.template_args)
+        return load_renderer(self.settings.model, self.settings.engine.template)
 
     @cached_property
     def training_items(self) -> list[Any]:

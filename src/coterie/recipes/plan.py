@@ -166,7 +166,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     _check_disjoint(map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
-        renderer, context = load_renderer(role.model, s.engine.template_args)
+        renderer, context = load_renderer(role.model, s.engine.template)
         prompt = _first_prompt(environment, renderer, train + heldout, longest=True)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
         shortest.append(_first_prompt(environment, renderer, train or heldout, longest=False))

@@ -144,7 +144,7 @@ async def play_offline(
     """
     dialogues, left_out = _dialogues(environment, s, file, progress)
     run.store.put_tasks({task.id: task for task, _ in dialogues.values()}.values())
-    renderer, context = load_renderer(s.model, s.engine.template_args)
+    renderer, context = load_renderer(s.model, s.engine.template)
     async with AsyncExitStack() as stack:
         shared = Shared()
         if any(row.reward is None for _, row in dialogues.values()):

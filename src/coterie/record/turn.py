@@ -88,6 +88,8 @@ Role = Literal["system", "user", "assistant", "tool", "inline"]
 Finish = Literal["end", "stop_string", "length"]
 """Finish reason: an end-of-turn token, a stop string, or the token limit."""
 
+SAMPLED = "sampled"
+"""Source of the text that a model sampled."""
 THOUGHT = "thought"
 """Source of the part with an agent's thought, which only the agent may see."""
 
