@@ -13,7 +13,6 @@ from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
 from coterie.training.trainer import Trainer, train
-from tests.templates import tokenizer
 from tests.test_training import metrics_of, with_
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
@@ -102,18 +101,16 @@ def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path)
 
 def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
     source = tmp_path / "source"
-    tiny_llama(vocab_size=512).save_pretrained(source)
-    tokenizer("chatml").save_pretrained(source)
+    tiny_llama().save_pretrained(source)
+    (source / "tokenizer.json").write_text('{"as": "it is"}')
     model = type(tiny_llama()).from_pretrained(source)
     start = weight_hash(model)
     assert start == weight_hash(source)
     report = train(model, some_rows(), SETTINGS, tmp_path / "run")
     assert weight_hash(model) == weight_hash(report.final) != start
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (report.final / name).read_bytes() == (source / name).read_bytes()
+    assert (report.final / "tokenizer.json").read_text() == '{"as": "it is"}'
     assert (report.final / "config.json").exists()
-    fresh = type(tiny_llama()).from_pretrained(source)
-    again = train(fresh, some_rows(), SETTINGS, tmp_path / "run", progress=StopAt(0))
+    again = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "run", progress=StopAt(0))
     assert again == report, "a finished training is not repeated"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.utils import cached_file
 
+from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import TOKENIZER_FILES, load_renderer
 
@@ -43,8 +44,9 @@ def save_tokenizer(model: Any, folder: Path) -> None:
         source = Path(config).parent
         for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
             shutil.copyfile(file, folder / file.name)
-        ends = _write_ends(model, load_renderer(source)[0], folder)
-        settings.eos_token_id = ends or settings.eos_token_id
+        with suppress(UserError):  # without a chat template, there are no turns to end
+            ends = _write_ends(model, load_renderer(source)[0], folder)
+            settings.eos_token_id = ends or settings.eos_token_id
     # Written last, because the copied files have the settings of the source.
     text = settings.to_json_string(ignore_metadata=True)
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
