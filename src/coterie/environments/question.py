@@ -236,7 +236,7 @@ class Question(OneReply):
         if self.reward == "math":
             golds = map(answer_of, item.answers)
             right = await asyncio.to_thread(
-                lambda: any(same_mathematics(gold, answer) for gold in golds)
+                lambda: any(same_mathematics(gold, answer, item.question) for gold in golds)
             )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
