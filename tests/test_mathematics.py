@@ -149,7 +149,9 @@ OF_QUESTIONS = [
     ("Simplify, for matrices A and B.", "X = 2AB", r"2 A \cdot B", True),
     ("Simplify, for matrices.", "M_1M_2", "M_2M_1", False),
     ("Find the matrix.", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", True),
+    ("Which matrices?", r"A = \begin{pmatrix}1\\2\end{pmatrix}, B = 2", r"\begin{pmatrix}1\\2\end{pmatrix}, 2", True),
     ("Which matrix?", "(B) 12", "12", True),
+    ("Is the matrix regular?", "Yes", "YES", True),
     ("What is the area of a triangle?", r"\frac12 BH", r"\frac12 HB", True),
 ]  # fmt: skip
 

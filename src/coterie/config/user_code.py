@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import partial
 from math import isfinite, nan
@@ -19,13 +20,6 @@ SECONDS = 300.0
 """Time limit of a call."""
 GRACE = 30.0
 """Seconds after the limit until the process ends, if the code can't be interrupted."""
-_TORCH = {
-    "is_grad_enabled": "set_grad_enabled",
-    "get_default_dtype": "set_default_dtype",
-    "get_deterministic_debug_mode": "set_deterministic_debug_mode",
-    "get_num_threads": "set_num_threads",
-}
-"""Getters and setters of PyTorch's state that would break or change the next training step."""
 
 
 class OutOfTime(BaseException):
@@ -34,41 +28,37 @@ class OutOfTime(BaseException):
     __module__ = "builtins"  # so that messages name the class alone
 
 
-class user_code:  # a class, since a generator costs a microsecond more at each of many calls
-    """Context for code of a user: it stops the code after ``seconds`` (0: never), then restores the process.
-
-    It restores the state in ``_TORCH``, the default device and the working directory. Random numbers are not
-    restored: a reward that draws would draw the same number each time, and runs do not use them.
+@contextmanager
+def user_code(seconds: float = 0.0) -> Iterator[None]:
+    """Stop code of a user after ``seconds`` (0: never), then restore the state of the process (:func:`_state`).
 
     Only a main thread can be stopped, by a signal, which also interrupts sleeps and regular expressions. Code that
     no signal interrupts ends the process after ``GRACE``, with the traceback of all threads.
     """
+    before, has_ended = _state(), False
+    is_timed = seconds and threading.current_thread() is threading.main_thread()
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        self.seconds = seconds if is_main else 0.0
+    def stop(*_: object) -> None:
+        if not has_ended:
+            raise OutOfTime(f"took more than {seconds:g} s")
 
-    def __enter__(self) -> None:
-        self._state, self._has_ended = _state(), False
-        if self.seconds:
-            self._handler = signal.signal(signal.SIGALRM, self._stop)
-            # The signal comes again each second, in case that the code catches the error.
-            self._timer = signal.setitimer(signal.ITIMER_REAL, self.seconds, 1.0)
-            # The code may use this timer itself. The second timer needs no signal.
-            faulthandler.dump_traceback_later(self.seconds + GRACE, exit=True, file=2)
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended = True
-        if self.seconds:
+    if is_timed:
+        handler = signal.signal(signal.SIGALRM, stop)
+        # The signal comes again each second, in case that the code catches the error.
+        timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        # The code may use this timer itself. The second timer needs no signal.
+        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
+    try:
+        yield
+    finally:
+        has_ended = True
+        if is_timed:
             faulthandler.cancel_dump_traceback_later()
-            signal.setitimer(signal.ITIMER_REAL, *self._timer)
-            signal.signal(signal.SIGALRM, self._handler)
-        if _state() != self._state:
-            _restore(*self._state)
-
-    def _stop(self, *_: object) -> None:
-        if not self._has_ended:
-            raise OutOfTime(f"took more than {self.seconds:g} s")
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+            signal.signal(signal.SIGALRM, handler)
+        for (value, restore), (now, _) in zip(before, _state(), strict=False):
+            if value not in (now, ""):
+                restore(value)
 
 
 async def call(function: Callable[[], Any], seconds: float) -> Any:
@@ -89,7 +79,7 @@ async def call(function: Callable[[], Any], seconds: float) -> Any:
 
 @coroutine
 def in_steps(work: Awaitable[Any], seconds: float = 0.0) -> Generator[Any, Any, Any]:
-    """Await work of a user as :class:`user_code`, except for its waits, in which the event loop runs other code."""
+    """Await work of a user as :func:`user_code`, except for its waits, in which the event loop runs other code."""
     steps = work.__await__()
     resume: Callable[[], Any] = partial(next, steps)
     while True:
@@ -114,22 +104,22 @@ def as_number(value: object) -> float | None:
     return figure if isfinite(figure) else None
 
 
-def _state() -> tuple[list[Any], Any, str]:
-    # Before PyTorch is imported there is nothing to restore. Runs import it before they call user code.
-    torch: Any = sys.modules.get("torch")
-    values = [] if torch is None else [getattr(torch, name)() for name in _TORCH]
-    device = torch and torch.empty(0).device  # get_default_device is 20 times slower
-    try:
-        return values, device, os.getcwd()
-    except FileNotFoundError:  # deleted
-        return values, device, ""
+def _state() -> list[tuple[Any, Callable[[Any], object]]]:
+    """Return what would break or change the next training step, each with its setter.
 
-
-def _restore(values: list[Any], device: Any, folder: str) -> None:
+    Random numbers are not restored: a reward that draws would draw the same number each time, and runs do not use them.
+    """
+    folder = ""
+    with suppress(FileNotFoundError):  # deleted
+        folder = os.getcwd()
     torch: Any = sys.modules.get("torch")
-    for setter, value in zip(_TORCH.values(), values, strict=False):
-        getattr(torch, setter)(value)
-    if device is not None and torch.empty(0).device != device:
-        torch.set_default_device(None if device.type == "cpu" else device)
-    if folder:
-        os.chdir(folder)
+    state: list[tuple[Any, Callable[[Any], object]]] = [(folder, os.chdir)]
+    if torch is not None:  # runs import it before they call user code
+        state += [
+            (torch.is_grad_enabled(), torch.set_grad_enabled),
+            (torch.get_default_dtype(), torch.set_default_dtype),
+            (torch.empty(0).is_cpu, lambda _: torch.set_default_device(None)),  # the getter is slow
+            (torch.get_deterministic_debug_mode(), torch.set_deterministic_debug_mode),
+            (torch.get_num_threads(), torch.set_num_threads),
+        ]
+    return state

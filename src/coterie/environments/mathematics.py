@@ -87,10 +87,9 @@ _BASE = re.compile(r"(?<=[0-9A-F])_\d+\Z")
 _PERCENT = re.compile(r"%|\bpercent\b")
 _VECTOR = re.compile(r"\\begin\{pmatrix\}((?:(?!\\begin).)*)\\end\{pmatrix\}", re.DOTALL)
 _OPTION = re.compile(
-    rf"(?:{_TEXT}\{{\s*\(?([A-J])[).]\s*\}}\s*|\(?([A-J])[).][\s~]+)"
-    rf"((?:[\w.(\[]|-[\w.\\]|\\(?!c[au]p{_END}|in{_END}|l[eo]|g[et]|times|cdot|equiv)).*)"
+    rf"\(?([A-J])[).][\s~]+((?:[\w.(\[]|-[\w.\\]|\\(?!c[au]p{_END}|in{_END}|l[eo]|g[et]|times|cdot)).*)"
 )
-r"""Letter of an option with its content, such as ``\text{(B) }12``."""
+"""Letter of an option with its content, such as ``(B) 12``."""
 _DEGREES = re.compile(
     rf"(\d+(?:\.\d+)?)\s*(?:\^\s*\{{?\s*\\circ\s*\}}?|°|\\degree{_END}|{_TEXT}\{{\s*degrees\s*\}})(?!\s*[CF])"
 )
@@ -121,17 +120,15 @@ def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
     texts = [_clean(text) for text in texts]
     if len({r"\pi" in text for text in texts}) == 2:
         texts = [_DEGREES.sub(r"\\frac{\1\\pi}{180}", text) for text in texts]
-    options = [
-        _OPTION.fullmatch(_TEXTS.sub(r"\1", text, 1) if _TEXTS.fullmatch(text) else text)
-        for text in texts
-    ]
-    readings = [[*filter(None, option.groups())] if option else [] for option in options]
-    if all(readings):  # two options are equal if letters and contents are
-        return all(
-            _same_in_order(one, other, question) for one, other in zip(*readings, strict=True)
-        )
-    golds, answers = ([text, *more] for text, more in zip(texts, readings, strict=True))
-    return any(_same_in_order(one, other, question) for one, other in product(golds, answers))
+    first, second = options = [_OPTION.fullmatch(_TEXTS.sub(r"\1", text)) for text in texts]
+    if first and second:
+        both = zip(first.groups(), second.groups(), strict=True)
+        return all(_same_in_order(*pair, question) for pair in both)
+    golds, answers = (
+        [text, *(option.groups() if option else ())]
+        for text, option in zip(texts, options, strict=True)
+    )
+    return any(_same_in_order(*pair, question) for pair in product(golds, answers))
 
 
 def _same_in_order(gold: str, answer: str, question: str) -> bool:
@@ -140,15 +137,14 @@ def _same_in_order(gold: str, answer: str, question: str) -> bool:
     if 1 < len(pairs[0]) == len(pairs[1]) and all(
         part and not _depths(part)[-1] for pair in pairs for part in pair
     ):
-        numbers = [int(part) for part in pairs[0] if part.strip().isdecimal()]
-        lowest = len(numbers) < len(pairs[0]) or gcd(*numbers) == 1
-        if _RATIO.search(question) or (lowest and not question):
-            return all(map(_same, *([":".join(two) for two in pairwise(pair)] for pair in pairs)))
+        in_lowest_terms = gcd(*map(int, re.findall(r"\d+", gold))) < 2
+        if _RATIO.search(question) if question else in_lowest_terms:
+            pairs = [[":".join(two) for two in pairwise(pair)] for pair in pairs]
         return all(map(_same, *pairs))
     if _MATRIX.search(f"{question} {gold} {answer}"):
-        products = [re.split(r"(?<!\{)[-+]", text.rpartition("=")[2]) for text in (gold, answer)]
-        orders = [sorted("".join(_FACTOR.findall(one)) for one in terms) for terms in products]
-        if orders[0] != orders[1] and re.search("[A-Z]", "".join(map(str, orders))):
+        terms = [re.split(r"(?<!\{)[-+]", re.sub(r"\w+\s*=", "", text)) for text in (gold, answer)]
+        orders = [sorted("".join(_FACTOR.findall(term)) for term in sums) for sums in terms]
+        if orders[0] != orders[1] and all(re.search("[A-Z]", "".join(order)) for order in orders):
             return False
     return _same(gold, answer)
 

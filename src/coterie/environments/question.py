@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -80,7 +80,6 @@ REWARDS = Kind("reward", dict.fromkeys(METRICS, f"{__name__}:Question"))
 NAMES = ("question", "reply", "answer", "row")
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Names of the values that verl gives a reward function."""
-PARAMETERS = f"({', '.join(NAMES)})"
 RESERVED = frozenset({
     "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
 })  # fmt: skip
@@ -99,7 +98,8 @@ class QuestionSettings(EnvironmentSettings):
     reward: str | None = key(
         None,
         "`exact` (the right words), `f1` (the share of right words), `math` (equal numbers or formulas), `code` (the "
-        f"program passes the tests of the row), or a function `path/file.py:NAME` with {PARAMETERS}. The default is "
+        f"program passes the tests of the row), or a function `path/file.py:NAME` with "
+        f"({', '.join(NAMES)}). The default is "
         "`math` for data sets of mathematics, `code` for contests, else `exact`.",
     )
     reward_range: tuple[float, float] = key(
@@ -156,7 +156,7 @@ class Question(OneReply):
         self.settings, self.rows, self.name = settings, rows, rows.name
         self.reward = settings.reward or _default_reward(rows.row)
         self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
-        self.arguments = () if self.function is None else arguments_of(self.function)
+        self.arguments = arguments_of(self.function) if self.function else set[str]()
         self.trial: tuple[tuple[str, str], ...] = ()
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
@@ -258,9 +258,9 @@ class Question(OneReply):
         own = (item.question, reply, answer, row)
         verl = (source, reply, answer if truth is None else truth, {} if more is None else more)
         values = dict(zip((*NAMES, *VERL), (*own, *verl), strict=True))
-        arguments = {name: values[name] for name in self.arguments}
         try:
-            value = await call(lambda: function.thing(**arguments), SECONDS)
+            named = {name: values[name] for name in self.arguments}
+            value = await call(partial(function.thing, **named), SECONDS)
         except (Exception, SystemExit, OutOfTime) as error:
             problem = f"failed on {item.where}: {last_line(error)}"
             raise wrong(problem, "correct the function") from error
@@ -305,27 +305,20 @@ class Question(OneReply):
         return float(self.same(answer, other))
 
 
-def arguments_of(function: Plugin) -> tuple[str, ...]:
+def arguments_of(function: Plugin) -> set[str]:
     """Return the names of the values that a reward function gets. Raises ``UserError`` if it needs others."""
-    fix = f"write def NAME{PARAMETERS}"
+    fix = f"write def NAME({', '.join(NAMES)}), which may call a function of a batch with lists of one"
     try:
-        parameters = inspect.signature(function.thing).parameters.values()
+        signature = inspect.signature(function.thing)
+        names = {*NAMES, *VERL} & {*signature.parameters}
+        if inspect.Parameter.VAR_KEYWORD in {p.kind for p in signature.parameters.values()}:
+            names.update(NAMES if names.isdisjoint(VERL) else VERL)
+        signature.bind(**dict.fromkeys(names))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{function} is not a function", fix) from error
-    names = {parameter.name for parameter in parameters}
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    if any(parameter.kind == kinds[1] for parameter in parameters):
-        names.update(NAMES if names.isdisjoint(VERL) else VERL)
-    for parameter in parameters:
-        is_required = parameter.default is parameter.empty and parameter.kind not in kinds
-        if is_required and parameter.name not in (*NAMES, *VERL):
-            raise UserError(
-                f"{function} has a parameter {parameter.name!r}, which coterie does not know",
-                f"{did_you_mean(parameter.name, NAMES)}{fix}; it may call a function of a batch with lists of one",
-            )
+        raise UserError(f"{function} can't get its values by name: {error}", fix) from error
     if names.isdisjoint(("reply", "solution_str")):
         raise UserError(f"{function} does not take the reply", fix)
-    return tuple(name for name in (*NAMES, *VERL) if name in names)
+    return names
 
 
 def answer_of(reply: str) -> str:

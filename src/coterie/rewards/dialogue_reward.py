@@ -54,13 +54,13 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, P
 @cache
 def _find(name: str) -> Plugin:
     term = find(REWARDS, name)
-    fix = "write def NAME(sample): ... that returns a number"
-    if not callable(term.thing) or isinstance(term.thing, type):
-        raise UserError(f"{term} is not a function", fix)
     try:
+        if isinstance(term.thing, type):
+            raise TypeError("it is a class")
         inspect.signature(term.thing).bind("sample")
     except TypeError as error:
-        raise UserError(f"{term} does not take one sample: {error}", fix) from error
+        fix = "write def NAME(sample): ... that returns a number"
+        raise UserError(f"{term} is not a function of one sample: {error}", fix) from error
     return term
 
 

@@ -134,7 +134,7 @@ FINISH = """
     for (let i = 0; i < view.length; i++)
         try { finish(view[i]) } catch { }  // a frame of another origin
     for (const animation of Document.prototype.getAnimations.call(view.document))
-        if (animation.timeline instanceof view.ViewTimeline) animation.currentTime = view.CSS.percent(50);
+        if (animation.timeline?.constructor.name === "ViewTimeline") animation.currentTime = view.CSS.percent(50);
         else try { animation.finish() } catch { animation.cancel() }
     for (const svg of Document.prototype.querySelectorAll.call(view.document, "svg"))
         svg.pauseAnimations(), svg.setCurrentTime(1)
