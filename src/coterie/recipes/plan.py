@@ -18,6 +18,7 @@ from coterie.environments.protocol import (
     Environment,
     draw_tasks,
     formats_of,
+    innermost,
     most_turns,
     persons_of,
 )
@@ -220,6 +221,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
         turns=turns,
         max_tokens=s.turn_tokens,
+        details=getattr(innermost(environment), "trial", ()),
     )
 
 
