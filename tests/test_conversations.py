@@ -10,17 +10,11 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from coterie.datasets import conversations
+from coterie.datasets import published_preferences
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet
-from coterie.datasets.conversations import (
-    Conversations,
-    FileSettings,
-    MixedPreferences,
-    Preference,
-    Preferences,
-    published_pairs,
-)
+from coterie.datasets.conversations import Conversations, FileSettings, Preference, Preferences
 from coterie.datasets.files import choose_splits
+from coterie.datasets.published_preferences import MixedPreferences, published_pairs
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.plan import HeldOutQuestions
@@ -115,7 +109,7 @@ def test_calls_and_results_are_matched_by_their_ids(tmp_path: Path) -> None:
     rows = [{"messages": chat, "tools": [TOOL]}, {"messages": [{**ASK, "content": "3"}, SAY]}]
     first, _ = read(write(tmp_path, rows))
     calls = [(call.id, call.arguments) for call in first.messages[1].calls]
-    assert calls == [("c0", '{"a": 2, "b": 2}'), ("c1", '{"a": 1}')]
+    assert calls == [("c0", '{"a": 2, "b": 2}'), ("c1", '{"a": 1, "b": null}')]
     assert [one.results for one in first.messages[2:4]] == ["c1", "c0"]
     assert first.messages[4].thought == "sum" and first.tools[0].name == "add"
     row = {"conversations": shared, "tools": json.dumps([TOOL["function"]])}
@@ -164,7 +158,7 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
 @pytest.mark.parametrize(
     ("of", "rows", "problem"),
     [
-        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'alpaca'"),
+        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'instruction and out"),
         (Conversations, [{"text": "hello"}], "line 1 is of no known form: it has text"),
         (Conversations, [{"instruction": "a", "input": 21, "output": "b"}], "its input is a int"),
         (Preferences, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "chosen and rejected are equal"),
@@ -229,7 +223,8 @@ def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
     later = {**row, "history": '[["c", "b"]]'}
     read_rows = read(write(tmp_path, [row, later]))
     texts = sorted([one.content for one in row.messages] for row in read_rows)
-    assert texts[0] == ["s", "a", "b", "2+2?", "4"] and read_rows[0].start == 4
+    assert texts[0] == ["s", "a", "b", "2+2?", "4"]
+    assert read_rows[0].start == 0, "replies of the history are trained, as in LLaMA-Factory"
 
 
 TRAIN, TEST = "data/train_sft-00000-of-00002-a1.parquet", "data/test_sft-00000-of-00001.parquet"
@@ -316,7 +311,7 @@ def published(
     file: Path, patch: pytest.MonkeyPatch, of: DataSet = INTERACT, left_out: Any = None
 ) -> list[Preference]:
     """Return the pairs of a set whose files in the hub's cache are this one."""
-    patch.setattr(conversations, "download", lambda *_: file)
+    patch.setattr(published_preferences, "download", lambda *_: file)
     return list(published_pairs(of, left_out))
 
 
