@@ -158,7 +158,7 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
 @pytest.mark.parametrize(
     ("of", "rows", "problem"),
     [
-        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'instruction and out"),
+        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'instruct"),
         (Conversations, [{"text": "hello"}], "line 1 is of no known form: it has text"),
         (Conversations, [{"instruction": "a", "input": 21, "output": "b"}], "its input is a int"),
         (Preferences, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "chosen and rejected are equal"),
@@ -216,6 +216,76 @@ def test_openings_divide_rows_and_only_equal_rows_are_duplicates(tmp_path: Path)
     many = [{"prompt": "2+2?", "chosen": "4", "rejected": one} for one in ("5", "6", "7")]
     pairs = read(write(tmp_path, [*many, other(many[0])]), Preferences)
     assert len({row.id for row in pairs}) == 4
+
+
+def opening(count: int, first: str = "Hi", **keys: Any) -> list[dict[str, Any]]:
+    """Conversations that all begin with one message and part later."""
+    chats = (
+        [{**ASK, "content": first}, SAY, {**ASK, "content": f"{n}?"}, SAY] for n in range(count)
+    )
+    return [{"messages": chat, **keys} for chat in chats]
+
+
+SAME = [{"messages": [ASK, {**SAY, "content": f"{n}"}]} for n in range(100)]
+OPEN, QUESTION = (
+    "rows that open alike are in both splits",
+    "rows with the same question are in both splits",
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "held_out", "warning"),
+    [
+        ([other({"messages": [ASK, SAY], "n": n}) | {"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(50)],
+         0.1, 5, ""),
+        (opening(1), 0, 0, ""),
+        (opening(50), 0, 0, ""),
+        (opening(290) + [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(10)], 0.1, 30, OPEN),
+        (SAME, 0.25, 25, QUESTION),
+        (opening(95) + SAME[:5], 0.05, 5, ""),
+        ([row for n in range(20) for row in opening(5, f"{n}")], 0.2, 20, ""),
+        ([row for n in range(4) for row in opening(5, f"{n}")], 0.1, 2, OPEN),
+    ],
+)  # fmt: skip
+def test_a_share_of_rows_is_held_out_even_if_they_open_alike(
+    rows: list[Any], share: float, held_out: int, warning: str, tmp_path: Path
+) -> None:
+    """The share holds within a tenth of it. Equal rows, here in two shards, are never in both splits."""
+    for shard, some in enumerate((rows, rows[: len(rows) // 2 + 1])):
+        jsonl(tmp_path / f"train-0000{shard}-of-00002.jsonl", *some)
+    own = Conversations(FileSettings(name="x", source=str(tmp_path), heldout=share))
+    splits = [own.rows(split) for split in own.splits]
+    assert own.splits == (("train", "heldout") if share else ("train",))
+    assert sum(map(len, splits)) == len({row.id for split in splits for row in split}) == len(rows)
+    held = len(splits[1]) if share else 0
+    assert held == pytest.approx(held_out, rel=0.1, abs=1 if warning else 0)
+    assert [text.partition(":")[0] for text in own.warnings] == [warning] * bool(warning)
+
+
+def test_published_training_rows_may_open_as_held_out_rows(tmp_path: Path) -> None:
+    """Rows with the question of a held-out row are left out, and all that open alike if they are few."""
+    hi, asked = opening(20), [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(40)]
+    for rows, left_out in (([*hi, *asked], 1), ([*hi[:4], *asked], 4)):
+        jsonl(tmp_path / "data/train.jsonl", *rows)
+        jsonl(tmp_path / "data/test.jsonl", hi[0])
+        own = Conversations(FileSettings(name="x", source=str(tmp_path)))
+        assert len(own.rows("heldout")) == 1 and len(own.rows("train")) == len(rows) - left_out
+        assert own.left_out["held out too"] == left_out
+
+
+def test_all_kinds_of_broken_rows_are_skipped_and_counted(tmp_path: Path) -> None:
+    good = [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(5)]
+    bad = [{"text": "x"}, {"messages": [ASK]}, 7, {"prompt": "a", "completion": "b"}, {"messages": "[{"},
+           {"messages": [ASK, SAY], "images": ["x"]}]  # fmt: skip
+    file = jsonl(tmp_path / "a.jsonl", *bad, *good)
+    file.write_text(file.read_text() + '{"messages": [\n')
+    for broken in ("skip", "refuse"):
+        own = Conversations(FileSettings(name="x", source=str(file), broken=broken, heldout=0))  # type: ignore[arg-type]
+        if broken == "refuse":
+            with pytest.raises(UserError, match="line 1 is of no known form: it has text"):
+                own.rows("train")
+        else:
+            assert len(own.rows("train")) == 5 and own.left_out["broken"] == 7
 
 
 def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:

@@ -103,6 +103,28 @@ def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path:
             prompt(environment(nested, f"environment.prompt={{question}} {{{column}}}"))
 
 
+def test_columns_that_the_prompt_names_are_not_added_again_and_others_are_named(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": f"{n}?", "answer": "A", "context": f"C{n}", "level": n} for n in range(10)]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    unused = "columns that are not used"
+    game = environment(file)
+    assert re.fullmatch(r"C(\d)\n\n\1\?\n\nReply with the answer only\.", prompt(game))
+    assert game.notes == [(unused, "level")]  # type: ignore[attr-defined]
+    game = environment(file, "environment.prompt=Level {level}. {question} ({context})")
+    assert re.fullmatch(r"Level (\d)\. \1\? \(C\1\)", prompt(game))
+    assert not game.notes  # type: ignore[attr-defined]
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    game = environment(file, f"environment.reward={tmp_path}/rewards.py:words")
+    assert game.notes == [("columns that only the reward can read", "level")]  # type: ignore[attr-defined]
+    game = environment(file, "dataset.ignore=[context]", "environment.prompt={question} {context}")
+    assert re.fullmatch(r"(\d)\? C\1", prompt(game)), "the prompt may show what is not added"
+    choices = [{"question": f"{n}?", "choices": ["a", "b"], "answer_idx": 1} for n in range(10)]
+    with pytest.raises(UserError, match="shows the right answer to the agent"):
+        prompt(environment(jsonl(file, *choices), "environment.prompt={question} {answer_idx}"))
+
+
 @pytest.mark.parametrize(
     ("reward", "answers", "reply", "score"),
     [

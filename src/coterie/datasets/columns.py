@@ -92,8 +92,11 @@ def check_training_keys(row: Mapping[str, Any]) -> None:
         value = peek(row, name)
         flag = _TEXTS.get(str(value).strip().lower(), value)
         is_class = name == "label" and flag not in (0, 1)  # of a text, not a judgment of a reply
-        if not is_empty(value) and not is_class and flag not in accepted:
-            raise ValueError(f"it has {name}={value!r:.40}; {fix}")
+        if is_empty(value) or is_class:
+            continue
+        if flag not in accepted:
+            raise ValueError(f"it has {name}={row[name]!r:.40}; {fix}")
+        row.get(name)  # is obeyed
 
 
 def message_is_trained(message: Mapping[str, Any], role: str, number: int) -> bool:

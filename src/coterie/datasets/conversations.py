@@ -24,7 +24,6 @@ from pydantic import ConfigDict
 
 from coterie.config.folders import read_json, sha256
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
 from coterie.datasets.columns import (
     Columns,
     check_media,
@@ -93,13 +92,12 @@ def _hash(value: object) -> str:
 # -- formats --------------------------------------------------------------------------------------
 
 Formats = Mapping[str, tuple[str, ...]]
+CHATS = ("messages", "conversations", "conversation")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 REPLIES = ("output", "completion", "response", "solution")
 OPTIONS = "question with options"
 CONVERSATIONS: Formats = {
-    "messages": ("messages",),
-    "sharegpt": ("conversations",),
-    "conversation": ("conversation",),
+    **{column: (column,) for column in CHATS},
     **{f"{prompt} and {reply}": (prompt, reply) for prompt in PROMPTS for reply in REPLIES},
     "verl": ("prompt", "reward_model"),
     OPTIONS: (),
@@ -128,7 +126,7 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 def _prompt(row: Raw, column: str) -> Messages:
     """Return the messages of a prompt, with earlier rounds from ``history``."""
     value = row[column]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or column in CHATS:
         return parse_messages(value, system_of(row))
     asked, rounds = ask(row, value, column, None), list[dict[str, Any]]()
     for pair in parsed_json(row.get("history") or (), "its history"):
@@ -339,10 +337,6 @@ class Conversations(UserFileSet):
     usual: ClassVar[str] = "messages, or to prompt and completion"
     environment = "conversation"
 
-    def rows(self, split: Split) -> list[Conversation]:
-        """Return the different rows of a split, which may repeat in several files."""
-        return list({row.id: row for row in super().rows(split)}.values())
-
     def content(self) -> str:
         """Return a hash of the files and their split."""
         files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
@@ -404,10 +398,8 @@ class Conversations(UserFileSet):
             if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
                 value = _chat_in_json(value)
             value = _without_nulls(value) if drop_nulls else value
-            if isinstance(value, list):
-                value = [
-                    Columns(item, ignored) if isinstance(item, dict) else item for item in value
-                ]
+            if is_chat(value):
+                value = [Columns(message, ignored) for message in value]
             row[name] = value
         return row
 

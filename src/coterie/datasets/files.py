@@ -413,10 +413,10 @@ SLACK = 0.1
 
 
 def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split, list[Q]], str]:
-    """Hold out a share of rows. Return the splits, and a warning if related rows are in both, or an empty text.
+    """Hold out a share of different rows. Return the splits, and a warning if related rows are in both, or "".
 
     Rows of a group (``split_group``) stay together if the share then holds within ``SLACK``. Otherwise the largest
-    groups are in both splits; equal rows never are.
+    groups are in both splits.
     """
     if not share:
         return {"train": [*rows]}, ""
@@ -432,13 +432,10 @@ def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split
     for group in sorted(large, key=len, reverse=True):
         if len(held_out) >= wanted * (1 - SLACK):
             break
-        warning, last = "rows that open alike are in both splits", ""
+        warning = "rows that open alike are in both splits"
         # Rows with the same question are neighbors, so that at most one question of a group is in both splits.
-        for row in sorted(group, key=lambda row: (row.key, row.identity)):
-            if len(held_out) >= wanted and row.identity != last:
-                break
-            held_out.append(row)
-            last = row.identity
+        ordered = sorted(group, key=lambda row: (row.key, row.identity))
+        held_out += ordered[: wanted - len(held_out)]
     chosen = set(map(id, held_out))
     train = [row for row in rows if id(row) not in chosen]
     if not train and share < 1:

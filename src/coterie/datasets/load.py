@@ -486,13 +486,13 @@ class UserFileSet(ABC):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Any]]:
-        """Rows by split. A single file is divided; published training rows that are held out too are left out."""
+        """Different rows by split. One split is divided; published training rows that are held out are left out."""
         name, source = str(self.settings.name), self.settings.source
         files, is_published = source_files(name, source, self.kind)
-        rows = {
-            split: [row for file in paths for row in self.read_file(file)]
-            for split, paths in files.items()
-        }
+        rows: dict[Split, list[Any]] = {}
+        for split, paths in files.items():
+            different = {row.identity: row for file in paths for row in self.read_file(file)}
+            rows[split] = [*different.values()]
         if "heldout" not in rows:
             rows, warning = divided(rows["train"], self.settings.heldout, source)
             self.warnings += [warning] if warning else []
