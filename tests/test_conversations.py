@@ -418,7 +418,7 @@ def test_an_interaction_is_a_dialogue_and_two_actions(
         "duplicates": 1, "chosen and rejected are equal": 1, "message 4 (assistant) is empty": 1,
         "messages 2 and 3 are both the assistant's": 1, "no two replies with different scores": 0,
     }  # fmt: skip
-    assert row.place == "ultra_interact/row1"
+    assert row.origin == "ultra_interact/row1"
     assert [(one.role, one.content) for one in row.messages[: row.start]] == [
         ("user", "What is 2 and 3?"),
         ("assistant", "Step 1: 6."),
@@ -473,10 +473,10 @@ def test_a_set_is_downloaded_and_drawn_from(
 
 def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
     mix = MixedPreferences(str(ours(tmp_path / "a.jsonl", 40)))
-    places = [[row.place for row in mix.draw(12, seed)] for seed in "xxy"]
+    places = [[row.origin for row in mix.draw(12, seed)] for seed in "xxy"]
     assert len(set(places[0])) == 12 and places[0] != sorted(places[0])
     assert places[0] == places[1] != places[2]
-    all_places = [row.place for row in mix.draw(100, "x")]
+    all_places = [row.origin for row in mix.draw(100, "x")]
     assert sorted(all_places) == sorted(f"a.jsonl, line {n + 1}" for n in range(40))
 
 

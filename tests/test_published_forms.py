@@ -81,7 +81,7 @@ def test_conversations_train_what_their_form_means(form: Form, tmp_path: Path) -
         whole = (
             trained if form.sft.startswith("trained") else lambda own, rows: shown(own, rows[-1])
         )
-        shown_rows.append((int(re.findall(r"\d+", row.place)[-1]), whole(own, training_rows)))
+        shown_rows.append((int(re.findall(r"\d+", row.origin)[-1]), whole(own, training_rows)))
     for number, (_, text) in enumerate(sorted(shown_rows)):
         assert re.fullmatch(expected(form.sft, number), text), text
     if not form.dpo:

@@ -122,7 +122,3 @@ def is_empty(value: Any) -> bool:
     if isinstance(value, float):
         return value != value
     return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-def kind_of(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -24,26 +24,13 @@ from pydantic import ConfigDict
 
 from coterie.config.folders import read_json, sha256
 from coterie.config.settings import key
-from coterie.datasets.columns import (
-    Columns,
-    check_media,
-    check_training_keys,
-    is_empty,
-    kind_of,
-    peek,
-)
+from coterie.datasets.columns import Columns, check_media, check_training_keys, is_empty, peek
 from coterie.datasets.files import is_chat, numbered, source_files
 from coterie.datasets.load import ColumnSettings, UserFileSet
-from coterie.datasets.messages import (
-    Messages,
-    flaw_of,
-    has_text,
-    parse_messages,
-    parse_tools,
-)
+from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
 from coterie.datasets.problems import usual_name
 from coterie.datasets.question_files import QUESTIONS, ask, has_options, system_of
-from coterie.datasets.rows import QuestionRow, Raw, parsed_json
+from coterie.datasets.rows import QuestionRow, Raw, kind_of, parsed_json
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 
@@ -62,8 +49,8 @@ class Conversation(QuestionRow):
     rejected: Messages = ()
     start: int = 0
     """Index of the first message after the prompt of a preference."""
-    place: str = ""
-    """Line or row of the file, for errors."""
+    origin: str = ""
+    """Line or row of the file."""
 
     @property
     def key(self) -> str:
@@ -106,8 +93,7 @@ CONVERSATIONS: Formats = {
 """Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
 PREFERENCES: Formats = {
     **{
-        f"preference with {prompt}": (prompt, "chosen", "rejected")
-        for prompt in ("prompt", "instruction", "question", "query", "conversations", "messages")
+        f"preference with {prompt}": (prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)
     },
     "preference without a prompt": ("chosen", "rejected"),
 }
@@ -224,11 +210,9 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     """Return a side of a preference without its prompt, if it repeats it, with or without the system message."""
     side = _reply(value)
     for opening in (prompt, prompt[bool(prompt) and prompt[0].role == "system" :]):
-        texts = [
-            [(message.role, message.content.strip()) for message in some]
-            for some in (opening, side)
-        ]
-        if opening and texts[1][: len(opening)] == texts[0]:
+        both = zip(opening, side, strict=False)
+        is_equal = all(a.role == b.role and a.content.strip() == b.content.strip() for a, b in both)
+        if opening and is_equal and len(side) >= len(opening):
             side = side[len(opening) :]
             break
     if prompt and (not side or side[0].role != "assistant"):
@@ -236,9 +220,10 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
+def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
     """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
     column, *reply = CONVERSATIONS[name] or (usual_name(row, QUESTIONS),)
+    column = "question" if name == "verl" and "question" in row else column
     prompt, tools = _prompt(row, column), parse_tools(row.get("tools"))
     replies: Messages = ()
     if name == OPTIONS:
@@ -251,11 +236,11 @@ def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
     # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
     start = len(prompt) if replies and is_empty(row.get("history")) else 0
     _check_trained(messages[start:])
-    return Conversation(**_fields(messages, tools, start, place))
+    return Conversation(**_fields(messages, tools, start, origin))
 
 
 def parse_preference(
-    row: dict[str, Any], name: str, place: str = "", is_repeated: bool = False
+    row: dict[str, Any], name: str, origin: str = "", is_repeated: bool = False
 ) -> Preference:
     """Parse a preference. ``is_repeated``: its sides in texts begin with the prompt, which is removed.
 
@@ -279,13 +264,10 @@ def parse_preference(
         raise ValueError(flaw)
     for side in (chosen, rejected):
         _check_trained(side)
-    texts = [
-        [(message.role, message.thought, message.text) for message in side]
-        for side in (chosen, rejected)
-    ]
+    texts = [[(m.role, m.thought, m.text) for m in side] for side in (chosen, rejected)]
     if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
-    return Preference(**_fields(messages, tools, len(prompt), place, rejected))
+    return Preference(**_fields(messages, tools, len(prompt), origin, rejected))
 
 
 def _check_trained(messages: Messages) -> None:
@@ -294,7 +276,7 @@ def _check_trained(messages: Messages) -> None:
 
 
 def _fields(
-    messages: Messages, tools: Sequence[Tool], start: int, place: str, rejected: Messages = ()
+    messages: Messages, tools: Sequence[Tool], start: int, origin: str, rejected: Messages = ()
 ) -> dict[str, Any]:
     """Return the fields of a row: id, the user's last message, the last reply, and the messages."""
     question = next(message.text for message in reversed(messages) if message.role == "user")
@@ -304,7 +286,13 @@ def _fields(
     untrained = [index for index, message in enumerate(everything) if not message.is_trained]
     id_ = _hash([texts, len(messages), schemas, *untrained])
     fields = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
-    return {"id": id_, "question": question, "answer": messages[-1].text, "place": place, **fields}
+    return {
+        "id": id_,
+        "question": question,
+        "answer": messages[-1].text,
+        "origin": origin,
+        **fields,
+    }
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -340,11 +328,11 @@ class Conversations(UserFileSet):
     def content(self) -> str:
         """Return a hash of the files and their split."""
         files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
-        sums = [sha256(file) for some in files.values() for file in some if file.is_file()]
+        sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
 
-    def parse(self, row: Columns, name: str, place: str) -> Conversation:
-        return parse_conversation(row, name, place)
+    def parse(self, row: Columns, name: str, origin: str) -> Conversation:
+        return parse_conversation(row, name, origin)
 
     def format_of(self, row: Columns) -> str:
         """Return the name of the first format that has its columns in a row, or an empty text."""
@@ -356,30 +344,30 @@ class Conversations(UserFileSet):
         return ""
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, first, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
+        rows, form, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
         faults: dict[str, list[str]] = defaultdict(list)
-        for place, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
+        for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
             try:
                 row = self._opened(raw, file.suffix == ".parquet")
                 name = self.format_of(row)
-                first = first or name
+                form = form or name
                 if not name and not skips:
                     raise UserError(
-                        f"{file}, {place} is of no known form: it has {', '.join(row) or 'no columns'}",
+                        f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
                         f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md",
                     )
-                if name != first or not name:
-                    raise ValueError(f"it has the form {name!r}, and the first row {first!r}")
+                if name != form or not name:
+                    raise ValueError(f"it has the form {name!r}, and the first row {form!r}")
                 check_media(row, "it")
                 check_training_keys(row)
-                conversation = self.parse(row, name, place)
+                conversation = self.parse(row, name, position)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                faults[str(error)].append(place)
+                faults[str(error)].append(position)
             else:
                 self.unread |= dict.fromkeys(row.unread)
                 self.left_out["duplicates"] += conversation.id in rows
                 rows.setdefault(conversation.id, conversation)
-        faults = {problem: places for problem, places in faults.items() if places}
+        faults = {reason: positions for reason, positions in faults.items() if positions}
         self.left_out["broken"] += sum(map(len, faults.values()))
         if faults and not (skips and rows):
             raise _refusal(file, faults)
@@ -428,8 +416,8 @@ class Preferences(Conversations):
         _name_sides(row)
         return super().format_of(row)
 
-    def parse(self, row: Columns, name: str, place: str) -> Preference:
-        return parse_preference(row, name, place, self.is_repeated)
+    def parse(self, row: Columns, name: str, origin: str) -> Preference:
+        return parse_preference(row, name, origin, self.is_repeated)
 
 
 def _chat_in_json(text: str) -> Any:
@@ -450,8 +438,8 @@ def _without_nulls(value: Any) -> Any:
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
     count = sum(map(len, faults.values()))
     listed = [
-        f"{', '.join(places[:NAMED])}{', ...' * (len(places) > NAMED)}: {why}"
-        for why, places in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]
+        f"{', '.join(positions[:NAMED])}{', ...' * (len(positions) > NAMED)}: {reason}"
+        for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]
     ]
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",

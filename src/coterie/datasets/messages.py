@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeGuard
 
 from pydantic import ConfigDict
 
-from coterie.datasets.columns import check_media, check_placeholders, kind_of, message_is_trained
-from coterie.datasets.rows import Frozen, parsed_json
+from coterie.datasets.columns import check_media, check_placeholders, message_is_trained
+from coterie.datasets.rows import Frozen, kind_of, parsed_json
 from coterie.record.turn import Tool, ToolCall, call_id
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from coterie.datasets.columns import is_empty, kind_of, peek
+from coterie.datasets.columns import is_empty, peek
 from coterie.datasets.rows import (
     ANSWER_KEYS,
     IMAGE,
@@ -22,6 +22,7 @@ from coterie.datasets.rows import (
     QuestionRow,
     Raw,
     as_text,
+    kind_of,
     parsed_json,
     question_key,
     with_options,

@@ -31,11 +31,10 @@ def interaction_pairs(row: Raw) -> Pairs:
 def feedback_pairs(row: Raw) -> Pairs:
     """Yield all pairs of replies of a row of UltraFeedback whose overall scores differ."""
     replies = enumerate(row["completions"])
-    scored = [(n, one["response"], one.get("overall_score")) for n, one in replies]
-    known = [one for one in scored if one[2] is not None]
+    scored = [(n, reply["response"], reply.get("overall_score")) for n, reply in replies]
     prompt = [{"role": "user", "content": row["instruction"]}]
-    for two in combinations(known, 2):
-        (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
+    for pair in combinations([reply for reply in scored if reply[2] is not None], 2):
+        (better, chosen, high), (worse, rejected, low) = sorted(pair, key=lambda reply: -reply[2])
         if high > low:
             name = f"{question_key(row['instruction'])}-{better}-{worse}"
             yield name, {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -47,17 +46,18 @@ def published_pairs(
     """Yield each distinct pair of the hub's files once. Count other rows in ``left_out`` by reason."""
     reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
     for file in preference_files(data_set):
-        for place, row in numbered(file):
+        for position, row in numbered(file):
             try:
                 pairs = list(data_set.row(row))
             except (KeyError, TypeError, AttributeError) as error:
-                problem = f"{file}, {place} is broken: {type(error).__name__} {error}"
+                problem = f"{file}, {position} is broken: {type(error).__name__} {error}"
                 raise UserError(problem, "download it again") from error
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
-                place = f"{data_set.name}/{name}"
                 try:
-                    pair = parse_preference(raw, "preference with prompt", place)
+                    pair = parse_preference(
+                        raw, "preference with prompt", f"{data_set.name}/{name}"
+                    )
                 except ValueError as error:
                     reasons[str(error)] += 1
                     continue
@@ -141,7 +141,7 @@ class MixedPreferences:
         if self.source in PREFERENCE_SETS:
             return published_pairs(PREFERENCE_SETS[self.source])
         rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))
-        return (row.model_copy(update={"place": f"{self.name}, {row.place}"}) for row in rows)  # type: ignore[misc]
+        return (row.model_copy(update={"origin": f"{self.name}, {row.origin}"}) for row in rows)  # type: ignore[misc]
 
     def content(self) -> str:
         """Return the revision of a set, or the checksum of a file; ``missing`` if there is no file."""
@@ -157,7 +157,7 @@ class MixedPreferences:
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
-        places = random.Random(seed).sample(range(total), min(most, total))
-        chosen = set(places)
-        by_place = {place: pair for place, pair in enumerate(self.pairs()) if place in chosen}
-        return [by_place[place] for place in places]
+        indices = random.Random(seed).sample(range(total), min(most, total))
+        chosen = set(indices)
+        pairs = {index: pair for index, pair in enumerate(self.pairs()) if index in chosen}
+        return [pairs[index] for index in indices]

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.columns import Columns, check_media, check_placeholders, is_empty, kind_of
+from coterie.datasets.columns import Columns, check_media, check_placeholders, is_empty
 from coterie.datasets.files import numbered
 from coterie.datasets.load import ColumnSettings, UserFileSet
 from coterie.datasets.problems import OPTION_KEYS, read_options, usual_name
@@ -24,6 +24,7 @@ from coterie.datasets.rows import (
     Raw,
     first_of,
     from_verl,
+    kind_of,
     question_text,
     with_options,
 )

@@ -125,6 +125,10 @@ def with_options(question: str, options: Iterable[str]) -> str:
     return f"{question}\nOptions: {' | '.join(' '.join(option.split()) for option in options)}"
 
 
+def kind_of(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
 def question_key(question: Any) -> str:
     """Hash a question into 16 hexadecimal digits, ignoring case and spacing.
 

@@ -475,7 +475,7 @@ def as_conversation(row: QuestionRow) -> Conversation:
     request = ChatMessage(role="user", content=row.shown_question)
     messages = (request, ChatMessage(role=ASSISTANT, content=reply))
     known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
-    return Conversation(**known, messages=messages, start=1, place=f"row {row.id}")
+    return Conversation(**known, messages=messages, start=1, origin=f"row {row.id}")
 
 
 def _reply_at(row: Conversation) -> int:

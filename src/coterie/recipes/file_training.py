@@ -281,8 +281,8 @@ class DPOOnFile(FileTraining):
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
         pair = preference_pair(renderer, conversation)
         if pair.equal_sides:
-            place = conversation.place
-            raise UserError(f"{place}: {EQUAL_SIDES}", "leave the row out: dataset.broken=skip")
+            problem = f"{conversation.origin}: {EQUAL_SIDES}"
+            raise UserError(problem, "leave the row out: dataset.broken=skip")
         return [pair]
 
     def rows_of(self, item: Pair) -> Sequence[Row]:

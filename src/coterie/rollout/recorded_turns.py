@@ -314,7 +314,7 @@ def rows_from_messages(
     if flaw := flaw_of(parsed, schemas):
         raise ValueError(flaw)
     conversation = Conversation(
-        id="?", question="?", answer="?", messages=parsed, tools=schemas, place=origin
+        id="?", question="?", answer="?", messages=parsed, tools=schemas, origin=origin
     )
     return conversation_rows(_renderer(tokenizer), conversation, targets)
 
@@ -335,7 +335,7 @@ def pairs_from_messages(
         raise ValueError(flaw)
     preference = Preference(
         id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
-        start=len(before), tools=schemas, place=origin,
+        start=len(before), tools=schemas, origin=origin,
     )  # fmt: skip
     return preference_pair(_renderer(tokenizer), preference)
 
@@ -366,11 +366,11 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 def _rows_after(
     renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
 ) -> list[Row]:
-    place = conversation.place
+    origin = conversation.origin
     try:
-        prompts = _prompts(renderer, messages, conversation.tools, place)
+        prompts = _prompts(renderer, messages, conversation.tools, origin)
     except UserError as error:
-        where = f"{place}: " if place else ""
+        where = f"{origin}: " if origin else ""
         raise UserError(
             f"{where}{error.what}", "leave the row out, or use another model"
         ) from error
@@ -384,8 +384,8 @@ def _rows_after(
     training_rows = []
     for number, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
         targets = tuple(target for target in row.targets if target.turn in trained)
-        origin = f"{place}/{number}" if number else place
-        training_rows.append(replace(row, targets=targets, origin=origin))
+        name = f"{origin}/{number}" if number else origin
+        training_rows.append(replace(row, targets=targets, origin=name))
     return [row for row in training_rows if row.targets]
 
 
