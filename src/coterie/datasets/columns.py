@@ -1,4 +1,4 @@
-"""Columns of users' files: which were read, which hold media, and which change what is trained."""
+"""Columns of users' files: unread ones, ones with media, and ones that change the trained messages."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -106,11 +106,11 @@ def message_is_trained(message: Mapping[str, Any], role: str, number: int) -> bo
         ValueError: If a weight is not 0 or 1, keys disagree, a part is trained, or the role is not the assistant's.
     """
     flags = {key: message[key] for key in FLAGS if message.get(key) is not None}
-    shown = ", ".join(f"{key}={value!r}" for key, value in flags.items())
+    listing = ", ".join(f"{key}={value!r}" for key, value in flags.items())
     if any(value not in (0, 1) for value in flags.values()) or len(set(flags.values())) > 1:
-        raise ValueError(f"message {number} has {shown}; a message is trained (1) or not (0)")
+        raise ValueError(f"message {number} has {listing}; a message is trained (1) or not (0)")
     if any(flags.values()) and role != "assistant":
-        raise ValueError(f"message {number} ({role}) has {shown}; {_ROLES}")
+        raise ValueError(f"message {number} ({role}) has {listing}; {_ROLES}")
     for key in PARTIAL_FLAGS:
         if message.get(key):
             raise ValueError(f"message {number} has {key}={message[key]!r:.40}; {_ROLES}")

@@ -29,7 +29,7 @@ from coterie.datasets.files import is_chat, numbered, source_files
 from coterie.datasets.load import ColumnSettings, UserFileSet
 from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
 from coterie.datasets.problems import usual_name
-from coterie.datasets.question_files import QUESTIONS, ask, has_options, system_of
+from coterie.datasets.question_files import QUESTIONS, has_options, read_prompt, system_of
 from coterie.datasets.rows import QuestionRow, Raw, kind_of, parsed_json
 from coterie.errors import UserError
 from coterie.record.turn import Tool
@@ -114,13 +114,13 @@ def _prompt(row: Raw, column: str) -> Messages:
     value = row[column]
     if not isinstance(value, str) or column in CHATS:
         return parse_messages(value, system_of(row))
-    asked, rounds = ask(row, value, column, None), list[dict[str, Any]]()
+    prompt, rounds = read_prompt(row, value, column, None), list[dict[str, Any]]()
     for pair in parsed_json(row.get("history") or (), "its history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise ValueError("its history is not a list of pairs")
         roles = zip(("user", "assistant"), pair, strict=True)
         rounds += [{"role": role, "content": text} for role, text in roles]
-    return parse_messages([*rounds, {"role": "user", "content": asked.text}], asked.system)
+    return parse_messages([*rounds, {"role": "user", "content": prompt.text}], prompt.system)
 
 
 def _reply(value: Any) -> Messages:
@@ -227,7 +227,7 @@ def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
     prompt, tools = _prompt(row, column), parse_tools(row.get("tools"))
     replies: Messages = ()
     if name == OPTIONS:
-        replies = _reply(ask(row, row[column], column).right)
+        replies = _reply(read_prompt(row, row[column], column).right)
     elif reply:
         replies = _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
     messages = (*prompt, *replies)

@@ -420,22 +420,22 @@ def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split
     """
     if not share:
         return {"train": [*rows]}, ""
-    wanted, groups = max(1, round(len(rows) * share)), defaultdict[str, list[Q]](list)
+    target_count, groups = max(1, round(len(rows) * share)), defaultdict[str, list[Q]](list)
     for row in rows:
         groups[row.split_group].append(row)
     held_out, large, warning = list[Q](), list[list[Q]](), ""
     for _, group in sorted(groups.items()):
-        if len(held_out) + len(group) > wanted * (1 + SLACK):
+        if len(held_out) + len(group) > target_count * (1 + SLACK):
             large.append(group)
-        elif len(held_out) < wanted:
+        elif len(held_out) < target_count:
             held_out += group
     for group in sorted(large, key=len, reverse=True):
-        if len(held_out) >= wanted * (1 - SLACK):
+        if len(held_out) >= target_count * (1 - SLACK):
             break
         warning = "rows that open alike are in both splits"
         # Rows with the same question are neighbors, so that at most one question of a group is in both splits.
         ordered = sorted(group, key=lambda row: (row.key, row.identity))
-        held_out += ordered[: wanted - len(held_out)]
+        held_out += ordered[: target_count - len(held_out)]
     chosen = set(map(id, held_out))
     train = [row for row in rows if id(row) not in chosen]
     if not train and share < 1:

@@ -1,6 +1,6 @@
 """Questions of a user's file, with the options, contexts and system prompts that published sets have.
 
-A model is shown the same text in training on replies (``run sft``) and in reinforcement learning (:func:`ask`).
+A model is shown the same text in training on replies (``run sft``) and in reinforcement learning (:func:`read_prompt`).
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def has_options(row: Raw, column: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptParts:
     """What a row asks a model."""
 
     text: str
@@ -67,7 +67,7 @@ class Asked:
     """True for a prompt in messages, to which nothing is added."""
 
 
-def ask(row: Raw, question: Any, column: str, answer: str | None = "") -> Asked:
+def read_prompt(row: Raw, question: Any, column: str, answer: str | None = "") -> PromptParts:
     """Return what a row asks with the question in a column.
 
     Args:
@@ -89,7 +89,7 @@ def ask(row: Raw, question: Any, column: str, answer: str | None = "") -> Asked:
         text, systems = question_text(by_role[False]), question_text(by_role[True])
         system = "\n\n".join(filter(None, dict.fromkeys((system, systems))))
         check_placeholders(text, "its question")
-        return Asked(text, system, is_complete=True)
+        return PromptParts(text, system, is_complete=True)
     if not isinstance(question, str):
         raise ValueError(f"its {column} is {kind_of(question)}, not a text or messages")
     is_instruction = column.lower() == "instruction"
@@ -104,7 +104,7 @@ def ask(row: Raw, question: Any, column: str, answer: str | None = "") -> Asked:
     text = "\n\n".join((text, *contexts.values()) if is_instruction else (*contexts.values(), text))
     check_placeholders(text, "its question")
     texts, columns = (options.texts, options.columns) if options else ((), ())
-    return Asked(text, system, texts, right, (*contexts, *columns))
+    return PromptParts(text, system, texts, right, (*contexts, *columns))
 
 
 def system_of(row: Raw) -> str:
@@ -148,7 +148,7 @@ class TableRow(AnswerRow):
 
     answer: str
     """Empty if there is no column of answers."""
-    asked: Asked
+    prompt: PromptParts
     raw: dict[str, Any] = Field(default_factory=dict)
     where: str = ""
     answer_column: str = ""
@@ -162,11 +162,11 @@ class TableRow(AnswerRow):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return self.asked.options
+        return self.prompt.options
 
     @property
     def shown_question(self) -> str:
-        return "\n\n".join(filter(None, (self.asked.system, self.asked.text)))
+        return "\n\n".join(filter(None, (self.prompt.system, self.prompt.text)))
 
     def model_dump_json(self, **options: Any) -> str:
         """Return the unchanged row of the file."""
@@ -247,16 +247,16 @@ def _table_row(
             f"{did_you_mean(missing[0], opened)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
         )
     value = first_of(opened, (question,))
-    asked = ask(opened, value, question, answer or None)
+    prompt = read_prompt(opened, value, question, answer or None)
     if isinstance(opened.get("history"), list) and opened["history"]:
         raise ValueError("it has a history of earlier messages, which are not shown")
-    right = asked.right or (first_of(opened, (answer,)) if answer else "")
+    right = prompt.right or (first_of(opened, (answer,)) if answer else "")
     if isinstance(right, dict) and "text" in right:  # SQuAD
         right = right["text"]
     answers = right if isinstance(right, list) else [right]
     if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
         answers = [*answers, *aliases]
-    fields = {"raw": raw, "where": where, "answer_column": answer, "asked": asked}
+    fields = {"raw": raw, "where": where, "answer_column": answer, "prompt": prompt}
     row = TableRow.model_validate({"question": value, "answer": answers, **fields})
     if answer and not row.answer.strip():
         raise ValueError("answer: must hold some text")

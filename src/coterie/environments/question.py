@@ -198,12 +198,12 @@ class Question(OneReply):
             raw, where = row.model_dump(mode="json"), f"row {row.id} of {self.name}"
             hidden.add("answer")
         else:
-            raw, where, system, question = row.raw, row.where, row.asked.system, row.asked.text
+            raw, where, system, question = row.raw, row.where, row.prompt.system, row.prompt.text
             hidden.add(row.answer_column)
             hidden |= {name for name in raw if row.choices and name.lower() in OPTION_KEYS}
-            if self._named.intersection(row.asked.columns):
+            if self._named.intersection(row.prompt.columns):
                 question = row.question
-            if row.asked.is_complete and not self.settings.prompt:
+            if row.prompt.is_complete and not self.settings.prompt:
                 template = "{question}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
         if contest is not None and contest.starter.strip():
