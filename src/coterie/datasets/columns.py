@@ -88,8 +88,8 @@ def check_placeholders(text: str, where: str) -> None:
 
 def check_training_keys(row: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for a column that trains something else than coterie does."""
-    for name, (accepted, fix) in ROW_KEYS.items():
-        value = peek(row, name)
+    for name in sorted(row.keys() & ROW_KEYS.keys()):
+        value, (accepted, fix) = peek(row, name), ROW_KEYS[name]
         flag = _TEXTS.get(str(value).strip().lower(), value)
         is_class = name == "label" and flag not in (0, 1)  # of a text, not a judgment of a reply
         if is_empty(value) or is_class:
@@ -105,7 +105,7 @@ def message_is_trained(message: Mapping[str, Any], role: str, number: int) -> bo
     Raises:
         ValueError: If a weight is not 0 or 1, keys disagree, a part is trained, or the role is not the assistant's.
     """
-    flags = {key: message[key] for key in FLAGS if message.get(key) is not None}
+    flags = {key: message[key] for key in FLAGS if key in message and message[key] is not None}
     listing = ", ".join(f"{key}={value!r}" for key, value in flags.items())
     if any(value not in (0, 1) for value in flags.values()) or len(set(flags.values())) > 1:
         raise ValueError(f"message {number} has {listing}; a message is trained (1) or not (0)")

@@ -134,7 +134,7 @@ def _lines(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, An
 def is_chat(value: Any) -> bool:
     """Return True for a list of messages with roles."""
     return isinstance(value, list) and all(
-        isinstance(message, Mapping) and ("role" in message or "from" in message)
+        isinstance(message, Mapping) and ("role" in message or {"from", "value"} <= message.keys())
         for message in value
     )
 
