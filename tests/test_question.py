@@ -131,6 +131,28 @@ def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path:
             prompt(environment(nested, f"environment.prompt={{question}} {{{column}}}"))
 
 
+def test_columns_that_the_prompt_names_are_not_added_again_and_others_are_named(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": f"{n}?", "answer": "A", "context": f"C{n}", "level": n} for n in range(10)]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    unused = "columns that are not used"
+    game = environment(file)
+    assert re.fullmatch(r"C(\d)\n\n\1\?\n\nReply with the answer only\.", prompt(game))
+    assert game.notes == [(unused, "level")]  # type: ignore[attr-defined]
+    game = environment(file, "environment.prompt=Level {level}. {question} ({context})")
+    assert re.fullmatch(r"Level (\d)\. \1\? \(C\1\)", prompt(game))
+    assert not game.notes  # type: ignore[attr-defined]
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    game = environment(file, f"environment.reward={tmp_path}/rewards.py:words")
+    assert dict(game.notes)["columns that only the reward can read"] == "level"  # type: ignore[attr-defined]
+    game = environment(file, "dataset.ignore=[context]", "environment.prompt={question} {context}")
+    assert re.fullmatch(r"(\d)\? C\1", prompt(game)), "the prompt may show what is not added"
+    choices = [{"question": f"{n}?", "choices": ["a", "b"], "answer_idx": 1} for n in range(10)]
+    with pytest.raises(UserError, match="shows the right answer to the agent"):
+        prompt(environment(jsonl(file, *choices), "environment.prompt={question} {answer_idx}"))
+
+
 @pytest.mark.parametrize(
     ("reward", "answers", "reply", "score"),
     [
@@ -251,7 +273,7 @@ def test_a_reward_function_gets_its_values_by_name(name: str, tmp_path: Path) ->
     right = str(int(str(task.public["question"]).split()[2]) + 1)
     assert (graded(game, right).score, graded(game, f"{right}0").score) == (1.0, 0.0)
     assert isinstance(game, Question)
-    assert game.trial == (("reward", "1.0 for a right answer, 0.0 for a wrong one"),)
+    assert game.trial == "1.0 for a right answer, 0.0 for a wrong one"
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -290,7 +312,7 @@ def test_a_trial_says_when_right_and_wrong_answers_have_one_score(tmp_path: Path
     game = environment(file, f"environment.reward={tmp_path}/none.py:score")
     grade = graded(game, "4")
     assert (grade.score, dict(grade.metrics)) == (None, {"length": 1.0}), "could not be graded"
-    assert isinstance(game, Question) and "check the function" in game.trial[0][1]
+    assert isinstance(game, Question) and "check the function" in game.trial
 
 
 @pytest.mark.parametrize("code", [

@@ -29,7 +29,7 @@ from coterie.engines.protocol import POLICY, EngineError
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.coding import Coding
-from coterie.environments.protocol import agents_of, check_graded, draw_tasks, innermost
+from coterie.environments.protocol import agents_of, check_graded, draw_tasks
 from coterie.environments.registry import (
     CODING,
     Choice,
@@ -44,6 +44,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.plan import notes_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
@@ -392,8 +393,8 @@ def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
     environment = settings.build_environment()
     check_graded(environment)
     draw_tasks(environment, split, settings.tasks, settings.seed)
-    for line in getattr(innermost(environment), "trial", ()):
-        console.print(*line)
+    for title, text in notes_of(environment):
+        console.print(f"{title}: {text}")
     if hasattr(environment, "script"):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:

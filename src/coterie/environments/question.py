@@ -33,9 +33,11 @@ from coterie.config.settings import key
 from coterie.config.user_code import SECONDS, OutOfTime, as_number, call
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
-from coterie.datasets.conversations import ChatMessage, Conversation
-from coterie.datasets.load import Rows, TableRow
-from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
+from coterie.datasets.conversations import Conversation
+from coterie.datasets.load import UNUSED, Rows
+from coterie.datasets.messages import ChatMessage
+from coterie.datasets.problems import OPTION_KEYS, ChoiceRow, MathRow, SvampRow
+from coterie.datasets.question_files import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.answers import (
     boxed_answer,
@@ -46,7 +48,6 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.discussion import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import (
@@ -83,6 +84,7 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset({
     "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
 })  # fmt: skip
+CONTEST_COLUMNS = ("tests", "starter", "function", "prelude", "checker")
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -157,7 +159,7 @@ class Question(OneReply):
         self.reward = settings.reward or _default_reward(rows.row)
         self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
         self.arguments = arguments_of(self.function) if self.function else set[str]()
-        self.trial: tuple[tuple[str, str], ...] = ()
+        self.trial = ""
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
@@ -193,13 +195,23 @@ class Question(OneReply):
             text = f"{scores[0]} for a right answer, {scores[1]} for a wrong one"
             if right and scores[0] == scores[1]:
                 text += ": check the function, unless it grades more than the answer"
-            self.trial = (("reward", text),)
+            self.trial = text
 
     def _item(self, row: QuestionRow) -> Item:
-        raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
-        where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
+        question, template, system = row.shown_question, self.prompt, ""
+        hidden = {"aliases", "solution", "reward_model"}
+        if not isinstance(row, TableRow):
+            raw, where = row.model_dump(mode="json"), f"row {row.id} of {self.name}"
+            hidden.add("answer")
+        else:
+            raw, where, system, question = row.raw, row.where, row.prompt.system, row.prompt.text
+            hidden.add(row.answer_column)
+            hidden |= {name for name in raw if row.choices and name.lower() in OPTION_KEYS}
+            if self._named.intersection(row.prompt.columns):
+                question = row.question
+            if row.prompt.is_complete and not self.settings.prompt:
+                template = "{question}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
-        question = problem_text(row)
         if contest is not None and contest.starter.strip():
             question += f"\n\n{STARTER.format(starter=contest.starter)}"
         answers = (row.answer, *getattr(row, "aliases", ()))
@@ -208,19 +220,37 @@ class Question(OneReply):
                 f"{where} has no right answer, which environment.reward={self.reward} needs",
                 "name its column: dataset.answer=COLUMN",
             )
-        gold = row.answer_column if isinstance(row, TableRow) else "answer"
-        hidden = {gold, "aliases", "solution", "reward_model"}
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
-        prompt = filled(self.prompt, question, raw, where, hidden)
+        prompt = filled(template, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
+        public |= {"system": system} if system else {}
         task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
         return Item(task, question, answers, raw, where, contest)
+
+    @property
+    def _named(self) -> set[str]:
+        """Columns that the prompt names."""
+        names = (name.strip() for name in _FIELD.findall(self.prompt))
+        return {part for name in names for part in (name, name.partition(".")[0]) if part}
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Lines of a plan: columns that neither the prompt nor the reward reads, warnings, and scores of the reward."""
+        read = self._named.union(CONTEST_COLUMNS if self.reward == "code" else ())
+        title = "columns that only the reward can read" if self.function else UNUSED
+        notes = dict(self.rows.notes)
+        unused = filter(None, notes.pop(UNUSED, "").split(", "))
+        text = ", ".join(name for name in unused if name not in read)
+        notes |= {"reward": self.trial} if self.trial else {}
+        return [(title, text)] * bool(text) + [*notes.items()]
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
+        system = str(public.get("system", ""))
+        before = (Message("system", (Part(system, source="task"),)),) if system else ()
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
-        return (Message("user", (prompt,)), *replies)
+        return (*before, Message("user", (prompt,)), *replies)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
@@ -382,8 +412,7 @@ def _default_reward(row: type[QuestionRow]) -> str:
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
-    names = ("tests", "starter", "function", "prelude", "checker")
-    known = {name: raw[name] for name in names if raw.get(name) is not None}
+    known = {name: raw[name] for name in CONTEST_COLUMNS if raw.get(name) is not None}
     fields = {"id": row.id, "question": row.question, **known}
     try:
         contest = row if isinstance(row, ContestRow) else ContestRow.model_validate(fields)
@@ -463,10 +492,10 @@ def as_conversation(row: QuestionRow) -> Conversation:
     reply = getattr(row, "solution", "") or row.answer
     if isinstance(row, Gsm8kRow):
         reply = f"{row.solution}\n#### {row.answer}"
-    request = ChatMessage(role="user", content=problem_text(row))
+    request = ChatMessage(role="user", content=row.shown_question)
     messages = (request, ChatMessage(role=ASSISTANT, content=reply))
     known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
-    return Conversation(**known, messages=messages, start=1, place=f"row {row.id}")
+    return Conversation(**known, messages=messages, start=1, origin=f"row {row.id}")
 
 
 def _reply_at(row: Conversation) -> int:
