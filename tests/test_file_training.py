@@ -77,13 +77,21 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
 
 
-def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [(), ("normalise=tokens", "beta=2", "label_smoothing=0.1", "nll=0.5")],
+)
+def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
+    tmp_path: Path, objective: tuple[str, ...]
+) -> None:
+    """The held-out loss is that of the trained objective, which the trainer also measures."""
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
+    words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
     (measured,) = heldout_points(page)
-    assert measured.y == pytest.approx(after["loss"], abs=1e-4)
+    assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
 
 
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
