@@ -139,9 +139,12 @@ class Recipe(ABC):
         """Return the settings of trainings on rows or pairs by key. The plan checks them."""
         return self.settings.trainings
 
-    def longest_rows(self) -> tuple[int | None, int]:
-        """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
-        return None, 1
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
+        """Return the tokens of the longest training row, the maximum rows of an item, and the number of items.
+
+        Tokens and items are ``None`` if unknown.
+        """
+        return None, 1, None
 
     def training_tasks(self) -> int:
         """Return the number of training tasks per iteration."""

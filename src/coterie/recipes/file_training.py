@@ -108,10 +108,10 @@ class FileTraining(Recipe):
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.settings.train}
 
-    def longest_rows(self) -> tuple[int | None, int]:
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
         groups = [self.rows_of(item) for item in self.training_items]
         lengths = [len(row.ids) for rows in groups for row in rows]
-        return max(lengths, default=None), max(map(len, groups), default=1)
+        return max(lengths, default=None), max(map(len, groups), default=1), len(groups)
 
     def training_tasks(self) -> int:
         return 0
