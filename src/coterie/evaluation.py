@@ -1,9 +1,7 @@
 """Statistics of scores: intervals of means, and test-time scaling by number of dialogues of a task.
 
 Scores that are only 0 and 1 have Wilson's score interval (Wilson 1927), others the percentile bootstrap interval (Efron
-& Tibshirani 1993, chapter 13) over tasks. Resamples of equal scores are equal, so the bootstrap interval of 40 right
-answers of 40 would be a point: of 40 answers with a true score of 0.98, such an interval contains it in 56% of the
-cases, and Wilson's in 95%.
+& Tibshirani 1993, chapter 13) over tasks, which would be a point for 40 right answers of 40.
 
 Self-consistency of several agents is as in Optima (arXiv 2410.08115, section 3.3). For the first k dialogues of a task:
 
@@ -35,51 +33,24 @@ _DRAWS_AT_ONCE = 2_000_000
 def mean_interval(
     values: ArrayLike, *, confidence: float = 0.95, seed: int, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Return the interval of the mean of independent ``values``, shape ``[n]``. Equal arguments give equal results.
-
-    Give one value for each task; of several rollouts of a task, their mean.
-    """
+    """Return the interval of the mean of ``values``, one for each task. Equal arguments give equal results."""
     array = finite_values(values, "values")
-    if np.isin(array, (0.0, 1.0)).all():
-        return _wilson_interval(float(array.mean()), len(array), confidence)
-    if array.min() == array.max():
-        return equal_values_interval(float(array[0]), len(array), confidence)
+    # Resamples of equal values are equal, so the bootstrap would give a point.
+    if np.isin(array, (0.0, 1.0)).all() or 0.0 <= array.min() == array.max() <= 1.0:
+        return wilson_interval(array, confidence)
     means = resampled_means(array, resamples, np.random.default_rng(seed))
     return percentiles(means, confidence)
 
 
-def _wilson_interval(mean: float, count: int, confidence: float) -> tuple[float, float]:
-    z2 = _squared_quantile(confidence)
-    center = mean + z2 / 2 / count
-    half = math.sqrt(z2 * (mean * (1 - mean) + z2 / 4 / count) / count)
-    low, high = ((center + end) / (1 + z2 / count) for end in (-half, half))
-    return max(0.0, low), min(1.0, high)
+def wilson_interval(values: Floats, confidence: float) -> tuple[float, float]:
+    """Return Wilson's score interval of the mean of values from 0 to 1, with the variance of the values.
 
-
-def equal_values_interval(
-    value: float, count: int, confidence: float, low: float = 0.0, high: float = 1.0
-) -> tuple[float, float]:
-    """Return the interval of the mean of ``count`` equal values that may be from ``low`` to ``high``.
-
-    By Wilson's interval of 0 of ``count``, a share of up to ``z² / (count + z²)`` of all tasks has other values. The
-    ends are the means if these are all ``low`` or all ``high``. A value outside of this range gives a point.
+    If all values are equal, its ends are the means if the share ``z² / (n + z²)`` of tasks had the value 0, or 1.
     """
-    if not low <= value <= high:
-        return value, value
-    z2 = _squared_quantile(confidence)
-    share = z2 / (count + z2)
-    return value + share * (low - value), value + share * (high - value)
-
-
-def _squared_quantile(confidence: float) -> float:
-    """Return z² of a two-sided normal interval."""
-    return NormalDist().inv_cdf(_tail(confidence)) ** 2
-
-
-def _tail(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, such as 0.95; got {confidence}")
-    return (1 - confidence) / 2
+    share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / len(values)
+    half = math.sqrt(share * (values.var() + share / 4))
+    low, high = ((values.mean() + share / 2 + end) / (1 + share) for end in (-half, half))
+    return max(0.0, float(low)), min(1.0, float(high))
 
 
 def finite_values(values: ArrayLike, name: str) -> Floats:
@@ -104,7 +75,9 @@ def resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Flo
 
 def percentiles(means: Floats, confidence: float) -> tuple[float, float]:
     """Return the ends of the central part of ``means`` that holds the share ``confidence``."""
-    tail = _tail(confidence)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, such as 0.95; got {confidence}")
+    tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 

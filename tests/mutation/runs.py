@@ -109,9 +109,10 @@ FAULTS = (
     Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [PAIRED]),
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
-    Fault(f"{V}:_wilson_interval", around(lambda original, mean, *_: (mean, mean)), [WILSON]),
     Fault(
-        f"{V}:equal_values_interval", around(lambda original, value, *_: (value, value)), [EQUAL]
+        f"{V}:wilson_interval",
+        around(lambda original, values, *_: (values.mean(), values.mean())),
+        [WILSON, EQUAL],
     ),
     Fault(
         f"{V}:task_curve",

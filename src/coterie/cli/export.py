@@ -93,13 +93,9 @@ def _new(out: Path) -> Path:
 def _write_logs(
     recipe: Recipe, run: Run, iteration: int | None, out: Path, *, secrets: bool
 ) -> Counter[str]:
-    """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists.
-
-    A run records the seconds of each stage but no time of day: the first stage starts at midnight of the run's date
-    (UTC). A step of reinforcement learning has the times of its stage.
-    """
+    """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
     counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
-    clock = datetime.combine(run.created, time(), UTC)
+    clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
     times = dict[tuple[int, str], tuple[datetime, datetime]]()
     for step in recipe.steps():
         start = clock
@@ -108,7 +104,7 @@ def _write_logs(
     for at, stage in sorted({(at, stage) for _, at, stage, _ in run.store.tree_keys(iteration)}):
         task = played if stage == EVALUATION else f"{played} {stage}"
         model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
-        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))
+        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
         head = LogHead(task, model, recipe.environment.metric, start, end)
         log = eval_log(run.store, at, stage, head, secrets=secrets)
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))

@@ -140,10 +140,7 @@ class Recipe(ABC):
         return self.settings.trainings
 
     def longest_rows(self) -> tuple[int | None, int, int | None]:
-        """Return the tokens of the longest training row, the maximum rows of an item, and the number of items.
-
-        Tokens and items are ``None`` if unknown.
-        """
+        """Return the tokens of the longest training row, the maximum rows of an item, and the number of items."""
         return None, 1, None
 
     def training_tasks(self) -> int:

@@ -276,11 +276,7 @@ class DPOOnFile(FileTraining):
         return prefer(self, run, i, pairs, s.objective, s.train, progress, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """Return loss, accuracy and margin of the trained objective on held-out pairs.
-
-        The margin is the difference of the implicit rewards of the sides, beta * log(p / p_base), with the log-probs of
-        a side reduced as in training (``objective.normalise``). The loss includes label smoothing and ``nll``.
-        """
+        """Return loss of the trained objective, and accuracy and margin of its implicit rewards, on held-out pairs."""
         pairs, objective = self.heldout_items, DPO(self.settings.objective)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
         logprobs = []
@@ -292,10 +288,10 @@ class DPOOnFile(FileTraining):
         for pair in pairs:
             start, stop = stop, stop + len(self.rows_of(pair))
             base, trained = logprobs[0][start:stop], logprobs[-1][start:stop]
-            ratios = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
-            scored = replace(pair, reference=(float(ratios[0]), float(ratios[1])))
-            rewards = objective.log_ratios(scored, trained)
-            chosen, rejected = (self.settings.objective.beta * float(reward) for reward in rewards)
+            better, worse = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
+            scored = replace(pair, reference=(float(better), float(worse)))
+            ratios = objective.log_ratios(scored, trained)
+            chosen, rejected = (self.settings.objective.beta * float(ratio) for ratio in ratios)
             losses.append(float(objective.loss(scored, trained)))
             margins.append(chosen - rejected)
             key = ItemKey(version, MEASURE, pair.name)
