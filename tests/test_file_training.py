@@ -22,6 +22,7 @@ from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
+from tests.rounding import assert_same_weights, weight_bounds
 from tests.row_files import jsonl
 
 
@@ -77,13 +78,21 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
 
 
-def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [(), ("normalise=tokens", "beta=2", "label_smoothing=0.1", "nll=0.5")],
+)
+def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
+    tmp_path: Path, objective: tuple[str, ...]
+) -> None:
+    """The held-out loss is that of the trained objective, which the trainer also measures."""
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
+    words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
     (measured,) = heldout_points(page)
-    assert measured.y == pytest.approx(after["loss"], abs=1e-4)
+    assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo"])
@@ -190,11 +199,11 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
         learning_rate=1e-3, schedule="constant", warmup_ratio=0.0, batch_rows=8, epochs=5,
         packing="flat", mixed_precision="no", save_every_seconds=None,
     )  # fmt: skip
-    train(models[1], rows, own, tmp_path / "ours")
+    with weight_bounds(models[1]) as bounds:
+        train(models[1], rows, own, tmp_path / "ours")
     steps = (tmp_path / "ours" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(one)["loss"] for one in steps] == pytest.approx(losses, abs=1e-3)
-    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert (one - other).abs().max() < 1e-5
+    assert_same_weights(*(dict(model.named_parameters()) for model in models), bounds)
 
 
 def test_pairs_are_those_of_trl() -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,21 @@ def _write_logs(
 ) -> Counter[str]:
     """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
     counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
+    clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
+    times = dict[tuple[int, str], tuple[datetime, datetime]]()
+    for step in recipe.steps():
+        start = clock
+        clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
+        times[step.iteration, step.stage] = start, clock
     for at, stage in sorted({(at, stage) for _, at, stage, _ in run.store.tree_keys(iteration)}):
         task = played if stage == EVALUATION else f"{played} {stage}"
         model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
-        head = LogHead(task, model, recipe.environment.metric, run.created)
+        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
+        head = LogHead(task, model, recipe.environment.metric, start, end)
         log = eval_log(run.store, at, stage, head, secrets=secrets)
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
         id_ = log["eval"]["task_id"]
-        file = out / f"{run.created}T00-00-00+00-00_{name}-{at:02d}_{id_}.json"
+        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{at:02d}_{id_}.json"
         file.write_text(json.dumps(log), encoding="utf-8")
         counts.update(logs=1, samples=len(log["samples"]))
     if not counts:

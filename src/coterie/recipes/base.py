@@ -139,9 +139,9 @@ class Recipe(ABC):
         """Return the settings of trainings on rows or pairs by key. The plan checks them."""
         return self.settings.trainings
 
-    def longest_rows(self) -> tuple[int | None, int]:
-        """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
-        return None, 1
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
+        """Return the tokens of the longest training row, the maximum rows of an item, and the number of items."""
+        return None, 1, None
 
     @property
     def holds_out(self) -> bool:

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from math import exp, log1p
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation, Preference
@@ -46,6 +47,7 @@ from coterie.reports.page import Section
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
+from coterie.training.losses import DPO
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
@@ -115,10 +117,10 @@ class FileTraining(Recipe):
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.settings.train}
 
-    def longest_rows(self) -> tuple[int | None, int]:
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
         groups = [self.rows_of(item) for item in self.training_items]
         lengths = [len(row.ids) for rows in groups for row in rows]
-        return max(lengths, default=None), max(map(len, groups), default=1)
+        return max(lengths, default=None), max(map(len, groups), default=1), len(groups)
 
     def training_tasks(self) -> int:
         return 0
@@ -293,26 +295,30 @@ class DPOOnFile(FileTraining):
         return prefer(self, run, i, pairs, s.objective, s.train, progress, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""
-        pairs = self.heldout_items
+        """Return loss of the trained objective, and accuracy and margin of its implicit rewards, on held-out pairs."""
+        pairs, objective = self.heldout_items, DPO(self.settings.objective)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
-        sums = []
-        for one in sorted({0, version}):
-            engine = self.models(run).embedded(POLICY, one)
-            sums.append(await target_logprobs(engine, rows, progress, f"held-out pairs {one}"))
-        ratios = (sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True))
-        beta, margins = self.settings.objective.beta, []
+        logprobs = []
+        for policy in sorted({0, version}):
+            engine = self.models(run).embedded(POLICY, policy)
+            values = await target_logprobs(engine, rows, progress, f"held-out pairs {policy}")
+            logprobs.append([torch.tensor(row, dtype=torch.float64) for row in values])
+        losses, margins, stop = [], [], 0
         for pair in pairs:
-            chosen, rejected = (
-                beta * sum(islice(ratios, len(side))) for side in (pair.chosen, pair.rejected)
-            )
+            start, stop = stop, stop + len(self.rows_of(pair))
+            base, trained = logprobs[0][start:stop], logprobs[-1][start:stop]
+            better, worse = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
+            scored = replace(pair, reference=(float(better), float(worse)))
+            ratios = objective.log_ratios(scored, trained)
+            chosen, rejected = (self.settings.objective.beta * float(ratio) for ratio in ratios)
+            losses.append(float(objective.loss(scored, trained)))
             margins.append(chosen - rejected)
             key = ItemKey(version, MEASURE, pair.name)
             if not run.store.finished(key):
                 run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
         return {
             "held out": len(pairs),
-            "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
+            "loss": sum(losses) / len(losses),
             "accuracy": sum(m > 0 for m in margins) / len(margins),
             "margin": sum(margins) / len(margins),
         }
@@ -406,8 +412,8 @@ def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None 
         samples.append(Shown("reply", tuple(facts), own, trained=not rewards, side=side))
     if rewards:
         reason = (
-            "Held-out pair, not trained on. After training: beta * log(p / p_base) of chosen minus rejected is "
-            f"{rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
+            "Held-out pair, not trained on. After training: beta * log(p / p_base), reduced as in training, of chosen "
+            f"minus rejected is {rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
         )
     title = " over ".join(dict.fromkeys(rows[0].origin for rows in sides.values()))
     return example(None, samples, recipe.renderer, reason, title=title)

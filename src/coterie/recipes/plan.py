@@ -48,6 +48,7 @@ from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.distributed import accelerate_config, check_launch, launches
 from coterie.training.losses import Reads
 from coterie.training.memory import (
+    LIBRARIES,
     MemoryPlan,
     ModelShape,
     TrainedModel,
@@ -197,11 +198,12 @@ def make_plan(recipe: "Recipe") -> Plan:
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
         memory.append(_sampling_memory(s, policies, dialogues, min(length, *contexts)))
-    row, rows = recipe.longest_rows()
+    row, rows, items = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
         shape = max(shapes.values(), key=lambda one: one.weights)
-        model = TrainedModel(shape, training, row, rows, reads, s.engine.attention or "sdpa")
+        attention = s.engine.attention or "sdpa"
+        model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
     available = GPUS[s.gpu].memory if s.gpu else device_memory(torch.device(device))[1]
@@ -251,8 +253,7 @@ def _sampling_memory(
     s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
 ) -> MemoryPlan:
     """Plan the memory of stages that sample in this process."""
-    terms: Counter[str] = Counter()
-    size = weight_dtype(s).itemsize
+    terms, size = Counter({"libraries": LIBRARIES}), weight_dtype(s).itemsize
     for shape in shapes:
         terms["weights"] += shape.weights * size
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))

@@ -189,7 +189,7 @@ def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
     return Section(
         "scores",
         "Scores on held-out tasks",
-        f"{metric}, with its 95% bootstrap interval over tasks; the other columns are means over rollouts.",
+        f"{metric}, with its 95% interval over tasks; the other columns are means over rollouts.",
         ("policy", "tasks", "score", "95% interval", "tokens", "failed", *map(_words, names)),
         tuple(
             (

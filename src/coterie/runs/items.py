@@ -34,7 +34,7 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.errors import UserError
-from coterie.evaluation import Draw, bootstrap_interval
+from coterie.evaluation import Draw, mean_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Credit, Item, ItemKey, Metrics, Task, Tree
@@ -115,7 +115,7 @@ class Evaluation:
     """Failed or ungraded dialogues. Each scores 0."""
     score: float
     low: float
-    """Lower bound of the score's 95% bootstrap interval."""
+    """Lower bound of the score's 95% interval."""
     high: float
     tokens: float
     means: Mapping[str, float] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
 def evaluation(store: Store, version: int) -> Evaluation:
     results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
-    low, high = bootstrap_interval(scores, seed=0)
+    low, high = mean_interval(scores, seed=0)
     n = len(scores)
     failed = sum(result.failed for result in results)
     tokens = sum(result.tokens for result in results) / n
