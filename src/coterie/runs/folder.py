@@ -58,19 +58,30 @@ class RunTracker:
         self._folder, self._settings, self._store = folder, settings, store
         self._name = settings.tracker if isinstance(settings, RunSettings) else "none"
         self._tracker: Tracker | None = None
+        self._stepped = set[str]()
+        """Stages that logged their steps; the metrics of the whole stage would look like another step."""
 
     def of(self, role: str) -> Tracker:
         return _RoleTracker(self, role, self._steps()) if self._name != "none" else Tracker()
 
-    def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
-        """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
+    def step(self, stage: str, metrics: Metrics, updates: int) -> None:
+        """Log the metrics of a step of a stage, after ``updates`` of its optimizer steps."""
+        self._stepped.add(stage)
+        self._log_numbers(stage, metrics, updates)
+
+    def stage(self, name: str, metrics: Metrics) -> None:
+        """Log the metrics of a finished stage, unless it logged its steps."""
+        if name not in self._stepped:
+            self._log_numbers(name, metrics)
+
+    def _log_numbers(self, stage: str, metrics: Metrics, updates: int = 0) -> None:
         if self._name != "none":
             numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
-            self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
+            self.log({f"{stage}/{metric}": n for metric, n in numbers}, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self._tracker is None:
-            folder, config = self._folder / "tracking", self._settings.model_dump()
+            folder, config = self._folder / "tracking", self._settings.model_dump(mode="json")
             self._tracker = make_tracker(self._name, folder, self._folder.absolute().name, config)
         self._tracker.log(metrics, step)
 
