@@ -62,22 +62,22 @@ class RunTracker:
         """Stages that logged their steps; the metrics of the whole stage would look like another step."""
 
     def of(self, role: str) -> Tracker:
-        return _RoleTracker(self, role, self._steps()) if self._name != "none" else Tracker()
+        """Return a tracker that prefixes metrics with the role and continues the step count of the run."""
+        before = self._steps()
 
-    def step(self, stage: str, metrics: Metrics, updates: int) -> None:
-        """Log the metrics of a step of a stage, after ``updates`` of its optimizer steps."""
-        self._stepped.add(stage)
-        self._log_numbers(stage, metrics, updates)
+        def write(metrics: Mapping[str, float], step: int) -> None:
+            self.log({f"{role}/{metric}": n for metric, n in metrics.items()}, before + step)
 
-    def stage(self, name: str, metrics: Metrics) -> None:
-        """Log the metrics of a finished stage, unless it logged its steps."""
-        if name not in self._stepped:
-            self._log_numbers(name, metrics)
+        return Tracker(write)
 
-    def _log_numbers(self, stage: str, metrics: Metrics, updates: int = 0) -> None:
-        if self._name != "none":
-            numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
-            self.log({f"{stage}/{metric}": n for metric, n in numbers}, self._steps() + updates)
+    def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
+        """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
+        if updates:
+            self._stepped.add(name)
+        elif name in self._stepped:
+            return
+        numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
+        self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self._tracker is None:
@@ -92,17 +92,6 @@ class RunTracker:
     def _steps(self) -> int:
         finished = [item.metrics for item in self._store.items(sample=FINISHED)]
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
-
-
-class _RoleTracker(Tracker):
-    """Tracker that prefixes metrics with the role and continues the step count of the run."""
-
-    def __init__(self, tracker: RunTracker, role: str, before: int) -> None:
-        self._run, self._role, self._before = tracker, role, before
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        named = {f"{self._role}/{metric}": n for metric, n in metrics.items() if metric != "step"}
-        self._run.log(named, self._before + step)
 
 
 COMMANDS = "commands.txt"

@@ -141,7 +141,7 @@ class ReinforcementLoop:
             metrics |= {"staleness": staleness, GROUPS: json.dumps(samples.groups)}
         if not self.run.store.finished(self._key(step)):
             self.run.store.finish(self._key(step), metrics=metrics)
-        self.run.tracker.step(REINFORCE, metrics, policies[0].trainer.done)
+        self.run.tracker.stage(REINFORCE, metrics, policies[0].trainer.done)
         if unmeasured:
             progress.say(
                 f"reward.measures weighs {', '.join(unmeasured)}, which no dialogue of this step has; it counts as 0. "

@@ -268,31 +268,25 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
 
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
-PROJECT = "coterie"
 
 
 class Tracker:
-    """Receiver of the metrics of a training. This class discards them."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of an optimizer step (counted from 1)."""
-
-    def close(self) -> None:
-        """Flush and finish; also called after a failed training."""
-
-
-class _PackageTracker(Tracker):
-    """Tracker of a package, by the functions of its that write the metrics of a step and end the experiment."""
+    """Receiver of the metrics of a training. Without a function that writes them, it discards them."""
 
     def __init__(
-        self, write: Callable[[dict[str, float], int], object], finish: Callable[[], object]
+        self,
+        write: Callable[[dict[str, float], int], object] | None = None,
+        finish: Callable[[], object] = lambda: None,
     ) -> None:
         self._write, self._finish = write, finish
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._write({name: n for name, n in metrics.items() if name != "step"}, step)
+        """Log the metrics of an optimizer step (counted from 1)."""
+        if self._write is not None:
+            self._write({name: n for name, n in metrics.items() if name != "step"}, step)
 
     def close(self) -> None:
+        """Flush and finish; also called after a failed training."""
         self._finish()
 
 
@@ -310,47 +304,45 @@ def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str,
     folder = folder.absolute()  # wandb's process keeps the folder in which it started
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _PackageTracker(*_start(name, folder, run, flatten(config)))
+        return _start(name, folder, run, flatten(config))
     except Exception as error:  # each package has errors of its own: no login, no network, ...
         problem = f"tracker={name} does not start: {error_message(error)}"
         raise UserError(problem, "fix the cause, or use tracker=none") from error
 
 
-def _start(
-    name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]
-) -> tuple[Callable[[dict[str, float], int], object], Callable[[], object]]:
-    """Start an experiment, or continue it, and return the functions that log to it and finish it."""
+def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
+    """Start an experiment, or continue the one whose id the folder holds."""
     if name == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(folder / run))
-        plain = (bool, int, float, str)
-        values = {key: n if isinstance(n, plain) else str(n) for key, n in config.items()}
-        writer.add_hparams(values, {}, run_name=".")
+        is_plain = bool | int | float | str
+        plain = {key: n if isinstance(n, is_plain) else str(n) for key, n in config.items()}
+        writer.add_hparams(plain, {}, run_name=".")
 
         def write(metrics: dict[str, float], step: int) -> None:
             for metric, value in metrics.items():
                 writer.add_scalar(metric, value, step)
             writer.flush()
 
-        return write, writer.close
+        return Tracker(write, writer.close)
     id_file = folder / "id"
     if not id_file.is_file():
         id_file.write_text(uuid4().hex[:16])
     id_ = id_file.read_text()
-    package: Any = importlib.import_module(name)
-    common = {"project": PROJECT, "resume": "allow", "config": config}
+    options: dict[str, Any] = {"project": "coterie", "resume": "allow", "config": config}
     if name == "trackio":  # continues an experiment by its name
-        tracker = package.init(name=f"{run}-{id_[:8]}", **common)
-        return tracker.log, tracker.finish
-    common |= {"name": run, "id": id_, "mode": os.environ.get(f"{name.upper()}_MODE", "offline")}
-    if name == "swanlab":
-        tracker = package.init(log_dir=str(folder), **common)
-        return tracker.log, tracker.finish
-    tracker = package.init(dir=str(folder), **common)
-    # Roles log the same steps one after another, but wandb drops what is behind its own step.
-    tracker.define_metric("*", step_metric="step")
-    return lambda metrics, step: tracker.log({**metrics, "step": step}), tracker.finish
+        options["name"] = f"{run}-{id_[:8]}"
+    else:
+        mode = os.environ.get(f"{name.upper()}_MODE", "offline")
+        options |= {"name": run, "id": id_, "mode": mode}
+        options["dir" if name == "wandb" else "log_dir"] = str(folder)
+    experiment = importlib.import_module(name).init(**options)
+    if name != "wandb":
+        return Tracker(experiment.log, experiment.finish)
+    # Several roles log the same steps one after another, but wandb's own step only grows.
+    experiment.define_metric("*", step_metric="step")
+    return Tracker(lambda metrics, n: experiment.log({**metrics, "step": n}), experiment.finish)
 
 
 def check_tracker(name: TrackerName) -> None:
