@@ -90,7 +90,8 @@ def test_a_prompt_with_other_names_is_refused(prompt: str, problem: str, fix: st
 def test_a_prompt_about_pages_names_the_pages() -> None:
     tasks = Pages().tasks("train", 2, 0)
     check_user(Pages(), model_user("{reference} {pages}"), tasks)
-    with pytest.raises(UserError, match=r"put \{pages\} into it"):
+    check_user(Pages(), model_user("{transcript}"), tasks)
+    with pytest.raises(UserError, match=r"put \{transcript\} or \{pages\} into it"):
         check_user(Pages(), model_user("{question}"), tasks)
 
 
@@ -132,7 +133,8 @@ def test_a_reply_that_quotes_a_secret_is_a_leak_in_any_environment(reply: str, l
 
 ASKS = "user_simulator.prompt=You want a {item}: {wish}\n{transcript}"
 MODEL = ("user_simulator=tiny-exchange", "user_simulator.max_tokens=4")
-TRAINED = ("model=tiny-exchange", *once(*SMALL, "rollout.max_tokens=6"), "steps.count=1")
+FEW = ("rollout.tasks=1", "rollout.samples=2", "rollout.max_tokens=6", "evaluate.tasks=1")
+TRAINED = ("model=tiny-exchange", *once(*SMALL, *FEW), "steps.count=1")
 
 
 def test_a_policy_is_trained_with_a_model_as_the_user(cli: Cli) -> None:

@@ -243,7 +243,9 @@ class PageUser(ModelUserSimulator):
     max_characters = 1000
     renderer: PageRenderer | None = None
 
-    async def prompt(self, task: Task, transcript: Sequence[TranscriptLine]) -> Utterance:
+    async def prompt(
+        self, task: Task, transcript: Sequence[TranscriptLine], **more: str
+    ) -> Utterance:
         page, pictures = page_in(transcript[-1][1]), list[bytes]()
         if self.renderer is None:
             goal = outline(task.secrets[REFERENCE].reveal(PERSON), OUTLINE)
@@ -260,5 +262,5 @@ class PageUser(ModelUserSimulator):
             elif page:
                 text = "There is one picture: your own page. The designer's page is broken and shows nothing."
         urls = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pictures)
-        prompt = self.fill(task, transcript, pages=text)
-        return Utterance("user", prompt, images=tuple(urls))
+        prompt = await super().prompt(task, transcript, pages=text, **more)
+        return replace(prompt, images=tuple(urls))

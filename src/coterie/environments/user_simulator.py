@@ -44,9 +44,6 @@ class UserSimulatorSettings(ChatModelSettings):
         source="SWEET-RL: Llama-3.1-70B-Instruct",
         min_length=1,
     )
-    temperature: float = key(
-        0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
-    )
     max_tokens: int = key(128, "Maximum tokens of a reply.", source="SWEET-RL: 4096", ge=1)
     max_characters: int | None = key(
         None,
@@ -90,16 +87,13 @@ class UserSimulator(Protocol):
 def check_user(
     environment: Environment, settings: UserSimulatorSettings, tasks: Iterable[Task]
 ) -> None:
-    """Raise ``UserError`` if the persons of an environment cannot be simulated.
-
-    The prompt of a model shows the dialogue, and names only values that a person knows in every task.
-    """
+    """Raise ``UserError`` if persons have neither a script nor a prompt that can be filled in all tasks."""
     check_chat("user_simulator", settings, SCRIPT)
     persons = persons_of(environment)
     if persons and settings.is_script:
         check_script(environment)
     elif persons and (template := user_prompt(environment, settings)):
-        shown = getattr(environment, "user_values", ("transcript",))
+        shown = ("transcript", *getattr(environment, "user_values", ()))
         if not {*shown} & {*template_names(template)}:
             raise UserError(
                 "user_simulator.prompt does not show the dialogue",
@@ -140,10 +134,7 @@ def readable_secrets(task: Task, person: str) -> dict[str, str]:
 
 
 def fill_prompt(template: str, task: Task, person: str, more: Mapping[str, str]) -> str:
-    """Fill a template with public values of a task, secrets that the person may read, and ``more`` values.
-
-    Raises ``UserError`` for any other name.
-    """
+    """Fill a template with what a person knows of a task, and ``more``. Raises ``UserError`` for other names."""
     values = {**task.public, **readable_secrets(task, person), **more}
 
     def text(name: str) -> str:
@@ -181,16 +172,15 @@ class ModelUserSimulator:
         text = reply.text.strip().removeprefix("You:")
         return cut_reply(text, self.max_characters, unfinished=reply.truncated)
 
-    async def prompt(self, task: Task, transcript: Sequence[TranscriptLine]) -> Utterance:
-        return Utterance("user", self.fill(task, transcript))
-
-    def fill(self, task: Task, transcript: Sequence[TranscriptLine], **more: str) -> str:
+    async def prompt(
+        self, task: Task, transcript: Sequence[TranscriptLine], **more: str
+    ) -> Utterance:
         lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
         more |= {
             "transcript": "\n".join([*lines, "You:"]),
             "max_characters": str(self.max_characters),
         }
-        return fill_prompt(self.template, task, self.person, more)
+        return Utterance("user", fill_prompt(self.template, task, self.person, more))
 
 
 def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> str:
@@ -214,10 +204,7 @@ def _plain(text: str) -> str:
 
 
 async def with_leaks(environment: Environment, state: State, grade: Grade) -> Grade:
-    """Count the replies that quote a secret of the person (``leaks``), if a person may read one.
-
-    The environment's ``on_leak`` decides about the score (:class:`~coterie.environments.settings.PersonSettings`).
-    """
+    """Count replies that quote a secret of the person (``leaks``), and apply ``on_leak`` of the environment."""
     secrets = {
         person: "\n".join(map(_plain, readable_secrets(state.task, person).values()))
         for person in persons_of(environment)

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -270,24 +271,20 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 
 
+@dataclass(frozen=True, slots=True)
 class Tracker:
-    """Receiver of the metrics of a training. Without a function that writes them, it discards them."""
+    """Receiver of the metrics of a training, which are discarded by default."""
 
-    def __init__(
-        self,
-        write: Callable[[dict[str, float], int], object] | None = None,
-        finish: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._write, self._finish = write, finish
+    write: Callable[[dict[str, float], int], object] = lambda metrics, step: None
+    finish: Callable[[], object] = lambda: None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of an optimizer step (counted from 1)."""
-        if self._write is not None:
-            self._write({name: n for name, n in metrics.items() if name != "step"}, step)
+        self.write({name: n for name, n in metrics.items() if name != "step"}, step)
 
     def close(self) -> None:
         """Flush and finish; also called after a failed training."""
-        self._finish()
+        self.finish()
 
 
 def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
