@@ -86,6 +86,58 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None
     assert measured.y == pytest.approx(after["loss"], abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_without_held_out_rows_all_are_trained_on_and_nothing_is_evaluated(
+    name: str, tmp_path: Path
+) -> None:
+    rows = sums(12)
+    if name == "dpo":
+        rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    words = [f"dataset.source={source}", "dataset.heldout=0", "model=tiny-exchange"]
+    recipe = recipe_of(settings(name, [*words, "train.max_steps=1"]))
+    plan = dict(recipe.plan().lines())
+    assert plan["training rows"] == str(len(rows)) and plan["stages"] == "1: train"
+    assert plan["evaluation"] == "none: no rows are held out (dataset.heldout=0)"
+    with open_run(tmp_path / name, name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        assert "held-out" not in {section.id for section in run_report(recipe, run).sections}
+    recipe.close()
+    with pytest.raises(UserError, match="holds out no rows"):
+        recipe.heldout_tasks()
+
+
+def test_a_last_message_that_is_not_trained_leaves_its_row_out(tmp_path: Path) -> None:
+    rows = sums(20)
+    rows[4]["messages"][3]["weight"] = 0
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    own = ["model=tiny-exchange", f"dataset.source={source}", "dataset.heldout=0"]
+    for targets, count, left_out in (("all", len(rows), 0), ("last", len(rows) - 1, 1)):
+        recipe = recipe_of(settings("sft", [*own, f"targets={targets}"]))
+        assert recipe.plan().rows == count
+        assert recipe._left_out["the last message is not trained"] == left_out  # type: ignore[attr-defined]
+
+
+def test_pairs_that_the_template_makes_equal_are_skipped_and_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
+    thinking = {"role": "assistant", "content": "Sure.", "reasoning_content": "hm"}
+    rows[3] |= {"chosen": [thinking], "rejected": [{"role": "assistant", "content": "Sure."}]}  # type: ignore[dict-item]
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    own = ["model=tiny-exchange", f"dataset.source={source}", "dataset.heldout=0"]
+    with pytest.raises(UserError, match="line 4: chosen and rejected are equal as the chat"):
+        recipe_of(settings("dpo", own)).plan()
+    plan = recipe_of(settings("dpo", [*own, "dataset.broken=skip"])).plan()
+    reason = "left out: chosen and rejected are equal as the chat template shows them"
+    assert plan.rows == 11 and (reason, "1") in plan.details
+
+
+def test_ranks_are_not_silently_left_out_in_python(tmp_path: Path) -> None:
+    own, model = TrainingSettings(processes=2), coterie.load("tiny-exchange")
+    rows = coterie.rows_from_messages(model.tokenizer, sums(1)[0]["messages"])
+    with pytest.raises(UserError, match="processes=2 starts ranks in a run"):
+        coterie.train(model.model, rows, own, tmp_path)
+
+
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
     rows = sums(20)
     rows[3]["messages"][1]["content"] = "word " * 400

@@ -102,7 +102,9 @@ FAULTS = (
     Fault(f"{E}question:answer_of", around(lambda original, reply: reply.strip()), [BOX]),
     Fault(f"{E}question:filled", given(hidden=lambda hidden: set()), [REFUSED]),
     Fault(f"{E}question:Question._try_out", returns(None), [REFUSED]),
-    Fault(f"{E}question:Question._own_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]),
+    Fault(
+        f"{E}question:Question._function_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]
+    ),
     # Answers: exact match, F1, numbers, mathematics.
     Fault(f"{E}answers:exact_match", around(_one_gold), [EXACT_MATCH]),
     Fault(f"{E}answers:f1", around(_one_gold), [WORDS]),

@@ -19,7 +19,8 @@ from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import TOKENIZER_FILES, is_adapter, load, load_renderer, writing
+from coterie.models.loading import TOKENIZER_FILES, is_adapter, load_renderer, writing
+from coterie.models.saving import save_model
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
 from coterie.record import export as jsonl
@@ -221,10 +222,12 @@ def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: b
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
     kind = "A LoRA adapter of" if adapter else "Trained from"
     after = f"version {version} of the role `{role}`, after {version} iterations"
+    ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
         f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: {after}.", "",
+        *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
         "## Settings", "",
         "Settings that differ from the preset of coterie, for `coterie run --config FILE`.", "",
@@ -284,14 +287,10 @@ def _write(
     if version and not merge:
         for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
             shutil.copyfile(file, partial / file.name)
-        if is_adapter(path):
-            base = next(one.model for one in recipe.roles() if one.name == role)
-            load(base).tokenizer.save_pretrained(partial)
         return
     loaded = recipe.load_policy(run, version, role, merge=True)
     with writing(partial):
-        loaded.model.save_pretrained(partial)
-    loaded.tokenizer.save_pretrained(partial)
+        save_model(loaded.model, partial)
 
 
 def checked_role(recipe: Recipe, name: str | None) -> str:

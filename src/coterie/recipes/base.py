@@ -143,6 +143,11 @@ class Recipe(ABC):
         """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
         return None, 1
 
+    @property
+    def holds_out(self) -> bool:
+        """True if there are held-out tasks."""
+        return True
+
     def training_tasks(self) -> int:
         """Return the number of training tasks per iteration."""
         values = flatten(self.settings.model_dump(mode="json"))

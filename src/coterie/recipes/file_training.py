@@ -53,6 +53,7 @@ SHOWN = 3
 CHUNK = 16
 """Number of held-out rows in one call of the engine."""
 NAMED = 5
+EQUAL_SIDES = "chosen and rejected are equal as the chat template shows them"
 
 
 class FileTraining(Recipe):
@@ -76,12 +77,20 @@ class FileTraining(Recipe):
 
     def stages(self) -> list[Stage]:
         uses = ("train", "rows", "long_rows", *self.uses)
-        before = [self.evaluation(0), self._measured(0)]
         train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
+        if not self.holds_out:
+            return [train]
+        before = [self.evaluation(0), self._measured(0)]
         return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
+    @property
+    def holds_out(self) -> bool:
+        """False if all rows are trained on, and nothing is evaluated."""
+        return "heldout" in self.environment.dataset.splits
+
     def sections(self, run: Run) -> list[Section]:
-        return [_held_out(self, run), *_curve(run), _rows(self)]
+        measures = [_held_out(self, run)] if self.holds_out else []
+        return [*measures, *_curve(run), _rows(self)]
 
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
         uses = ("evaluate.rows", *self.uses)
@@ -128,11 +137,15 @@ class FileTraining(Recipe):
     def plan(self) -> Plan:
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
-        self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
+        nothing = ("evaluation", "none: no rows are held out (dataset.heldout=0)")
+        if self.holds_out:
+            self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
         rows = [row for item in self.training_items for row in self.rows_of(item)]
         tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
         left_out = Counter(self.environment.dataset.left_out) + self._left_out
         details = (
+            *plan.details,
+            *([] if self.holds_out else [nothing]),
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
             *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
@@ -171,8 +184,8 @@ class FileTraining(Recipe):
 
     @cached_property
     def heldout_items(self) -> list[Any]:
-        """First ``evaluate.rows`` items of the held-out split."""
-        return self._items("heldout", self.settings.evaluate.rows)
+        """First ``evaluate.rows`` items of the held-out split, if there is one."""
+        return self._items("heldout", self.settings.evaluate.rows) if self.holds_out else []
 
     def _fits(self, item: Any, limit: int) -> bool:
         return all(len(row.ids) <= limit for row in self.rows_of(item))
@@ -185,14 +198,16 @@ class FileTraining(Recipe):
     def _items(self, split: Split, count: int) -> list[Any]:
         """Return the items of the first ``count`` conversations of a split, without dropped rows."""
         items, limit = [], self._limit(split)
-        for one in self.environment.rows(split)[:count]:
+        for conversation in self.environment.rows(split)[:count]:
             try:
-                new_items = self.items_of(self._model[0], one)
-            except UserError:
+                new_items = self.items_of(self._model[0], conversation)
+            except UserError as error:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
-                self._left_out["not shown by the chat template"] += 1
+                is_equal = error.what.endswith(EQUAL_SIDES)
+                self._left_out[EQUAL_SIDES if is_equal else "not shown by the chat template"] += 1
                 continue
+            self._left_out["the last message is not trained"] += not new_items
             for item in new_items:
                 if self.settings.long_rows == "drop" and not self._fits(item, limit):
                     self._left_out["too long"] += 1
@@ -264,7 +279,11 @@ class DPOOnFile(FileTraining):
     uses = ("objective",)
 
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
-        return [preference_pair(renderer, conversation)]
+        pair = preference_pair(renderer, conversation)
+        if pair.equal_sides:
+            problem = f"{conversation.origin}: {EQUAL_SIDES}"
+            raise UserError(problem, "leave the row out: dataset.broken=skip")
+        return [pair]
 
     def rows_of(self, item: Pair) -> Sequence[Row]:
         return (*item.chosen, *item.rejected)

@@ -16,6 +16,7 @@ from coterie.environments.protocol import (
     Environment,
     draw_tasks,
     formats_of,
+    innermost,
     most_turns,
     persons_of,
 )
@@ -155,15 +156,18 @@ def make_plan(recipe: "Recipe") -> Plan:
     _check_services(s, environment, trainings, policies=served, reach=recipe.reach_cluster)
     count = recipe.training_tasks()
     train = draw_tasks(environment, "train", count, s.seed) if count else []
-    heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
-    check_user(environment, s.user_simulator, train + heldout)
+    heldout = []
+    if recipe.holds_out:
+        heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
+    tasks = train + heldout or draw_tasks(environment, "train", RENDERED, s.seed)
+    check_user(environment, s.user_simulator, tasks)
     _check_disjoint(environment, map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
         renderer, context = load_renderer(role.model, s.engine.template_args)
-        prompt = _first_prompt(environment, renderer, train + heldout, longest=True)
+        prompt = _first_prompt(environment, renderer, tasks, longest=True)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
-        shortest.append(_first_prompt(environment, renderer, train or heldout, longest=False))
+        shortest.append(_first_prompt(environment, renderer, train or tasks, longest=False))
         for name, training in trainings.items():
             if training.max_length > context:
                 raise UserError(
@@ -214,7 +218,15 @@ def make_plan(recipe: "Recipe") -> Plan:
         evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
         turns=turns,
         max_tokens=s.turn_tokens,
+        details=notes_of(environment),
     )
+
+
+def notes_of(environment: Any) -> tuple[tuple[str, str], ...]:
+    """Return notes about the rows of an environment, or else of its data set."""
+    environment = innermost(environment)
+    rows = getattr(environment, "dataset", None) or getattr(environment, "rows", None)
+    return tuple(getattr(environment, "notes", getattr(rows, "notes", ())))
 
 
 def planned(s: S) -> S:

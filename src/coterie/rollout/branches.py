@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from coterie.config.user_code import in_steps
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     Environment,
@@ -504,7 +505,7 @@ class Branches:
             limit = asyncio.timeout(self.seconds)
             try:
                 async with limit:
-                    return await work(*args, **named)
+                    return await in_steps(work(*args, **named))
             except TimeoutError as error:
                 if not limit.expired():  # raised by the environment itself
                     raise
