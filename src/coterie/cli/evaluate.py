@@ -38,7 +38,7 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.user_simulator import SCRIPT, check_script
+from coterie.environments.user_simulator import check_user
 from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
@@ -392,13 +392,10 @@ def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
             check_new(file)
     environment = settings.build_environment()
     check_graded(environment)
-    draw_tasks(environment, split, settings.tasks, settings.seed)
+    tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
     for title, text in notes_of(environment):
         console.print(f"{title}: {text}")
-    if hasattr(environment, "script"):
-        check_chat("user_simulator", settings.user_simulator, SCRIPT)
-        if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
-            check_script(environment.script)
+    check_user(environment, settings.user_simulator, tasks)
 
 
 def _by_models(

@@ -9,7 +9,6 @@ The prompt is a template over the columns of a row. A reward receives the whole 
 import asyncio
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
@@ -59,7 +58,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.settings import EnvironmentSettings, draw
+from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
@@ -85,7 +84,6 @@ RESERVED = frozenset({
     "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
 })  # fmt: skip
 CONTEST_COLUMNS = ("tests", "starter", "function", "prelude", "checker")
-_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 class QuestionSettings(EnvironmentSettings):
@@ -163,7 +161,7 @@ class Question(OneReply):
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
-        if settings.prompt and not any(name.strip() for name in _FIELD.findall(settings.prompt)):
+        if settings.prompt and not template_names(settings.prompt):
             raise UserError(
                 f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
                 "put {question} or another {COLUMN} into it",
@@ -230,8 +228,8 @@ class Question(OneReply):
     @property
     def _named(self) -> set[str]:
         """Columns that the prompt names."""
-        names = (name.strip() for name in _FIELD.findall(self.prompt))
-        return {part for name in names for part in (name, name.partition(".")[0]) if part}
+        names = template_names(self.prompt)
+        return {part for name in names for part in (name, name.partition(".")[0])}
 
     @property
     def notes(self) -> list[tuple[str, str]]:
@@ -379,16 +377,13 @@ def filled(
     Raises ``UserError`` for a missing column or one of the ``hidden`` columns.
     """
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1] and match[1].strip()
-        if not name:  # an escaped brace, or the empty braces of \boxed{}
-            return match[0][0] if match[1] is None else match[0]
+    def value(name: str) -> str:
         if name == "question":
             return question
         if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in hidden):
             raise UserError(
-                f"environment.prompt shows the right answer to the agent: {match[0]}",
-                f"leave it out, or write {{{match[0]}}} for braces",
+                f"environment.prompt shows the right answer to the agent: {{{name}}}",
+                f"leave it out, or write {{{{{name}}}}} for braces",
             )
         known = first_of(row, (name,))
         if known is None or known != known:  # empty, or NaN
@@ -396,12 +391,12 @@ def filled(
             raise UserError(
                 f"{where} has no {name!r}, which environment.prompt names",
                 f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
-                f"write {{{match[0]}}} for braces",
+                f"write {{{{{name}}}}} for braces",
             )
         text = as_text(known)
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
-    return _FIELD.sub(value, template)
+    return fill_template(template, value)
 
 
 def _default_reward(row: type[QuestionRow]) -> str:

@@ -243,7 +243,8 @@ class Recipe(ABC):
 
     @cached_property
     def _fingerprints(self) -> dict[Step, str]:
-        common = (self._models, self._content, self.settings.seed)
+        person = self.settings.user_simulator.identity()
+        common = (self._models, self._content, self.settings.seed, person)
         args = sorted(self.settings.engine.template_args.items())
         prints: dict[Step, str] = {}
         for stage in self.stages():
@@ -344,8 +345,7 @@ class Recipe(ABC):
     def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
         """Open the simulated users and resources that the environment needs."""
         logs = run.folder / "user_simulator"
-        simulator = getattr(self.settings, "user_simulator", None)
-        return open_actors(self.environment, logs, simulator, self.openers())
+        return open_actors(self.environment, logs, self.settings.user_simulator, self.openers())
 
     def evaluation(
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
-from coterie.engines.chat_model import check_chat
-from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     Environment,
     draw_tasks,
@@ -22,12 +20,7 @@ from coterie.environments.protocol import (
     most_turns,
     persons_of,
 )
-from coterie.environments.user_simulator import (
-    REFERENCE,
-    SCRIPT,
-    UserSimulatorSettings,
-    check_script,
-)
+from coterie.environments.user_simulator import check_user, readable_secrets
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
@@ -168,7 +161,8 @@ def make_plan(recipe: "Recipe") -> Plan:
     if recipe.holds_out:
         heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
     tasks = train + heldout or draw_tasks(environment, "train", RENDERED, s.seed)
-    _check_disjoint(map(recipe.whole_task, train), map(recipe.whole_task, heldout))
+    check_user(environment, s.user_simulator, tasks)
+    _check_disjoint(environment, map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
         renderer, context = load_renderer(role.model, s.engine.template_args)
@@ -283,7 +277,7 @@ def _check_services(
     policies: int,
     reach: bool,
 ) -> None:
-    """Raise ``UserError`` for unavailable servers, ranks, tracker, sandbox or user simulator."""
+    """Raise ``UserError`` for unavailable servers, ranks, tracker or sandbox."""
     sampled = {
         shared_group(s, key): one for key, one in trainings.items() if key != CRITIC_TRAINING
     }
@@ -296,10 +290,6 @@ def _check_services(
     check_tracker(s.tracker)
     if Sandbox in environment.needs:
         make_jail(getattr(s, "sandbox", SandboxSettings()))
-    simulator = getattr(s, "user_simulator", UserSimulatorSettings())
-    check_chat("user_simulator", simulator, SCRIPT)
-    if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
-        check_script(getattr(environment, "script", None))
 
 
 def cluster_needs(
@@ -322,25 +312,26 @@ def check_ranks(s: RecipeSettings, training: TrainingSettings, key: str) -> None
     check_launch(training, "cpu" if elsewhere else s.engine.device_name, key)
 
 
-def _check_disjoint(train: Iterable[Task], heldout: Iterable[Task]) -> None:
+def _check_disjoint(
+    environment: Environment, train: Iterable[Task], heldout: Iterable[Task]
+) -> None:
     """Raise ``UserError`` if a held-out task is also a training task, by id or by content."""
-    known = {key for task in train for key in (task.id, content_of(task))}
+    trained = {key for task in train for key in (task.id, content_of(task, environment))}
     for task in heldout:
-        if not known.isdisjoint((task.id, content_of(task))):
+        if not trained.isdisjoint((task.id, content_of(task, environment))):
             raise UserError(
                 f"held-out task {task.id} is also a training task",
                 "correct the environment's splits: a score on trained tasks says nothing",
             )
 
 
-def content_of(task: Task) -> str:
-    """Return the content of a task: its public fields, and the reference of a simulated user.
+def content_of(task: Task, environment: Environment) -> str:
+    """Return the content of a task: its public fields, and the secrets of simulated users.
 
     Users may write the same request and want different things.
     """
-    reference = task.secrets.get(REFERENCE)
-    reference_text = "" if reference is None else reference.reveal(GRADER)
-    return f"{sorted(task.public.items())} {reference_text}"
+    secrets = [sorted(readable_secrets(task, who).items()) for who in persons_of(environment)]
+    return f"{sorted(task.public.items())} {secrets}"
 
 
 # Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation

@@ -27,7 +27,6 @@ from coterie.environments.protocol import (
     persons_of,
 )
 from coterie.environments.user_simulator import (
-    SCRIPT,
     ModelUserSimulator,
     UserSimulator,
     UserSimulatorSettings,
@@ -85,12 +84,15 @@ async def open_actors(
         for name in persons_of(environment):
             simulator: UserSimulator
             user = user_simulator
-            if user is None or (user.url is None and user.model == SCRIPT):
-                simulator = check_script(getattr(environment, "script", None))
+            if user is None or user.is_script:
+                simulator = check_script(environment)
             else:
                 chat = await stack.enter_async_context(open_chat(user))
                 make = getattr(environment, "chat_user", None)
-                simulator = make(chat, user, shared) if make else ModelUserSimulator(chat, user)
+                if make is None:
+                    simulator = ModelUserSimulator(chat, user, environment, name)
+                else:
+                    simulator = make(chat, user, shared)
             persons[name] = UserSampler(simulator)
         yield Actors(environment, persons, shared)
 
