@@ -38,12 +38,13 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.user_simulator import SCRIPT, check_script
+from coterie.environments.user_simulator import check_user
 from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.plan import notes_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
@@ -331,7 +332,7 @@ def play_benchmark(
     if is_url:
         layers = [preset, {"endpoint": {"url": policy}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
-        _check(server, split)
+        _check(server, split, console)
         figures, usage = asyncio.run(_by_endpoint(server, console, split))
         return server.played, server, [figures], usage
     layers = [as_trained, preset]
@@ -342,7 +343,7 @@ def play_benchmark(
             f"use one of: {', '.join(CODING)}",
         )
     policies = agent_policies(model, model.policy, own)
-    _check(model, split)
+    _check(model, split, console)
     return model.played, model, _by_models(model, policies, every, console, split), None
 
 
@@ -381,7 +382,7 @@ def _as_trained(
     return [*own, *words], {**values, "max_tokens": limit}
 
 
-def _check(settings: EvaluatedSettings, split: Split) -> None:
+def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
     """Raise ``UserError`` for unavailable data, judge, user simulator or dump file, before a policy is loaded."""
     check_chat("picker", settings.picker, NOBODY)
     rival_store(settings)
@@ -391,11 +392,10 @@ def _check(settings: EvaluatedSettings, split: Split) -> None:
             check_new(file)
     environment = settings.build_environment()
     check_graded(environment)
-    draw_tasks(environment, split, settings.tasks, settings.seed)
-    if hasattr(environment, "script"):
-        check_chat("user_simulator", settings.user_simulator, SCRIPT)
-        if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
-            check_script(environment.script)
+    tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
+    for title, text in notes_of(environment):
+        console.print(f"{title}: {text}")
+    check_user(environment, settings.user_simulator, tasks)
 
 
 def _by_models(

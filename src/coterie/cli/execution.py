@@ -188,7 +188,7 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
     points = [evaluation(run.store, step.iteration) for step in done if step.stage == EVALUATION]
     rows = [(f"{point.version}" if point.version else "base", point) for point in points]
     title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
-    tables = [score_table(title, rows)]
+    tables = [score_table(title, rows)] if rows else []
     if measured := [step for step in done if step.stage == "measure"]:
         policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
         table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]

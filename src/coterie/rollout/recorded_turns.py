@@ -12,15 +12,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from coterie.datasets.conversations import (
-    ChatMessage,
-    Conversation,
-    Preference,
-    Targets,
-    flaw_of,
-    parse_messages,
-    parse_tools,
-)
+from coterie.datasets.conversations import Conversation, Preference, Targets
+from coterie.datasets.messages import ChatMessage, flaw_of, parse_messages, parse_tools
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     Environment,
@@ -322,7 +315,7 @@ def rows_from_messages(
     if flaw := flaw_of(parsed, schemas):
         raise ValueError(flaw)
     conversation = Conversation(
-        id="?", question="?", answer="?", messages=parsed, tools=schemas, place=origin
+        id="?", question="?", answer="?", messages=parsed, tools=schemas, origin=origin
     )
     return conversation_rows(_renderer(tokenizer), conversation, targets)
 
@@ -343,7 +336,7 @@ def pairs_from_messages(
         raise ValueError(flaw)
     preference = Preference(
         id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
-        start=len(before), tools=schemas, place=origin,
+        start=len(before), tools=schemas, origin=origin,
     )  # fmt: skip
     return preference_pair(_renderer(tokenizer), preference)
 
@@ -351,7 +344,12 @@ def pairs_from_messages(
 def conversation_rows(
     renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
 ) -> list[Row]:
-    """Return the rows of a conversation. Raises ``UserError`` if the template cannot show it."""
+    """Return the rows of a conversation, none if no message is trained.
+
+    Raises ``UserError`` if the template cannot show it.
+    """
+    if targets == "last" and not conversation.messages[-1].is_trained:
+        return []
     rows = _rows_after(renderer, conversation, conversation.messages)
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
@@ -369,20 +367,26 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 def _rows_after(
     renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
 ) -> list[Row]:
-    place = conversation.place
+    origin = conversation.origin
     try:
-        prompts = _prompts(renderer, messages, conversation.tools, place)
+        prompts = _prompts(renderer, messages, conversation.tools, origin)
     except UserError as error:
-        where = f"{place}: " if place else ""
+        where = f"{origin}: " if origin else ""
         raise UserError(
             f"{where}{error.what}", "leave the row out, or use another model"
         ) from error
-    before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
-    trained = {turn.id for _, turn in prompts[before:]}
+    before = sum(message.role == ASSISTANT for message in messages[: conversation.start])
+    replies = [message for message in messages if message.role == ASSISTANT]
+    trained = {
+        turn.id
+        for (_, turn), message in zip(prompts[before:], replies[before:], strict=True)
+        if message.is_trained
+    }
     training_rows = []
-    for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
-        targets = tuple(one for one in row.targets if one.turn in trained)
-        training_rows.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    for number, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
+        targets = tuple(target for target in row.targets if target.turn in trained)
+        name = f"{origin}/{number}" if number else origin
+        training_rows.append(replace(row, targets=targets, origin=name))
     return [row for row in training_rows if row.targets]
 
 

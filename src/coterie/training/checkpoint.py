@@ -29,7 +29,8 @@ from transformers.utils import logging
 from coterie.config.folders import flush, whole_folder
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, adapter_weights, load_head, save_adapter, split_head
-from coterie.models.loading import TOKENIZER_FILES, check_whole, reading, with_weights, writing
+from coterie.models.loading import check_whole, reading, with_weights, writing
+from coterie.models.saving import save_model, save_tokenizer
 from coterie.training.settings import TrainingSettings
 
 
@@ -104,7 +105,7 @@ def load_checkpoint(
 
 
 def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: bool = True) -> None:
-    """Save weights and config with ``save_pretrained``, the tokenizer files, and the value head if any.
+    """Save the model or its adapter, the tokenizer with the trained ends of turn, and the value head if any.
 
     Every rank calls this; only a rank with ``write`` writes.
     """
@@ -114,17 +115,13 @@ def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: boo
     if not write:
         return
     with writing(folder), whole_folder(folder) as temporary:
-        source = Path(model.config.name_or_path or ".")
-        if (source / "config.json").is_file():
-            for pattern in TOKENIZER_FILES:
-                for path in sorted(source.glob(pattern)):
-                    shutil.copy2(path, temporary)
         weights, head = split_head(weights)
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
+            save_tokenizer(model, temporary)
         else:
             with _without_bar():
-                model.save_pretrained(temporary, state_dict=weights)
+                save_model(model, temporary, weights)
         if head:
             save_file(head, temporary / HEAD_FILE)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
