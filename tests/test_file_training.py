@@ -319,12 +319,17 @@ def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) 
         ("dpo", "HuggingFaceH4/ultrafeedback_binarized", "dataset.source=HuggingFaceH4/ultrafeedback_binarized"),
         ("dpo", "owner/name:main:train", "dataset.source=owner/name:main:train"),
         ("sft", "dataset=chats.jsonl", "dataset.source=chats.jsonl"),
-        ("optima/isft", "owner/name", "owner/name"),
+        ("optima/isft", "owner/name", "dataset=qa dataset.source=owner/name"),
         ("rl/grpo", "gsm8k", "dataset=gsm8k"),
+        ("rl/grpo", "qa.jsonl", "dataset=qa dataset.source=qa.jsonl"),
+        ("rl/grpo", "environment=question qa.csv", "environment=question dataset=qa dataset.source=qa.csv"),
+        ("rl/grpo", "gsm8k published.jsonl", "dataset=gsm8k dataset.source=published.jsonl"),
+        ("rl/grpo", "published.jsonl dataset=math", "dataset.source=published.jsonl dataset=math"),
+        ("optima/isft", "lr=a/b", "lr=a/b"),
     ],
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
-    assert read_arguments(recipe, [word], None).words == [setting]
+    assert read_arguments(recipe, word.split(), None).words == setting.split()
 
 
 def test_a_file_of_settings_names_a_file_of_rows(tmp_path: Path) -> None:
