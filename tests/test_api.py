@@ -17,6 +17,9 @@ from coterie.cli import execution
 from coterie.cli.arguments import read_arguments
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Environment, State
+from coterie.environments.registry import make_environment
+from coterie.recipes import registry
+from coterie.tools.registry import sources_of
 from tests.played import environment_of
 from tests.row_files import jsonl
 
@@ -243,3 +246,25 @@ def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
     ]
     with pytest.raises(coterie.UserError, match=r"the script of task .* fails"):
         coterie.demonstrate(game, [task], lambda task: [call, "0"])
+    # A file with the same calls in OpenAI's form is trained on as the same text, with tools.calls=tags.
+    formula = call.removeprefix("<calculate>").removesuffix("</calculate>")
+    (source,) = sources_of(tools, None)
+    (tool,) = source.tools
+    native = {
+        "messages": [
+            {"role": "user", "content": task.public["question"]},
+            {"role": "assistant", "content": None,
+             "tool_calls": [{"function": {"name": "calculate", "arguments": {"formula": formula}}}]},
+            {"role": "tool", "content": answer},
+            {"role": "assistant", "content": answer},
+        ],
+        "tools": [{"function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}}],
+    }  # fmt: skip
+    chats = jsonl(tmp_path / "chats.jsonl", native)
+    words = [f"dataset.source={chats}", "dataset.heldout=0", "tools.calls=tags", "model=tiny-acts"]
+    for more in ([], [f"tools=[{tools[0]}]"]):
+        environment = make_environment(registry.settings("sft", [*words, *more]))
+        (shown,) = environment.rows("train")  # type: ignore[attr-defined]
+        assert [{"role": one.role, "content": one.content} for one in shown.messages] == row[
+            "messages"
+        ]

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from coterie.config.folders import expanded
 from coterie.config.plugins import object_name
@@ -25,6 +25,7 @@ from coterie.datasets.conversations import Conversations, FileSettings, Preferen
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, agents_of
+from coterie.environments.question import with_tags
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.catalogue import ADAPTER_FILE
@@ -221,6 +222,7 @@ def train(
     *,
     objective: Objective[Any] | None = None,
     heldout: Sequence[Any] = (),
+    calls: Literal["native", "tags"] = "native",
     **options: Any,
 ) -> TrainingReport:
     """Train a model in place.
@@ -234,6 +236,7 @@ def train(
             By default only the model in memory is trained; ``model.save(folder)`` writes it.
         objective: Objective to minimize; the default is DPO for pairs and preferences, else SFT.
         heldout: Rows whose loss is measured.
+        calls: Syntax of the calls in dictionaries: the model's, or tags (``tools.calls=tags``).
         **options: Other arguments of :func:`coterie.training.trainer.train`.
 
     Raises:
@@ -244,7 +247,7 @@ def train(
         raise UserError(
             "a LoRA adapter is written to a folder, and none is given", "give one: folder='lora'"
         )
-    items, heldout_items = _items(model, rows), _items(model, heldout)
+    items, heldout_items = (_items(model, some, calls) for some in (rows, heldout))
     module = model.model if isinstance(model, LoadedModel) else model
     is_paired = bool(items) and isinstance(items[0], Pair)
     objective = objective or (DPO() if is_paired else SFT())
@@ -264,7 +267,7 @@ def train(
         return trainer.train(*arguments, objective=objective, heldout=heldout_items, **options)
 
 
-def _items(model: Any, rows: Sequence[Any]) -> Sequence[Any]:
+def _items(model: Any, rows: Sequence[Any], calls: str) -> Sequence[Any]:
     """Return the training items of rows; items are returned unchanged."""
     if not any(isinstance(row, Mapping) for row in rows):
         return rows
@@ -276,6 +279,8 @@ def _items(model: Any, rows: Sequence[Any]) -> Sequence[Any]:
     kind = Preferences if is_preference else Conversations
     settings = FileSettings(name=kind.__name__.lower(), source=str(_rows_file(rows)), heldout=0)
     conversations = kind(settings).rows("train")
+    if calls == "tags":
+        conversations = list(map(with_tags, conversations))
     if is_preference:
         return [preference_pair(model.renderer, row) for row in conversations]
     return [item for row in conversations for item in conversation_rows(model.renderer, row)]
