@@ -131,7 +131,7 @@ def run(
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
     """
-    from coterie.cli.arguments import read_arguments, stored_settings
+    from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
     if UNDER_TORCHRUN in os.environ:
         from coterie.clusters.torchrun import torchrun_job
@@ -141,7 +141,8 @@ def run(
     arguments = read_arguments(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
-    # This import takes seconds, so invalid settings are reported first.
+    # This import takes seconds, so invalid settings and missing files are reported first.
+    check_sources(own)
     from coterie.cli import execution
 
     if own.cluster == SLURM and IN_JOB not in os.environ:

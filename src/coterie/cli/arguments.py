@@ -13,6 +13,7 @@ from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
+from coterie.models.catalogue import check_hub_name, converted_folder, packaged_folder
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import read_config
@@ -93,6 +94,18 @@ def read_arguments(
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+
+
+def check_sources(own: RecipeSettings) -> None:
+    """Raise ``UserError`` for a missing file of rows or an unknown model, without importing torch."""
+    source = getattr(own.dataset, "source", "")
+    is_path = source.startswith("/") or source.endswith(SUFFIXES)
+    paths = (expanded(source), expanded(source.partition(":")[0]))
+    if is_path and not any(path.exists() for path in paths):
+        raise UserError(f"there is no file {source}", "check the path")
+    is_found = packaged_folder(own.model) or converted_folder(own.model)
+    if not is_found and not expanded(own.model).is_dir():
+        check_hub_name(own.model)
 
 
 def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
