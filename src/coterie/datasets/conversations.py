@@ -144,12 +144,13 @@ def _verl_reply(row: Raw) -> Messages:
     return _reply(reply)
 
 
-def repeats_prompt(rows: Iterable[Raw]) -> bool:
-    """Return True if both sides of all preferences in texts begin with their prompt and a space or line break.
+def repeated_prompts(rows: Iterable[Raw]) -> tuple[bool, float]:
+    """Return whether the sides of a file of preferences in texts repeat the prompt, and the share of rows that may.
 
-    A single prompt is no evidence: a reply to ``Hello`` may begin with ``Hello``.
+    Both sides of all rows, with several prompts, then begin with the prompt and a space or line break. A single prompt
+    is no evidence: a reply to ``Hello`` may begin with ``Hello``.
     """
-    prompts = set[str]()
+    prompts, count, separated = list[str](), 0, 0
     for row in rows:
         texts = [peek(row, name) for name in ("prompt", "chosen", "rejected")]
         if not all(has_text(text) for text in texts):
@@ -157,10 +158,12 @@ def repeats_prompt(rows: Iterable[Raw]) -> bool:
         prompt, *sides = texts
         rests = [side.removeprefix(prompt) for side in sides if side.startswith(prompt)]
         ends = prompt[-1].isspace() or all(rest[:1].isspace() for rest in rests)
-        if len(rests) < 2 or not ends:
-            return False
-        prompts.add(prompt)
-    return len(prompts) > 1
+        count += 1
+        if len(rests) == 2:
+            prompts.append(prompt)
+            separated += ends
+    is_repeated = separated == count and len(set(prompts)) > 1
+    return is_repeated, len(prompts) / max(count, 1)
 
 
 def _name_sides(row: dict[str, Any]) -> None:
@@ -234,7 +237,8 @@ def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
     if flaw := flaw_of(messages, tools):
         raise ValueError(flaw)
     # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
-    start = len(prompt) if replies and is_empty(row.get("history")) else 0
+    has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
+    start = len(prompt) if replies and not has_history else 0
     _check_trained(messages[start:])
     return Conversation(**_fields(messages, tools, start, origin))
 
@@ -404,7 +408,11 @@ class Preferences(Conversations):
 
     def read_file(self, file: Path) -> list[Conversation]:
         rows = (raw for _, raw in numbered(file, broken=[]) if isinstance(raw, dict))
-        self.is_repeated = repeats_prompt(rows)
+        self.is_repeated, share = repeated_prompts(rows)
+        if share > 0.5 and not self.is_repeated:
+            self.warnings.append(
+                f"both sides begin with their prompt in {share:.0%} of the rows of {file.name}, and keep it"
+            )
         return super().read_file(file)
 
     @property
