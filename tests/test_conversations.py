@@ -282,7 +282,9 @@ def test_a_share_of_rows_is_held_out_even_if_they_open_alike(
     assert sum(map(len, splits)) == len({row.id for split in splits for row in split}) == len(rows)
     held = len(splits[1]) if share else 0
     assert held == pytest.approx(held_out, rel=0.1, abs=1 if warning else 0)
-    assert [text.partition(":")[0] for text in own.warnings] == [warning] * bool(warning)
+    assert [text.partition(":")[0] for title, text in own.notes if title == "warning"] == [
+        warning
+    ] * bool(warning)
 
 
 def test_published_training_rows_may_open_as_held_out_rows(tmp_path: Path) -> None:

@@ -288,15 +288,9 @@ def _fields(
     texts = [message.model_dump(mode="json", exclude={"is_trained"}) for message in everything]
     schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
     untrained = [index for index, message in enumerate(everything) if not message.is_trained]
-    id_ = _hash([texts, len(messages), schemas, *untrained])
     fields = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
-    return {
-        "id": id_,
-        "question": question,
-        "answer": messages[-1].text,
-        "origin": origin,
-        **fields,
-    }
+    fields |= {"question": question, "answer": messages[-1].text, "origin": origin}
+    return {"id": _hash([texts, len(messages), schemas, *untrained]), **fields}
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -409,16 +403,12 @@ class Preferences(Conversations):
     def read_file(self, file: Path) -> list[Conversation]:
         rows = (raw for _, raw in numbered(file, broken=[]) if isinstance(raw, dict))
         self.is_repeated, share = repeated_prompts(rows)
-        if share > 0.5 and not self.is_repeated:
-            self.warnings.append(
-                f"both sides begin with their prompt in {share:.0%} of the rows of {file.name}, and keep it"
-            )
+        if self.is_repeated:
+            self.remarks.append(("prompts that both sides repeat", "removed from them"))
+        elif share > 0.5:
+            text = f"both sides begin with their prompt in {share:.0%} of the rows of {file.name}"
+            self.remarks.append(("warning", f"{text}, and keep it"))
         return super().read_file(file)
-
-    @property
-    def notes(self) -> list[tuple[str, str]]:
-        notes = super().notes
-        return notes + [("prompts that both sides repeat", "removed from them")] * self.is_repeated
 
     def format_of(self, row: Columns) -> str:
         _name_sides(row)

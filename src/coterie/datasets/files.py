@@ -80,7 +80,7 @@ def numbered(
                 bar.start(sum(1 for line in lines if line.strip()), file.name)
         is_parquet = kind == ".parquet"
         rows = _parquet(file, columns) if is_parquet else _READERS[kind](file, broken)
-        for number, (position, raw) in enumerate(rows, 1):  # noqa: B007  # noqa: B007
+        for number, (position, raw) in enumerate(rows, 1):  # noqa: B007
             yield f"{unit} {position}", raw
             if bar is not None:
                 bar.advance(1)
