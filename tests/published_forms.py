@@ -250,6 +250,9 @@ PREFERENCES = (
     Form("TRL: implicit prompts", {"chosen": [Q, YES], "rejected": [Q, NO]}, dpo=SIDES),
     Form("hh-rlhf", {"chosen": "\n\nHuman: Q@?\n\nAssistant: yes @", "rejected": "\n\nHuman: Q@?\n\nAssistant: no @"},
          dpo=SIDES),
+    Form("transcripts after a system prompt", {"chosen": "S\n\nHuman: Q@?\n\nAssistant: yes @",
+         "rejected": "S\n\nHuman: Q@?\n\nAssistant: no @"},
+         dpo=tuple(f"system: S {side}" for side in SIDES)),  # type: ignore[arg-type]
     Form("UltraFeedback, binarized", {"prompt": "Q@?", "prompt_id": "@", "chosen": [Q, YES], "rejected": [Q, NO],
          "messages": [Q, YES], "score_chosen": 8.0, "score_rejected": 3.0}, "user: Q@? assistant: [yes @]", dpo=SIDES,
          unused="prompt_id, messages, score_chosen, score_rejected"),

@@ -1,24 +1,12 @@
-r"""Conversations and preferences of a user's source, in the usual formats.
-
-| format | columns of a row |
-|---|---|
-| messages | ``messages``, also ``tools`` (OpenAI, Hugging Face), or a list of messages as the whole row |
-| sharegpt | ``conversations`` or ``conversation`` of ``from`` and ``value``, also ``system`` and ``tools`` |
-| question with options | the options, and the right one, in the forms of ``question_files.read_options`` |
-| prompt and reply | ``instruction`` (also ``input``), ``prompt``, ``question``, ``query`` or ``problem``, and \
-``output``, ``completion``, ``response``, ``solution`` or ``answer``: texts or messages; also ``system``, ``history`` |
-| verl | ``prompt`` messages, and the reply in ``extra_info.answer`` or ``reward_model.ground_truth`` |
-| preference | ``chosen`` and ``rejected``: texts or messages, with the prompt in ``prompt``, ``instruction``, ... or \
-``conversations``, or as the common beginning of both sides; dialogues in one text after ``Human:`` and ``Assistant:`` |
-"""
+"""Conversations and preferences of a user's source, in the formats of docs/recipes/sft.md."""
 
 import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict
 
@@ -66,6 +54,9 @@ class Conversation(QuestionRow):
 
 class Preference(Conversation):
     """Prompt with a better and a worse continuation."""
+
+
+C = TypeVar("C", bound=Conversation)
 
 
 def _hash_texts(messages: Messages) -> str:
@@ -182,18 +173,19 @@ def _name_sides(row: dict[str, Any]) -> None:
 
 def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
     """Remove what the sides of a preference in texts repeat, and split transcripts into messages."""
+    prompt: Any
     sides: list[Any]
     prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
-    if not all(isinstance(side, str) for side in sides) or not isinstance(prompt, str | None):
+    if not all(isinstance(text, str) for text in (prompt or "", *sides)):
         return
-    is_transcript = bool(prompt) and HUMAN in f"\n\n{prompt}"
-    if prompt and (is_repeated or is_transcript) and all(side.startswith(prompt) for side in sides):
-        sides = sides if is_transcript else [side.removeprefix(prompt) for side in sides]
-        prompt = None if is_transcript else prompt
-    if prompt is None and all(HUMAN in f"\n\n{side}" for side in sides):
+    repeats = bool(prompt) and all(side.startswith(prompt) for side in sides)
+    is_transcript, *are_transcripts = (HUMAN in f"\n\n{text or ''}" for text in (prompt, *sides))
+    if is_transcript and not repeats:
+        prompt = _transcript(prompt)
+    elif all(are_transcripts) and (is_transcript or prompt is None):
         prompt, sides = [], [_transcript(side) for side in sides]
-    elif is_transcript:
-        prompt = _transcript(prompt or "")
+    elif is_repeated and repeats:
+        sides = [side.removeprefix(prompt) for side in sides]
     row.update(chosen=sides[0], rejected=sides[1])
     if prompt is not None:
         row["prompt"] = prompt
@@ -201,12 +193,13 @@ def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
 
 def _transcript(text: str) -> list[dict[str, str]]:
     """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
-    messages = []
-    for piece in f"\n\n{text.strip()}".split(HUMAN)[1:]:
+    before, *pieces = f"\n\n{text.strip()}".split(HUMAN)
+    messages = [{"role": "system", "content": before.strip()}]
+    for piece in pieces:
         user, *replies = piece.split(ASSISTANT)
         messages.append({"role": "user", "content": user.strip()})
         messages += [{"role": "assistant", "content": reply.strip()} for reply in replies]
-    return messages if not messages or messages[-1]["content"] else messages[:-1]
+    return messages if messages[-1]["content"] else messages[:-1]
 
 
 def _side(value: Any, prompt: Messages, name: str) -> Messages:
@@ -227,20 +220,16 @@ def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
     """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
     column, *reply = CONVERSATIONS[name] or (usual_name(row, QUESTIONS),)
     column = "question" if name == "verl" and "question" in row else column
-    prompt, tools = _prompt(row, column), parse_tools(row.get("tools"))
+    prompt = _prompt(row, column)
     replies: Messages = ()
     if name == OPTIONS:
         replies = _reply(read_prompt(row, row[column], column).right)
     elif reply:
         replies = _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
-    messages = (*prompt, *replies)
-    if flaw := flaw_of(messages, tools):
-        raise ValueError(flaw)
     # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
     has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
     start = len(prompt) if replies and not has_history else 0
-    _check_trained(messages[start:])
-    return Conversation(**_fields(messages, tools, start, origin))
+    return _build(Conversation, row, prompt, [replies], start, origin)
 
 
 def parse_preference(
@@ -253,44 +242,50 @@ def parse_preference(
     _split_sides(row, is_repeated)
     column = PREFERENCES[name][0]
     prompt = () if column == "chosen" and not row.get("prompt") else _prompt(row, column)
-    tools = parse_tools(row.get("tools"))
-    chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
+    chosen, rejected = sides = [_side(row[side], prompt, side) for side in ("chosen", "rejected")]
     if not prompt:
-        both = zip(chosen, rejected, strict=False)
+        both = zip(*sides, strict=False)
         common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
         while common and chosen[common - 1].role == "assistant":
             common -= 1
         if not common:
             raise ValueError("chosen and rejected begin with different messages")
-        prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    messages = (*prompt, *chosen)
-    if flaw := flaw_of(messages, tools) or flaw_of((*prompt, *rejected), tools):
-        raise ValueError(flaw)
-    for side in (chosen, rejected):
-        _check_trained(side)
-    texts = [[(m.role, m.thought, m.text) for m in side] for side in (chosen, rejected)]
+        prompt, sides = chosen[:common], [chosen[common:], rejected[common:]]
+    preference = _build(Preference, row, prompt, sides, len(prompt), origin)
+    texts = [[(m.role, m.thought, m.text) for m in side] for side in sides]
     if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
-    return Preference(**_fields(messages, tools, len(prompt), origin, rejected))
+    return preference
 
 
-def _check_trained(messages: Messages) -> None:
-    if not any(message.role == "assistant" and message.is_trained for message in messages):
-        raise ValueError("none of its replies is trained")
+def _build(
+    of: type[C], row: Raw, prompt: Messages, sides: Sequence[Messages], start: int, origin: str
+) -> C:
+    """Return a row of a prompt and its replies, or the two sides of a preference.
 
-
-def _fields(
-    messages: Messages, tools: Sequence[Tool], start: int, origin: str, rejected: Messages = ()
-) -> dict[str, Any]:
-    """Return the fields of a row: id, the user's last message, the last reply, and the messages."""
-    question = next(message.text for message in reversed(messages) if message.role == "user")
-    everything = (*messages, *rejected)
+    Raises ``ValueError`` if one of them cannot be trained on.
+    """
+    tools, messages = parse_tools(row.get("tools")), (*prompt, *sides[0])
+    for side in sides:
+        if flaw := flaw_of((*prompt, *side), tools):
+            raise ValueError(flaw)
+        trained = (*prompt, *side)[start:]
+        if not any(message.role == "assistant" and message.is_trained for message in trained):
+            raise ValueError("none of its replies is trained")
+    everything = (*prompt, *chain(*sides))
     texts = [message.model_dump(mode="json", exclude={"is_trained"}) for message in everything]
     schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
     untrained = [index for index, message in enumerate(everything) if not message.is_trained]
-    fields = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
-    fields |= {"question": question, "answer": messages[-1].text, "origin": origin}
-    return {"id": _hash([texts, len(messages), schemas, *untrained]), **fields}
+    return of(
+        id=_hash([texts, len(messages), schemas, *untrained]),
+        question=next(message.text for message in reversed(messages) if message.role == "user"),
+        answer=messages[-1].text,
+        messages=messages,
+        tools=tools,
+        rejected=() if len(sides) == 1 else sides[1],
+        start=start,
+        origin=origin,
+    )
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -136,18 +136,6 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     return Loaded(_check_not_empty(data_set, rows, left_out), left_out)
 
 
-def load_rows(name: str, split: Split, source: str | Path = HUB) -> list[QuestionRow]:
-    if split not in find(name).splits:
-        raise _no_training(name)
-    return load(name, source).rows[split]
-
-
-def _no_training(name: str) -> UserError:
-    return UserError(
-        f"{name} is for evaluation only: it has no training rows", "train on another data set"
-    )
-
-
 def hub_files(data_set: DataSet) -> Files:
     """Return the files of a data set in the hub's cache, held-out files first. Download missing files."""
     if not data_set.repos:
@@ -312,7 +300,10 @@ class Rows:
     def split(self, split: Split) -> list[QuestionRow]:
         if split not in self.splits:
             if split == "train":
-                raise _no_training(self.name)
+                raise UserError(
+                    f"{self.name} is for evaluation only: it has no training rows",
+                    "train on another data set",
+                )
             raise UserError(
                 f"{self.name} holds out no rows, and this command needs some",
                 "hold out a share of them: dataset.heldout=0.1",

@@ -261,7 +261,8 @@ def _table_row(
     if isinstance(right, dict) and "text" in right:  # SQuAD
         right = right["text"]
     answers = right if isinstance(right, list) else [right]
-    if isinstance(right, str):
+    # In a column of one answer, JSON text may itself be the answer.
+    if isinstance(right, str) and (answer.lower().endswith("answers") or "reward_model" in raw):
         answers = answer_list(right)
     aliases = first_of(opened, ANSWER_KEYS["aliases"]) if answer in ANSWERS else None
     answers = [*answers, *(aliases if isinstance(aliases, list | tuple) else ())]
