@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, product, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from coterie.datasets.load import ColumnSettings, UserFileSet
 from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
 from coterie.datasets.problems import usual_name
 from coterie.datasets.question_files import QUESTIONS, has_options, read_prompt, system_of
-from coterie.datasets.rows import QuestionRow, Raw, kind_of, parsed_json
+from coterie.datasets.rows import QuestionRow, Raw, first_of, kind_of, parsed_json
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 
@@ -69,33 +69,30 @@ def _hash(value: object) -> str:
 
 # -- formats --------------------------------------------------------------------------------------
 
-Formats = Mapping[str, tuple[str, ...]]
+Columned = tuple[str, ...]
+"""Columns of a format: the prompt, which is not trained, and the reply, or the two sides."""
 CHATS = ("messages", "conversations", "conversation")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 REPLIES = ("output", "completion", "response", "solution")
-OPTIONS = "question with options"
-CONVERSATIONS: Formats = {
-    **{column: (column,) for column in CHATS},
-    **{f"{prompt} and {reply}": (prompt, reply) for prompt in PROMPTS for reply in REPLIES},
-    "verl": ("prompt", "reward_model"),
-    OPTIONS: (),
-    **{f"{prompt} and answer": (prompt, "answer") for prompt in PROMPTS},
-}
-"""Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
-PREFERENCES: Formats = {
-    **{
-        f"preference with {prompt}": (prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)
-    },
-    "preference without a prompt": ("chosen", "rejected"),
-}
+OPTIONS, VERL = ("a question", "its options"), ("prompt", "reward_model")
+CONVERSATIONS: tuple[Columned, ...] = (
+    *((column,) for column in CHATS),
+    *product(PROMPTS, REPLIES),
+    VERL,
+    OPTIONS,
+    *((prompt, "answer") for prompt in PROMPTS),
+)
+"""A row has the first format that fits."""
+PREFERENCES: tuple[Columned, ...] = (
+    *((prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)),
+    ("chosen", "rejected"),
+)
 SIDES = {
     "chosen_response": "chosen", "rejected_response": "rejected",
     "preferred_output": "chosen", "non_preferred_output": "rejected",
 }  # fmt: skip
 """Other names of the sides: axolotl's and OpenAI's."""
-JSON_COLUMNS = {
-    name for forms in (CONVERSATIONS, PREFERENCES) for form in forms.values() for name in form
-}
+JSON_COLUMNS = {name for form in (*CONVERSATIONS, *PREFERENCES) for name in form}
 """Columns that may hold messages as JSON text."""
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
@@ -115,21 +112,18 @@ def _prompt(row: Raw, column: str) -> Messages:
 
 
 def _reply(value: Any) -> Messages:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = {"role": "assistant", "content": str(value)}
     if isinstance(value, Mapping):
         value = [value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str):
-        value = [{"role": "assistant", "content": value}]
     if not isinstance(value, list | tuple):
         raise ValueError(f"its reply is {kind_of(value)}, not a text or messages")
     return parse_messages(value)
 
 
 def _verl_reply(row: Raw) -> Messages:
-    columns = [row.get("extra_info"), row.get("reward_model")]
-    extra, gold = (column if isinstance(column, Mapping) else {} for column in columns)
-    reply = extra.get("answer") or gold.get("ground_truth")
+    names = ("extra_info.answer", "reward_model.ground_truth")
+    reply = next(filter(None, [first_of(row, (name,)) for name in names]), None)
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
     return _reply(reply)
@@ -216,16 +210,16 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
+def parse_conversation(row: Raw, form: Columned, origin: str = "") -> Conversation:
     """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
-    column, *reply = CONVERSATIONS[name] or (usual_name(row, QUESTIONS),)
-    column = "question" if name == "verl" and "question" in row else column
+    column, *reply = form if form != OPTIONS else (usual_name(row, QUESTIONS),)
+    column = "question" if form == VERL and "question" in row else column
     prompt = _prompt(row, column)
     replies: Messages = ()
-    if name == OPTIONS:
+    if form == OPTIONS:
         replies = _reply(read_prompt(row, row[column], column).right)
     elif reply:
-        replies = _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
+        replies = _verl_reply(row) if form == VERL else _reply(row[reply[0]])
     # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
     has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
     start = len(prompt) if replies and not has_history else 0
@@ -233,14 +227,14 @@ def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
 
 
 def parse_preference(
-    row: dict[str, Any], name: str, origin: str = "", is_repeated: bool = False
+    row: dict[str, Any], form: Columned, origin: str = "", is_repeated: bool = False
 ) -> Preference:
     """Parse a preference. ``is_repeated``: its sides in texts begin with the prompt, which is removed.
 
     Raises ``ValueError`` if it cannot be trained on.
     """
     _split_sides(row, is_repeated)
-    column = PREFERENCES[name][0]
+    column = form[0]
     prompt = () if column == "chosen" and not row.get("prompt") else _prompt(row, column)
     chosen, rejected = sides = [_side(row[side], prompt, side) for side in ("chosen", "rejected")]
     if not prompt:
@@ -314,7 +308,7 @@ class Conversations(UserFileSet):
     settings_type = FileSettings
     kind = "sft"
     row: ClassVar[type[Conversation]] = Conversation
-    formats: ClassVar[Formats] = CONVERSATIONS
+    formats: ClassVar[tuple[Columned, ...]] = CONVERSATIONS
     usual: ClassVar[str] = "messages, or to prompt and completion"
     environment = "conversation"
 
@@ -324,36 +318,38 @@ class Conversations(UserFileSet):
         sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
 
-    def parse(self, row: Columns, name: str, origin: str) -> Conversation:
-        return parse_conversation(row, name, origin)
+    def parse(self, row: Columns, form: Columned, origin: str) -> Conversation:
+        return parse_conversation(row, form, origin)
 
-    def format_of(self, row: Columns) -> str:
-        """Return the name of the first format that has its columns in a row, or an empty text."""
-        for name, columns in self.formats.items():
-            if columns and set(columns) <= row.keys():
-                return name
-            if name == OPTIONS and has_options(row, usual_name(row, QUESTIONS)):
-                return name
-        return ""
+    def format_of(self, row: Columns) -> Columned:
+        """Return the first format that has its columns in a row, or nothing."""
+        for form in self.formats:
+            is_options = form == OPTIONS and has_options(row, usual_name(row, QUESTIONS))
+            if is_options or set(form) <= row.keys():
+                return form
+        return ()
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, form, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
+        rows, first, skips = dict[str, Conversation](), Columned(), self.settings.broken == "skip"
         faults: dict[str, list[str]] = defaultdict(list)
         for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
             try:
                 row = self._opened(raw, file.suffix == ".parquet")
-                name = self.format_of(row)
-                form = form or name
-                if not name and not skips:
+                form = self.format_of(row)
+                first = first or form
+                if not form and not skips:
                     raise UserError(
                         f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
                         f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md",
                     )
-                if name != form or not name:
-                    raise ValueError(f"it has the form {name!r}, and the first row {form!r}")
+                if form != first or not form:
+                    names = [" and ".join(columns) for columns in (form, first)]
+                    raise ValueError(
+                        f"it has the form {names[0]!r}, and the first row {names[1]!r}"
+                    )
                 check_media(row, "it")
                 check_training_keys(row)
-                conversation = self.parse(row, name, position)
+                conversation = self.parse(row, form, position)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 faults[str(error)].append(position)
             else:
@@ -405,12 +401,12 @@ class Preferences(Conversations):
             self.remarks.append(("warning", f"{text}, and keep it"))
         return super().read_file(file)
 
-    def format_of(self, row: Columns) -> str:
+    def format_of(self, row: Columns) -> Columned:
         _name_sides(row)
         return super().format_of(row)
 
-    def parse(self, row: Columns, name: str, origin: str) -> Preference:
-        return parse_preference(row, name, origin, self.is_repeated)
+    def parse(self, row: Columns, form: Columned, origin: str) -> Preference:
+        return parse_preference(row, form, origin, self.is_repeated)
 
 
 def _chat_in_json(text: str) -> Any:

@@ -78,8 +78,7 @@ def numbered(
         if bar is not None:
             with _open(file) as lines:
                 bar.start(sum(1 for line in lines if line.strip()), file.name)
-        is_parquet = kind == ".parquet"
-        rows = _parquet(file, columns) if is_parquet else _READERS[kind](file, broken)
+        rows = _READERS[kind](file, broken) if kind in _READERS else _parquet(file, columns)
         for number, (position, raw) in enumerate(rows, 1):  # noqa: B007
             yield f"{unit} {position}", raw
             if bar is not None:

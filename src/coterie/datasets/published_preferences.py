@@ -18,12 +18,13 @@ from coterie.datasets.rows import Raw, question_key
 from coterie.errors import UserError, did_you_mean
 
 Pairs = Iterator[tuple[str, dict[str, Any]]]
-"""Names of pairs, and pairs in the format ``preference with prompt``."""
+"""Names of pairs, and pairs with the columns ``PREFERENCE``."""
+PREFERENCE = ("prompt", "chosen", "rejected")
 
 
 def interaction_pairs(row: Raw) -> Pairs:
     """Yield the pair of a row of UltraInteract: an interaction, and a right and a wrong next action."""
-    sides = {name: row[name] for name in ("chosen", "rejected")}
+    sides = {"chosen": row["chosen"], "rejected": row["rejected"]}
     yield row["id"], {"prompt": row["trajectory"], **sides}
 
 
@@ -54,9 +55,7 @@ def published_pairs(
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
                 try:
-                    pair = parse_preference(
-                        raw, "preference with prompt", f"{data_set.name}/{name}"
-                    )
+                    pair = parse_preference(raw, PREFERENCE, f"{data_set.name}/{name}")
                 except ValueError as error:
                     reasons[str(error)] += 1
                     continue
