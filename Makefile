@@ -13,14 +13,15 @@ WITH_EXPORTS := .venv-exports
 WITH_BRIDGES := .venv-bridges
 WITH_OPENENV := .venv-openenv
 WITH_NEMO_GYM := .venv-nemo-gym
+WITH_TRACKERS := .venv-trackers
 PYTHON312 ?= python3.12
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld vllm)
+OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld trackers vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
@@ -82,6 +83,10 @@ test-exports: $(WITH_EXPORTS)/.ready
 test-bridges: test-exports $(WITH_BRIDGES)/.ready $(WITH_OPENENV)/.ready $(WITH_NEMO_GYM)/.ready
 	$(WITH_BRIDGES)/bin/python -m pytest tests/bridges
 
+# Runs under every tracker, offline. ONLY=rl runs the tests of that name alone.
+test-trackers: $(WITH_TRACKERS)/.ready
+	$(WITH_TRACKERS)/bin/python -m pytest tests/trackers $(if $(ONLY),-k "$(ONLY)")
+
 # A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
 test-cluster: $(WITH_VLLM)/.ready
 	$(WITH_VLLM)/bin/python -m pytest -m "cluster or vllm" tests/cluster tests/vllm
@@ -133,10 +138,11 @@ $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproj
 	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-# The extra textworld or alfworld on top of .venv.
+# The extra textworld or alfworld, or those of the trackers, on top of .venv.
 $(WITH_TEXTWORLD)/.ready: EXTRA = 'textworld>=1.7'
 $(WITH_ALFWORLD)/.ready: EXTRA = 'alfworld>=0.4.2' pyyaml
-$(WITH_TEXTWORLD)/.ready $(WITH_ALFWORLD)/.ready: $(VENV)/.dev
+$(WITH_TRACKERS)/.ready: EXTRA = swanlab trackio wandb
+$(WITH_TEXTWORLD)/.ready $(WITH_ALFWORLD)/.ready $(WITH_TRACKERS)/.ready: $(VENV)/.dev
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt $(EXTRA)
@@ -170,4 +176,4 @@ $(WITH_NEMO_GYM)/.ready:
 	$(PYTHON312) -m venv $(WITH_NEMO_GYM) && $(WITH_NEMO_GYM)/bin/python -m pip install --quiet 'nemo-gym==0.4.0' && touch $@
 
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) build dist *.egg-info src/*.egg-info

@@ -20,7 +20,7 @@ def reward(one):  # right answers, in few tokens
 
 def evaluate():
     played = coterie.play(world, engine, heldout, temperature=0)
-    low, high = coterie.bootstrap_interval([one.score for one in played], seed=0)
+    low, high = coterie.mean_interval([one.score for one in played], seed=0)
     tokens = sum(one.tokens for one in played) / len(played)
     print(f"right {low:.2f} to {high:.2f}, {tokens:.0f} tokens a dialogue", flush=True)
 

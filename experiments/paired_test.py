@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.evaluation import Floats, finite_values, percentiles, resampled_means
+from coterie.evaluation import (
+    Floats,
+    finite_values,
+    percentiles,
+    resampled_means,
+    wilson_interval,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,8 @@ def paired_bootstrap(
 
     ``p`` is the share of resamples whose effect is at most ``margin`` (Koehn 2004, "Statistical significance tests for
     machine translation evaluation"), with one more such resample added, so it is never 0. It agrees with the interval:
-    ``p < 0.025`` where the 95% interval is above the margin.
+    ``p < 0.025`` where the 95% interval is above the margin. If all differences are equal, resamples do not vary;
+    the interval is then that of :func:`~coterie.evaluation.wilson_interval`, and wider than ``p`` tells.
 
     Two limitations: Draw the tasks of each seed independently, since shared tasks are treated as new ones. With few
     seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds).
@@ -54,6 +61,8 @@ def paired_bootstrap(
     means = _two_level_means(groups, resamples, np.random.default_rng(seed))
     low, high = percentiles(means, confidence)
     effect = float(np.mean([group.mean() for group in groups]))
+    if np.ptp(first - second) == 0 and abs(effect) <= 1:
+        low, high = (2 * end - 1 for end in wilson_interval((first - second + 1) / 2, confidence))
     # An effect equal to the margin must count as at most the margin despite rounding.
     at_most = int(np.count_nonzero(means <= margin + 1e-12))
     return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)

@@ -38,13 +38,13 @@ def launch(config: str, ranks: int, module: str, *words: object) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def trained(optimizer: str, folder: Path) -> None:
+def trained(optimizer: str, folder: Path, model: torch.nn.Module) -> None:
     """Take five steps with SGD or AdamW on fixed rows; ranks call it together."""
     settings = SETTINGS.model_copy(update={"epochs": 1, "learning_rate": 1e-3})
     if optimizer == "sgd":
         trainer.make_optimizer = lambda weights, _: torch.optim.SGD(weights.values(), lr=1e-3)
-    train(tiny_llama(), some_rows(), settings, folder)
+    train(model, some_rows(), settings, folder)
 
 
 if __name__ == "__main__":
-    trained(sys.argv[1], Path(sys.argv[2]))
+    trained(sys.argv[1], Path(sys.argv[2]), tiny_llama())

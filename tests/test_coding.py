@@ -11,17 +11,16 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.baselines import by_method
 from coterie.environments.coding import TESTS, Coding, code_of, coding_task, compared, hidden_calls
-from coterie.environments.collaboration import MARKER, answer_in, transcript, visible
+from coterie.environments.collaboration import (
+    MARKER,
+    REFERENCE,
+    answer_in,
+    transcript,
+    visible,
+)
 from coterie.environments.persona import HIDDEN, Persona, PersonaSettings
 from coterie.environments.protocol import AGENT, WELL_FORMED, Shared, State
-from coterie.environments.user_simulator import (
-    PERSON,
-    REFERENCE,
-    TranscriptLine,
-    cut_reply,
-    overlap,
-    role,
-)
+from coterie.environments.user_simulator import PERSON, TranscriptLine, cut_reply, fill_prompt
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
 from coterie.rollout.episodes import Driver, Episode
@@ -170,7 +169,6 @@ def test_replies_are_cut_at_a_sentence() -> None:
 
 
 def test_quotes_of_the_reference_are_counted(play: Play) -> None:
-    assert overlap("It is: return 2 * x, I think", REFERENCE_CODE) == len(":return2*x")
     lines = [
         "def total(prices):",
         "    found = [p for p in prices if p > 2]",
@@ -199,8 +197,9 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
     for name, reader in ((REFERENCE, AGENT), (TESTS, PERSON), (TESTS, "critic")):
         with pytest.raises(PrivilegeError):
             task.secrets[name].reveal(reader)
-    prompt = role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
-    assert REFERENCE_CODE in prompt and prompt.endswith("\nYou: Hello\nAssistant: Which?\nYou:")
+    more = {"transcript": "You: Hello", "max_characters": "400"}
+    prompt = fill_prompt(Coding.user_prompt, task, PERSON, more)
+    assert REFERENCE_CODE in prompt and prompt.endswith("\nYou: Hello")
     persona = Persona().tasks("train", 1, 0)[0]
     for name in (REFERENCE, TESTS, HIDDEN):
         with pytest.raises(PrivilegeError):

@@ -10,17 +10,11 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from coterie.datasets import conversations
+from coterie.datasets import published_preferences
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet
-from coterie.datasets.conversations import (
-    Conversations,
-    FileSettings,
-    MixedPreferences,
-    Preference,
-    Preferences,
-    published_pairs,
-)
+from coterie.datasets.conversations import Conversations, FileSettings, Preference, Preferences
 from coterie.datasets.files import choose_splits
+from coterie.datasets.published_preferences import MixedPreferences, published_pairs
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.plan import HeldOutQuestions
@@ -115,7 +109,7 @@ def test_calls_and_results_are_matched_by_their_ids(tmp_path: Path) -> None:
     rows = [{"messages": chat, "tools": [TOOL]}, {"messages": [{**ASK, "content": "3"}, SAY]}]
     first, _ = read(write(tmp_path, rows))
     calls = [(call.id, call.arguments) for call in first.messages[1].calls]
-    assert calls == [("c0", '{"a": 2, "b": 2}'), ("c1", '{"a": 1}')]
+    assert calls == [("c0", '{"a": 2, "b": 2}'), ("c1", '{"a": 1, "b": null}')]
     assert [one.results for one in first.messages[2:4]] == ["c1", "c0"]
     assert first.messages[4].thought == "sum" and first.tools[0].name == "add"
     row = {"conversations": shared, "tools": json.dumps([TOOL["function"]])}
@@ -164,7 +158,7 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
 @pytest.mark.parametrize(
     ("of", "rows", "problem"),
     [
-        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'alpaca'"),
+        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'instruct"),
         (Conversations, [{"text": "hello"}], "line 1 is of no known form: it has text"),
         (Conversations, [{"instruction": "a", "input": 21, "output": "b"}], "its input is a int"),
         (Preferences, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "chosen and rejected are equal"),
@@ -224,12 +218,83 @@ def test_openings_divide_rows_and_only_equal_rows_are_duplicates(tmp_path: Path)
     assert len({row.id for row in pairs}) == 4
 
 
+def opening(count: int, first: str = "Hi", **keys: Any) -> list[dict[str, Any]]:
+    """Conversations that all begin with one message and part later."""
+    chats = (
+        [{**ASK, "content": first}, SAY, {**ASK, "content": f"{n}?"}, SAY] for n in range(count)
+    )
+    return [{"messages": chat, **keys} for chat in chats]
+
+
+SAME = [{"messages": [ASK, {**SAY, "content": f"{n}"}]} for n in range(100)]
+OPEN, QUESTION = (
+    "rows that open alike are in both splits",
+    "rows with the same question are in both splits",
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "held_out", "warning"),
+    [
+        ([other({"messages": [ASK, SAY], "n": n}) | {"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(50)],
+         0.1, 5, ""),
+        (opening(1), 0, 0, ""),
+        (opening(50), 0, 0, ""),
+        (opening(290) + [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(10)], 0.1, 30, OPEN),
+        (SAME, 0.25, 25, QUESTION),
+        (opening(95) + SAME[:5], 0.05, 5, ""),
+        ([row for n in range(20) for row in opening(5, f"{n}")], 0.2, 20, ""),
+        ([row for n in range(4) for row in opening(5, f"{n}")], 0.1, 2, OPEN),
+    ],
+)  # fmt: skip
+def test_a_share_of_rows_is_held_out_even_if_they_open_alike(
+    rows: list[Any], share: float, held_out: int, warning: str, tmp_path: Path
+) -> None:
+    """The share holds within a tenth of it. Equal rows, here in two shards, are never in both splits."""
+    for shard, some in enumerate((rows, rows[: len(rows) // 2 + 1])):
+        jsonl(tmp_path / f"train-0000{shard}-of-00002.jsonl", *some)
+    own = Conversations(FileSettings(name="x", source=str(tmp_path), heldout=share))
+    splits = [own.rows(split) for split in own.splits]
+    assert own.splits == (("train", "heldout") if share else ("train",))
+    assert sum(map(len, splits)) == len({row.id for split in splits for row in split}) == len(rows)
+    held = len(splits[1]) if share else 0
+    assert held == pytest.approx(held_out, rel=0.1, abs=1 if warning else 0)
+    assert [text.partition(":")[0] for text in own.warnings] == [warning] * bool(warning)
+
+
+def test_published_training_rows_may_open_as_held_out_rows(tmp_path: Path) -> None:
+    """Rows with the question of a held-out row are left out, and all that open alike if they are few."""
+    hi, asked = opening(20), [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(40)]
+    for rows, left_out in (([*hi, *asked], 1), ([*hi[:4], *asked], 4)):
+        jsonl(tmp_path / "data/train.jsonl", *rows)
+        jsonl(tmp_path / "data/test.jsonl", hi[0])
+        own = Conversations(FileSettings(name="x", source=str(tmp_path)))
+        assert len(own.rows("heldout")) == 1 and len(own.rows("train")) == len(rows) - left_out
+        assert own.left_out["held out too"] == left_out
+
+
+def test_all_kinds_of_broken_rows_are_skipped_and_counted(tmp_path: Path) -> None:
+    good = [{"messages": [{**ASK, "content": f"{n}"}, SAY]} for n in range(5)]
+    bad = [{"text": "x"}, {"messages": [ASK]}, 7, {"prompt": "a", "completion": "b"}, {"messages": "[{"},
+           {"messages": [ASK, SAY], "images": ["x"]}]  # fmt: skip
+    file = jsonl(tmp_path / "a.jsonl", *bad, *good)
+    file.write_text(file.read_text() + '{"messages": [\n')
+    for broken in ("skip", "refuse"):
+        own = Conversations(FileSettings(name="x", source=str(file), broken=broken, heldout=0))  # type: ignore[arg-type]
+        if broken == "refuse":
+            with pytest.raises(UserError, match="line 1 is of no known form: it has text"):
+                own.rows("train")
+        else:
+            assert len(own.rows("train")) == 5 and own.left_out["broken"] == 7
+
+
 def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
     row = {"instruction": "2+2?", "output": "4", "history": '[["a", "b"]]', "system": "s"}
     later = {**row, "history": '[["c", "b"]]'}
     read_rows = read(write(tmp_path, [row, later]))
     texts = sorted([one.content for one in row.messages] for row in read_rows)
-    assert texts[0] == ["s", "a", "b", "2+2?", "4"] and read_rows[0].start == 4
+    assert texts[0] == ["s", "a", "b", "2+2?", "4"]
+    assert read_rows[0].start == 0, "replies of the history are trained, as in LLaMA-Factory"
 
 
 TRAIN, TEST = "data/train_sft-00000-of-00002-a1.parquet", "data/test_sft-00000-of-00001.parquet"
@@ -316,7 +381,7 @@ def published(
     file: Path, patch: pytest.MonkeyPatch, of: DataSet = INTERACT, left_out: Any = None
 ) -> list[Preference]:
     """Return the pairs of a set whose files in the hub's cache are this one."""
-    patch.setattr(conversations, "download", lambda *_: file)
+    patch.setattr(published_preferences, "download", lambda *_: file)
     return list(published_pairs(of, left_out))
 
 
@@ -353,7 +418,7 @@ def test_an_interaction_is_a_dialogue_and_two_actions(
         "duplicates": 1, "chosen and rejected are equal": 1, "message 4 (assistant) is empty": 1,
         "messages 2 and 3 are both the assistant's": 1, "no two replies with different scores": 0,
     }  # fmt: skip
-    assert row.place == "ultra_interact/row1"
+    assert row.origin == "ultra_interact/row1"
     assert [(one.role, one.content) for one in row.messages[: row.start]] == [
         ("user", "What is 2 and 3?"),
         ("assistant", "Step 1: 6."),
@@ -408,10 +473,10 @@ def test_a_set_is_downloaded_and_drawn_from(
 
 def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
     mix = MixedPreferences(str(ours(tmp_path / "a.jsonl", 40)))
-    places = [[row.place for row in mix.draw(12, seed)] for seed in "xxy"]
+    places = [[row.origin for row in mix.draw(12, seed)] for seed in "xxy"]
     assert len(set(places[0])) == 12 and places[0] != sorted(places[0])
     assert places[0] == places[1] != places[2]
-    all_places = [row.place for row in mix.draw(100, "x")]
+    all_places = [row.origin for row in mix.draw(100, "x")]
     assert sorted(all_places) == sorted(f"a.jsonl, line {n + 1}" for n in range(40))
 
 

@@ -17,10 +17,10 @@ from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reading, reload
 from coterie.record.rows import Pair, Row, Target
 from coterie.training.checkpoint import (
-    load_model,
     load_optimizer,
+    load_weights,
     save_checkpoint,
-    save_model,
+    save_weights,
 )
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
@@ -91,7 +91,7 @@ def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(tmp_p
         for read in (
             lambda odd: load(odd),
             lambda odd: reload(model, odd),
-            lambda odd: load_model(model.model, odd),
+            lambda odd: load_weights(model.model, odd),
         ):
             with pytest.raises(UserError, match=problem):
                 read(odd)
@@ -103,7 +103,7 @@ def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(tmp_p
         lambda odd: load_adapter(load(TINY).model, odd),
         lambda odd: load_adapter(saved, odd),
         lambda odd: load_adapter(saved, odd, name="other"),
-        lambda odd: load_model(saved, odd),
+        lambda odd: load_weights(saved, odd),
     ):
         with pytest.raises(UserError, match=r"tensors are missing from .*: 1, such"):
             read(odd)
@@ -140,7 +140,7 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
     own = TrainingSettings()
     for size, write in (
         (2**18, lambda: save_checkpoint(tmp_path, 1, model, weights, optimizer, {})),
-        (2**18, lambda: save_model(model, tmp_path / "final", {})),
+        (2**18, lambda: save_weights(model, tmp_path / "final", {})),
         (64, lambda: with_reference(model, [pair], own, tmp_path, normalise="none")),
     ):
         with pytest.raises(OSError, match="File too large"), _no_file_above(size):

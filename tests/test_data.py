@@ -11,7 +11,8 @@ import pytest
 
 from coterie.datasets.catalogue import CATALOGUE, FOLDER, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import QuestionsAndAnswers, Rows, dataset_type, load, load_rows
+from coterie.datasets.load import Rows, dataset_type, load, load_rows
+from coterie.datasets.question_files import QuestionsAndAnswers
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from tests.conftest import Cli, refused
@@ -69,7 +70,8 @@ LINES = "a\u2028b\u2029c\x85d"
         ("qa", {"question": LINES, "answer": LINES}, LINES, LINES),
         ("qa", {"question": MESSAGES, "answer": "4"}, "Be brief.\n\n3+1?", "4"),
         ("qa", {"question": PARTS, "answer": "4"}, "3+1?", "4"),
-        ("qa", GRADED, "Be brief.\n\n3+1?", "4"), ("qa", SOLVED, "3+1?", "4"), ("qa", TARGET, "Who?", "Ann|A. B."),
+        ("qa", GRADED, "Be brief.\n\n3+1?", "4"), ("qa", SOLVED, "Be brief.\n\n3+1?", "4"),
+        ("qa", TARGET, "Who?", "Ann|A. B."),
         ("nq", GRADED, "Be brief.\n\n3+1?", "4"), ("nq", TARGET, "Who?", "Ann|A. B."),
         ("math500", SOLVED, "3+1?", "4"), ("math", SOLVED, "3+1?", "4"), ("gsm8k", SOLVED, "3+1?", "4"),
     ],

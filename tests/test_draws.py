@@ -32,7 +32,7 @@ def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
     parts = [environment.tasks("train", n, 1, counts[:place]) for place, n in enumerate(counts)]
     assert [len(part) for part in parts] == list(counts)
     assert ids([task for part in parts for task in part]) == ids(environment.tasks("train", 20, 1))
-    contents = [content_of(task) for part in parts for task in part]
+    contents = [content_of(task, environment) for part in parts for task in part]
     assert len(set(contents)) == len(contents)
     assert ids(environment.tasks("heldout", 3, 1, counts)) == ids(
         environment.tasks("heldout", 3, 1)

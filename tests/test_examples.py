@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.acting import write_answer
-from coterie.environments.protocol import Shared, State, openers_of
+from coterie.environments.protocol import Environment, Shared, State, openers_of, persons_of
 from coterie.environments.python_maths import PythonMaths
+from coterie.environments.user_simulator import check_script
 from coterie.recipes.base import recorded_run
 from coterie.recipes.optima import Optima
+from coterie.record.tree import Outcome, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.samplers import Sampler, UserSampler
 from coterie.tools.registry import Toolbox
 from tests import python_sessions
 from tests.conftest import Cli
@@ -37,7 +40,7 @@ def page_of_run(cli: Cli, *words: object) -> str:
 def test_examples_are_short_and_on_pages() -> None:
     for file in sorted(EXAMPLES.glob("*.py")):
         if file.name != "solutions.py":  # prepares a model
-            assert len(file.read_text().splitlines()) <= 45, file
+            assert len(file.read_text().splitlines()) <= 50, file
             assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
     page = (ROOT / "docs/howto/first-hour.md").read_text()
     assert (EXAMPLES / "letters.py").read_text() in page
@@ -83,6 +86,50 @@ def test_the_tool_is_called_and_its_result_is_seen() -> None:
     assert outcome.score == 1.0
     results = [result.text for turn in path for result in turn.results]
     assert results[0] == "51" and "tool.py, line" in results[1]
+
+
+def played_path(environment: Environment, task: Task, **said: str) -> tuple[Outcome, list[str]]:
+    """Play a task with agents that say these texts, one after the other; return its outcome and all texts."""
+    samplers: dict[str, Sampler] = {}
+    for actor, texts in said.items():
+        rest = iter(texts.split("|"))
+        samplers[actor] = Script(lambda _, rest=rest: next(rest))
+    for person in persons_of(environment):
+        samplers[person] = UserSampler(check_script(environment))
+
+    async def play() -> EpisodeResult:
+        driver = Driver(environment, samplers, seed=0, shared=Shared())
+        async with driver.play_all([Episode(task, 0, 0, "rollout")]) as playing:
+            return [one async for one in playing].pop()
+
+    done = asyncio.run(play())
+    assert done.tree is not None, done.failure
+    ((outcome, path),) = done.tree.trajectories()
+    return outcome, [turn.text for turn in path]
+
+
+def test_the_customer_tells_the_wish_that_is_asked_for() -> None:
+    errand = environment_of(f"{EXAMPLES}/errand.py:Errand")
+    task = errand.tasks("heldout", 1, 0)[0]
+    outcome, texts = played_path(errand, task, seller="Hello|Which color?|SOLD: blue")
+    assert texts == ["Hello", "What do you mean?", "Which color?", "blue, please.", "SOLD: blue"]
+    assert outcome.score == 1.0
+    assert played_path(errand, task, seller="SOLD: red")[0].score == 0.0
+
+
+def test_the_pile_is_a_session_and_its_copy_is_another_one() -> None:
+    nim = environment_of(f"{EXAMPLES}/nim.py:Nim")
+    lost, won = nim.tasks("train", 2, 0)[:1] + nim.tasks("heldout", 1, 0)
+    outcome, texts = played_path(nim, won, agent="2|1|3")
+    assert (outcome.score, texts) == (0.0, ["2", "I take 1.", "1", "I take 2.", "3", "I take 1."])
+    assert played_path(nim, lost, agent="1|3|3")[0].score == 1.0
+
+    async def copied() -> tuple[int, int]:
+        async with nim.open(won, 0, Shared()) as pile, pile.fork() as copy:
+            copy.left -= 1
+            return pile.left, copy.left
+
+    assert asyncio.run(copied()) == (10, 9)
 
 
 def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:

@@ -252,7 +252,8 @@ def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
     assert cli("export", "model", "run", "--out", "adapter").code == 0
     assert Path("adapter/adapter_config.json").is_file()
     assert Path("adapter/tokenizer.json").is_file()
-    assert "A LoRA adapter of" in Path("adapter/README.md").read_text()
+    card = Path("adapter/README.md").read_text()
+    assert "A LoRA adapter of" in card and "generation_config.json" in card
     assert cli("export", "model", "run", "--out", "merged", "--merge").code == 0
     merged, base = weights("merged"), weights("tiny-exchange")
     assert merged.keys() == base.keys() and not equal(merged, base)

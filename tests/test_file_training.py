@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import coterie
 from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -20,8 +22,10 @@ from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
+from tests.native_templates import tokenizer as native
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
+from tests.rounding import assert_same_weights, weight_bounds
 from tests.row_files import jsonl
 
 
@@ -77,13 +81,73 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
 
 
-def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [(), ("normalise=tokens", "beta=2", "label_smoothing=0.1", "nll=0.5")],
+)
+def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
+    tmp_path: Path, objective: tuple[str, ...]
+) -> None:
+    """The held-out loss is that of the trained objective, which the trainer also measures."""
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
+    words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
     (measured,) = heldout_points(page)
-    assert measured.y == pytest.approx(after["loss"], abs=1e-4)
+    assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_without_held_out_rows_all_are_trained_on_and_nothing_is_evaluated(
+    name: str, tmp_path: Path
+) -> None:
+    rows = sums(12)
+    if name == "dpo":
+        rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    words = [f"dataset.source={source}", "dataset.heldout=0", "model=tiny-exchange"]
+    recipe = recipe_of(settings(name, [*words, "train.max_steps=1"]))
+    plan = dict(recipe.plan().lines())
+    assert plan["training rows"] == str(len(rows)) and plan["stages"] == "1: train"
+    assert plan["evaluation"] == "none: no rows are held out (dataset.heldout=0)"
+    with open_run(tmp_path / name, name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        assert "held-out" not in {section.id for section in run_report(recipe, run).sections}
+    recipe.close()
+    with pytest.raises(UserError, match="holds out no rows"):
+        recipe.heldout_tasks()
+
+
+def test_a_last_message_that_is_not_trained_leaves_its_row_out(tmp_path: Path) -> None:
+    rows = sums(20)
+    rows[4]["messages"][3]["weight"] = 0
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    own = ["model=tiny-exchange", f"dataset.source={source}", "dataset.heldout=0"]
+    for targets, count, left_out in (("all", len(rows), 0), ("last", len(rows) - 1, 1)):
+        recipe = recipe_of(settings("sft", [*own, f"targets={targets}"]))
+        assert recipe.plan().rows == count
+        assert recipe._left_out["the last message is not trained"] == left_out  # type: ignore[attr-defined]
+
+
+def test_pairs_that_the_template_makes_equal_are_skipped_and_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
+    thinking = {"role": "assistant", "content": "Sure.", "reasoning_content": "hm"}
+    rows[3] |= {"chosen": [thinking], "rejected": [{"role": "assistant", "content": "Sure."}]}  # type: ignore[dict-item]
+    source = jsonl(tmp_path / "rows.jsonl", *rows)
+    own = ["model=tiny-exchange", f"dataset.source={source}", "dataset.heldout=0"]
+    with pytest.raises(UserError, match="line 4: chosen and rejected are equal as the chat"):
+        recipe_of(settings("dpo", own)).plan()
+    plan = recipe_of(settings("dpo", [*own, "dataset.broken=skip"])).plan()
+    reason = "left out: chosen and rejected are equal as the chat template shows them"
+    assert plan.rows == 11 and (reason, "1") in plan.details
+
+
+def test_ranks_are_not_silently_left_out_in_python(tmp_path: Path) -> None:
+    own, model = TrainingSettings(processes=2), coterie.load("tiny-exchange")
+    rows = coterie.rows_from_messages(model.tokenizer, sums(1)[0]["messages"])
+    with pytest.raises(UserError, match="processes=2 starts ranks in a run"):
+        coterie.train(model.model, rows, own, tmp_path)
 
 
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
@@ -112,7 +176,7 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
     for model in models:
         model.load_state_dict(start)
     trainer = SFTTrainer(
-        model=models[0], processing_class=tokenizer("llama3"),
+        model=models[0], processing_class=deepcopy(tokenizer("llama3")),  # it sets a pad
         train_dataset=datasets.Dataset.from_list(chats),
         args=SFTConfig(
             output_dir=str(tmp_path / "trl"), assistant_only_loss=True, max_steps=5,
@@ -138,11 +202,11 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
         learning_rate=1e-3, schedule="constant", warmup_ratio=0.0, batch_rows=8, epochs=5,
         packing="flat", mixed_precision="no", save_every_seconds=None,
     )  # fmt: skip
-    train(models[1], rows, own, tmp_path / "ours")
+    with weight_bounds(models[1]) as bounds:
+        train(models[1], rows, own, tmp_path / "ours")
     steps = (tmp_path / "ours" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(one)["loss"] for one in steps] == pytest.approx(losses, abs=1e-3)
-    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert (one - other).abs().max() < 1e-5
+    assert_same_weights(*(dict(model.named_parameters()) for model in models), bounds)
 
 
 def test_pairs_are_those_of_trl() -> None:
@@ -196,11 +260,20 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         called, reply = map(own.decode, targets)
         assert "plus" in called and "times" in called and "Four." in reply
         assert all(ids[-1] in own.end_ids for ids in targets)
-        assert (
-            "plan" in called or chat is CALLED or own.template.thoughts is None or "nothink" in name
-        )
+        assert "plan" in called or chat is CALLED or own.template.thoughts is None
         context = own.decode(rows[-1].ids)
         assert context.index("RES1") < context.index("RES2")
+
+
+@pytest.mark.parametrize("name", ["opens", "minimax"])
+def test_a_call_without_a_thought_closes_the_thought_that_its_prompt_opens(name: str) -> None:
+    own = ChatRenderer(native(name))
+    called = {**CALLED[1], "tool_calls": CALLED[1]["tool_calls"][:1]}
+    (row,) = coterie.rows_from_messages(own, [CALLED[0], called], tools=TOOLS)
+    (target,) = row.targets
+    prompt, text = own.decode(row.ids[: target.start]), own.decode(row.ids[target.start :])
+    assert prompt.endswith("<think>\n") and text.startswith("\n</think>\n\n")
+    assert own.calls(text, "end", [])[0].name == "plus" and row.ids[-1] in own.end_ids
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from coterie.engines.chat_model import Answer, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.baselines import by_method
-from coterie.environments.collaboration import MARKER, collaboration_task
+from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
 from coterie.environments.frontend import Frontend, PageRenderer, PageUser
 from coterie.environments.pages import (
     COLORS,
@@ -43,7 +43,7 @@ from coterie.environments.pages import (
 )
 from coterie.environments.protocol import AGENT, WELL_FORMED, Shared, State
 from coterie.environments.settings import MicroSplit, split_of_key
-from coterie.environments.user_simulator import PERSON, REFERENCE, UserSimulatorSettings
+from coterie.environments.user_simulator import PERSON, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
@@ -244,7 +244,8 @@ class Echo:
 
 def ask(runner: asyncio.Runner, text: str, *, pictures: bool) -> tuple[Utterance, str]:
     chat = Echo()
-    user = PageUser(chat, UserSimulatorSettings(model="m"), PageRenderer() if pictures else None)
+    user = PageUser(chat, UserSimulatorSettings(model="m"), Pages())
+    user.renderer = PageRenderer() if pictures else None
     reply = runner.run(user.reply(a_task(), [(PERSON, "I need a page."), (AGENT, text)], 0))
     return chat.prompts[0], reply
 
@@ -274,7 +275,8 @@ def test_a_server_that_ignores_pictures_is_refused(runner: asyncio.Runner) -> No
     async def reply(url: str) -> str:
         settings = UserSimulatorSettings(model="m", url=url)
         async with open_chat(settings) as chat:
-            user = PageUser(chat, settings, PageRenderer())
+            user = PageUser(chat, settings, Pages())
+            user.renderer = PageRenderer()
             for _ in range(2):
                 text = await user.reply(a_task(), [(AGENT, write_page(GOAL))], 0)
             return text

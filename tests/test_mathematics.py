@@ -84,7 +84,7 @@ MORE_DIFFERENT = r"""
 \begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}1&2\end{pmatrix}
 \begin{pmatrix}-7\\16\\5\end{pmatrix} | (-7,16,6)
 \begin{pmatrix} 2^{-99} & 0\end{pmatrix} | \begin{pmatrix} 2^{-98} & 0\end{pmatrix} ;; \text{even} | \text{odd}
-\text{(C)} | D ;; A | B ;; \text{Yes} | no ;; 90^\circ | \frac{\pi}{2} ;; 98.6^\circ F | 98.6^\circ C
+\text{(C)} | D ;; A | B ;; \text{Yes} | no ;; 98.6^\circ F | 98.6^\circ C
 1\frac{1}{2} | \frac{1}{2} ;; 1.5 \times 10^3 | 1.5 \times 10^4 ;; x = 5 | y = 5 ;; x=5 | x=6 ;; y = 2x+1 | y = 2x+2
 x > 3 | x \ge 3 ;; x>3 | y>3 ;; 1,2 | 12 ;; 2+3i | 2-3i ;; \pi | 3.14159 ;; \infty | -\infty ;; x^2-1 | (x-1)^2
 11 | 1011_2 ;; 5 \text{ or } 6 | 5 ;; 5 | 5 \text{ or } 6 ;; \text{A and B} | \text{A and C}
@@ -99,10 +99,68 @@ x+C | X+C ;; 2516_8 | 2516_9 ;; 5\text{ cm} | 5\text{ m} ;; 3\text{ hours} | 3\t
 """
 
 
+MATRICES = {
+    "#1": r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+    "#2": r"\begin{pmatrix}0&1\\1&0\end{pmatrix}",
+}
+AS_MATH_VERIFY = {True: r"""
+2:3 | \frac{2}{3} ;; 4:6 | \frac{2}{3} ;; 1:1 | 1 ;; a:b | 2a:2b ;; AB | BA ;; A \cdot B | BA
+#1#2 | \begin{pmatrix}2&1\\4&3\end{pmatrix}
+\begin{pmatrix}2&4\\6&8\end{pmatrix} | 2#1 ;; A | (A) ;; \text{(B)} | B
+x#1 | #1x ;; \begin{vmatrix}1&2\\3&4\end{vmatrix} | -2
+60^\circ | 60 ;; 50^\circ+10^\circ | 60^\circ ;; A^{-1}B | A^{-1} B
+""", False: r"""
+2:3 | 3:2 ;; 4:6 | 0.6667 ;; 1:2:3 | 1:2:4 ;; (4,6) | (2,3) ;; 3:30 | 7 ;; \frac{\pi}{3} | 60 ;; \pi | 180
+#1#2 | #2#1
+ABA^{-1} | B ;; 45^\circ | 0.785398163397448 ;; 60^\circ | \frac{\pi}{4} ;; 60^\circ C | \frac{\pi}{3}
+\text{(B) }12 | \text{(C) }12 ;; \text{(B) }12 | 13 ;; \text{(B) }12 | C ;; (A) \cup (B) | A 
+f(B) 12 | 12 ;; (a) 5 | 5
+"""}  # fmt: skip
+"""Pairs on which math-verify agrees with us: equal, and different."""
+UNLIKE_MATH_VERIFY = {
+    "a degree is a number of radians": (True, r"""
+\pi/3 | 60^\circ ;; \frac{\pi}{3} | 60\text{ degrees} ;; \frac{\pi}{3}\text{ radians} | 60^\circ ;; 90^\circ | \pi/2
+2\pi | 360^{\circ} ;; \frac{\pi}{8} | 22.5^\circ ;; \theta=60^\circ | \theta=\frac{\pi}{3} ;; \frac{\pi}{6} | 30\degree
+60^\circ, 120^\circ | \frac{2\pi}{3}, \frac{\pi}{3} ;; (60^\circ, 2) | (\frac{\pi}{3}, 2)"""),
+    "an option is its letter and its content": (True, r"""
+\text{(B) }12 | 12 ;; \text{(B) }12 | B ;; \text{(B) }12 | \text{(B)} ;; \text{(B)} 12 | 12 ;; (B) 12 | 12
+(B)\ 12 | 12 ;; \textbf{(B)}\ 12 | 12 ;; \text{B. }12 | 12 ;; \text{(B) }\frac12 | 0.5 ;; \text{(B) 12} | 12
+\text{(E) none of these} | E ;; \text{(C) }\text{Monday} | \text{Monday} ;; (B) -12 | -12 ;; B. 12 | 12"""),
+    "a pair of numbers that can be canceled is no ratio without a question": (False, r"""
+4:6 | 2:3 ;; 12:30 | 2:5"""),
+    "inverse and transpose are of matrices, which do not commute": (False, r"""
+A^{-1}B | BA^{-1} ;; A^T B | BA^T ;; #1A | A#1"""),
+    "bold letters are read in order": (False, r"\mathbf{A}\mathbf{B} | \mathbf{B}\mathbf{A}"),
+    "units and cases of letters differ": (False, r"30^\circ | 30\text{ radians} ;; b | B"),
+    "a sine of degrees, and a unit": (True, r"\sin 60^\circ | \frac{\sqrt3}{2} ;; 98.6^\circ F | 98.6"),
+    "a ratio of three numbers": (True, r"2:3:4 | 4:6:8"),
+}  # fmt: skip
+"""Reasons why we disagree with math-verify, with our verdict and pairs, the reference first."""
+OF_QUESTIONS = [
+    ("What is the ratio of boys to girls?", "4:6", "2:3", True),
+    ("What is the ratio of boys to girls?", "2:3", "6:4", False),
+    ("Write the odds against it as a:b.", "10:2", "5:1", True),
+    ("What was the result of the game?", "4:6", "2:3", False),
+    ("What was the result of the game?", "2:3", "4:6", False),
+    ("What was the result of the game?", "4:6", "4 : 6", True),
+    ("At what time does it start?", "12:30", "12:30", True),
+    ("Simplify, for matrices A and B.", "AB", "BA", False),
+    ("Simplify, for matrices A and B.", "AB + C", "C + AB", True),
+    ("Simplify, for matrices A and B.", "X = 2AB", r"2 A \cdot B", True),
+    ("Simplify, for matrices.", "M_1M_2", "M_2M_1", False),
+    ("Find the matrix.", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", True),
+    ("Which matrices?", r"A = \begin{pmatrix}1\\2\end{pmatrix}, B = 2", r"\begin{pmatrix}1\\2\end{pmatrix}, 2", True),
+    ("Which matrix?", "(B) 12", "12", True),
+    ("Is the matrix regular?", "Yes", "YES", True),
+    ("What is the area of a triangle?", r"\frac12 BH", r"\frac12 HB", True),
+]  # fmt: skip
+
 WORDS = "TTH | THT ;; BAC | ABC ;; three | there ;; May | Amy ;; left | felt ;; 5 limes | 5 smile"
 
 
 def pairs(table: str) -> list[tuple[str, str]]:
+    for name, matrix in MATRICES.items():
+        table = table.replace(name, matrix)
     lines = table.strip().replace("\n", ";;").split(";;")
     return [(one.strip(), other.strip()) for one, other in (line.split(" | ") for line in lines)]
 
@@ -119,6 +177,30 @@ def test_answers_are_equal_or_not_in_either_order(
 ) -> None:
     for one, other in cases:
         assert same_mathematics(one, other) is equal is same_mathematics(other, one), (one, other)
+
+
+def test_where_we_follow_math_verify_and_where_not() -> None:
+    for equal, table in [*AS_MATH_VERIFY.items(), *UNLIKE_MATH_VERIFY.values()]:
+        for gold, answer in pairs(table):
+            assert same_mathematics(gold, answer) is equal, (gold, answer)
+
+
+@pytest.mark.slow
+def test_the_verdicts_of_math_verify_are_those_of_the_tables() -> None:
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    unlike = [(not equal, table) for equal, table in UNLIKE_MATH_VERIFY.values()]
+    for equal, table in [*AS_MATH_VERIFY.items(), *unlike]:
+        for texts in pairs(table):
+            values = [parse(f"${text}$", [LatexExtractionConfig()]) for text in texts]
+            assert verify(*values) is equal, texts
+
+
+@pytest.mark.parametrize(("question", "gold", "answer", "equal"), OF_QUESTIONS)
+def test_the_question_tells_of_ratios_and_matrices(
+    question: str, gold: str, answer: str, equal: bool
+) -> None:
+    assert same_mathematics(gold, answer, question) is equal
 
 
 def test_the_answers_of_the_rows_that_ship_score_in_honest_dress_only() -> None:

@@ -115,7 +115,20 @@ def test_what_is_not_possible_changes_nothing_and_progress_is_the_highest_share(
     assert texts[11] == NO_ANSWERS and end == TURNS
     assert result.tree is not None
     assert [one.score for one in result.tree.outcomes.values()] == [0.0]
-    assert result.metrics["progress"] == 2 / 3, "at first the van was there, and empty"
+    assert result.metrics["progress"] == 1 / 3, "the van is there after the first action"
+
+
+@pytest.mark.parametrize(
+    ("actions", "progress"),
+    [(["look around"], 0), (["drive a a"], 0), (["drive a a", "load letter a"], 1 / 3)],
+)
+def test_goals_that_hold_at_first_count_after_the_first_change(
+    tmp_path: Path, actions: list[str], progress: float
+) -> None:
+    """AgentBoard starts at 0 and ignores actions without an effect. Here the van may stay where it is."""
+    file = write_game(tmp_path, domain=DOMAIN.replace("(not (= ?from ?to))", ""))
+    texts, result, _ = replies(file, [*map(write_action, actions)])
+    assert IMPOSSIBLE not in texts and result.metrics["progress"] == progress
 
 
 def test_the_prompt_has_the_rules_and_types_are_subtypes(tmp_path: Path) -> None:
@@ -191,4 +204,4 @@ def test_the_command_needs_files_and_plays_them(cli: Cli, tmp_path: Path) -> Non
         cli, *words, f"environment.domain={write_game(tmp_path)}", "environment.problems=none"
     )
     result = cli(*words, f"environment.domain={tmp_path / 'post.pddl'}", "engine.device=cpu")
-    assert not result.code and '"progress": 0.66' in result.out
+    assert not result.code and '"progress": 0.0' in result.out

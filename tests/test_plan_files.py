@@ -433,7 +433,7 @@ def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None
         ({**task(0), "actions": [{**action(10, "CLICK"), "pos_candidates": [{"tag": "a"}]}],
           "action_reprs": ["[a]  x -> CLICK"]}, "no backend_node_id"),
         ({**task(0), "action_reprs": []}, "no task with known actions"),
-        (task(0), "too few questions"),
+        (task(0), "too few rows"),
     ):  # fmt: skip
         broken.write_text(json.dumps(lines) + "\n")
         assert says in refused(cli, *words, f"dataset.source={broken}")

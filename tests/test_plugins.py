@@ -9,7 +9,8 @@ import pytest
 from coterie.cli.doctor import check_plugins
 from coterie.config.plugins import find
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import QASettings, Rows
+from coterie.datasets.load import Rows
+from coterie.datasets.question_files import QASettings
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -103,7 +104,7 @@ QA = {
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
     '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
     '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is not an answer",
-    '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
+    '{"question": "a?", "answer": "b"}\n': "too few rows (1)",
     '{"question": "a?", "answer": "b"}\n{"question": "a?", "answer": "c"}\n': "line 2 has the question of line 1",
 }
 

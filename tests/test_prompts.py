@@ -9,14 +9,14 @@ import pytest
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import by_method
 from coterie.environments.coding import Coding, coding_task, functions
-from coterie.environments.collaboration import MARKER
+from coterie.environments.collaboration import MARKER, REFERENCE
 from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.settings import Method
 from coterie.environments.talk import Talk
-from coterie.environments.user_simulator import PERSON, REFERENCE
+from coterie.environments.user_simulator import PERSON
 from coterie.record.tree import Task
 from coterie.rewards.critics import Situation, judge_question, read_verdict
 from coterie.runs.benchmark import store_name

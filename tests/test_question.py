@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.config.user_code import as_number
+from coterie.environments import question
 from coterie.environments.protocol import Environment, Grade, Shared, State
-from coterie.environments.question import as_number, filled
+from coterie.environments.question import Question, filled
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import settings
@@ -35,8 +37,34 @@ def counted(question, reply, answer, row):
     return {"score": 1.0, "tokens": 3}
 def leaving(question, reply, answer, row):
     raise SystemExit(2)
-def short(question, reply):
-    return 1.0
+"""
+FORMS = """
+import functools
+def any_order(row, answer, reply): return reply == answer and row["answer"] == int(answer)
+def keywords(*, reply, question, answer): return reply == answer and question.startswith("What")
+def default(reply, answer, level=-1): return reply == answer and level == -1
+def rest(reply, **values): return reply == values["answer"] and len(values) == 3
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "qa" and extra_info == {}
+    return {"score": solution_str == ground_truth, "acc": True, "pred": solution_str}
+def verl_rest(solution_str, ground_truth, extra_info, **more): return solution_str == ground_truth and not extra_info
+def wrapped(function): return lambda *args, **values: function(*args, **values)
+def same(question, reply, answer, row): return reply == answer
+inner = wrapped(same)
+part = functools.partial(lambda limit, reply, answer: reply == answer, 3)
+class Grader:
+    def __call__(self, reply, answer): return reply == answer
+grader = Grader()
+async def waits(answer, reply): return reply == answer
+def trl(completions, answer, **kwargs): return [reply == gold for reply, gold in zip(completions, answer)]
+def openrlhf(queries, prompts, labels): return {"rewards": [1.0]}
+def verl_batch(data_sources, solution_strs, ground_truths, extra_infos): return [1.0]
+def of_one(reply, answer): return trl(completions=[reply], answer=[answer])[0]
+def typo(question, reply, anwser, row): return 1.0
+def positions(q, r, a, row): return 1.0
+def blind(question, answer, row): return 1.0
+def none(): return 1.0
+number = 5
 """
 
 
@@ -101,6 +129,28 @@ def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path:
     for column in ("extra_info", "extra_info.answer", "reward_model.ground_truth"):
         with pytest.raises(UserError, match="shows the right answer"):
             prompt(environment(nested, f"environment.prompt={{question}} {{{column}}}"))
+
+
+def test_columns_that_the_prompt_names_are_not_added_again_and_others_are_named(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": f"{n}?", "answer": "A", "context": f"C{n}", "level": n} for n in range(10)]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    unused = "columns that are not used"
+    game = environment(file)
+    assert re.fullmatch(r"C(\d)\n\n\1\?\n\nReply with the answer only\.", prompt(game))
+    assert game.notes == [(unused, "level")]  # type: ignore[attr-defined]
+    game = environment(file, "environment.prompt=Level {level}. {question} ({context})")
+    assert re.fullmatch(r"Level (\d)\. \1\? \(C\1\)", prompt(game))
+    assert not game.notes  # type: ignore[attr-defined]
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    game = environment(file, f"environment.reward={tmp_path}/rewards.py:words")
+    assert dict(game.notes)["columns that only the reward can read"] == "level"  # type: ignore[attr-defined]
+    game = environment(file, "dataset.ignore=[context]", "environment.prompt={question} {context}")
+    assert re.fullmatch(r"(\d)\? C\1", prompt(game)), "the prompt may show what is not added"
+    choices = [{"question": f"{n}?", "choices": ["a", "b"], "answer_idx": 1} for n in range(10)]
+    with pytest.raises(UserError, match="shows the right answer to the agent"):
+        prompt(environment(jsonl(file, *choices), "environment.prompt={question} {answer_idx}"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +248,6 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
         (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),
         (["environment.reward=OWN:counted"], "a metric called 'tokens', which coterie measures"),
         (["environment.reward=OWN:leaving"], "leaving .* failed on .*line 1: .*2"),
-        (["environment.reward=OWN:short"], "short .* failed on .*line 1: .*TypeError"),
         (["environment.reward=code"], "line 1 has no readable tests"),
         (["dataset.answer=none"], "line 1 has no right answer"),
         (["dataset.question=qestion"], "has no 'qestion'.*did you mean 'question'"),
@@ -214,6 +263,83 @@ def test_what_can_not_be_used_is_refused_before_anything_is_played(
         environment(file, *own).tasks("train", 1, 0)
 
 
+@pytest.mark.parametrize("name", ["any_order", "keywords", "default", "rest", "compute_score", "verl_rest", "inner",
+    "part", "grader", "waits", "of_one"])  # fmt: skip
+def test_a_reward_function_gets_its_values_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "forms.py").write_text(FORMS)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    game = environment(file, f"environment.reward={tmp_path}/forms.py:{name}")
+    (task,) = game.tasks("train", 1, 0)
+    right = str(int(str(task.public["question"]).split()[2]) + 1)
+    assert (graded(game, right).score, graded(game, f"{right}0").score) == (1.0, 0.0)
+    assert isinstance(game, Question)
+    assert game.trial == "1.0 for a right answer, 0.0 for a wrong one"
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("trl", "missing a required argument: 'completions'.*write def NAME.*lists of one"),
+    ("openrlhf", "'queries'.*lists of one"), ("verl_batch", "'data_sources'.*lists of one"),
+    ("typo", "argument: 'anwser'"), ("positions", "argument: 'q'"), ("number", "5 is not a callable"),
+    ("blind", "does not take the reply"), ("none", "does not take the reply"),
+])  # fmt: skip
+def test_a_reward_function_that_needs_other_values_is_refused(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "forms.py").write_text(FORMS)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        environment(file, f"environment.reward={tmp_path}/forms.py:{name}")
+
+
+def test_a_reward_function_of_verl_gets_the_columns_of_its_files(tmp_path: Path) -> None:
+    code = """def score(data_source, solution_str, ground_truth, extra_info):
+    return data_source == "sums" and ground_truth == ["4"] and extra_info["index"] in range(5)"""
+    (tmp_path / "verl.py").write_text(code)
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n}?"}], "data_source": "sums",
+         "reward_model": {"style": "rule", "ground_truth": ["4"]}, "extra_info": {"index": n}}
+        for n in range(5)
+    ]  # fmt: skip
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    game = environment(file, f"environment.reward={tmp_path}/verl.py:score")
+    assert graded(game, "4").score == 1.0
+
+
+def test_a_trial_says_when_right_and_wrong_answers_have_one_score(tmp_path: Path) -> None:
+    code = "def score(reply, answer):\n    return {'score': None if reply else 0.5, 'length': len(reply)}\n"
+    (tmp_path / "none.py").write_text(code)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    game = environment(file, f"environment.reward={tmp_path}/none.py:score")
+    grade = graded(game, "4")
+    assert (grade.score, dict(grade.metrics)) == (None, {"length": 1.0}), "could not be graded"
+    assert isinstance(game, Question) and "check the function" in game.trial
+
+
+@pytest.mark.parametrize("code", [
+    "def stuck(reply):\n    if reply == 'x': time.sleep(9)\n    return 1",
+    "def stuck(reply):\n    while reply == 'x': pass\n    return 1",
+    "def stuck(reply):\n    re.fullmatch('(a|aa)+b', 'a' * 40 * (reply == 'x'))\n    return 1",
+    "def stuck(reply):\n    while reply == 'x':\n        with suppress(Exception): time.sleep(9)\n    return 1",
+    "async def stuck(reply):\n    if reply == 'x': await asyncio.sleep(9)\n    return 1",
+    "async def stuck(reply):\n    await asyncio.sleep(0)\n    if reply == 'x': time.sleep(9)\n    return 1",
+])  # fmt: skip
+def test_a_reward_function_that_does_not_return_is_stopped(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text(
+        f"import asyncio, re, time\nfrom contextlib import suppress\n{code}\n"
+    )
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    game = environment(file, f"environment.reward={tmp_path}/stuck.py:stuck")
+    graded(game, "")
+    monkeypatch.setattr(question, "SECONDS", 0.05)
+    place = r"stuck.*failed on .*a\.jsonl, line \d+: .*stuck\.py, line \d: OutOfTime: took more than 0.05 s"
+    with pytest.raises(UserError, match=place):
+        graded(game, "x")
+    monkeypatch.undo()
+    assert graded(game, "").score == 1.0, "the next call has its own time"
+
+
 @pytest.mark.parametrize(
     ("value", "number"),
     [(Decimal("0.5"), 0.5), (np.float32(0.5), 0.5), (np.bool_(True), 1.0), (torch.tensor([1]), 1.0),
@@ -225,7 +351,9 @@ def test_numbers_of_all_libraries_are_rewards(value: object, number: float | Non
 
 def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:
     file = jsonl(tmp_path / "a.jsonl", *sums())
-    code = "def late(question, reply, answer, row):\n    return 1 / (reply in ('', answer))\n"
+    code = (
+        "calls = []\ndef late(reply):\n    calls.append(reply)\n    return 1 / (len(calls) < 4)\n"
+    )
     (tmp_path / "late.py").write_text(code)
     words = ("policy=tiny-problems", "max_tokens=4", "environment.reward=late.py:late")
     problem = refused(cli, "evaluate", "question", f"dataset={file}", *words).replace("\n", "")

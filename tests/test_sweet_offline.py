@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coterie.environments.coding import hidden_calls
-from coterie.environments.collaboration import CRITIC
+from coterie.environments.collaboration import CRITIC, REFERENCE
 from coterie.environments.protocol import AGENT
-from coterie.environments.user_simulator import PERSON, REFERENCE
+from coterie.environments.user_simulator import PERSON
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent

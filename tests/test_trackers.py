@@ -4,6 +4,7 @@ import sys
 from contextlib import closing
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -35,27 +36,25 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
         make_tracker("trackio", tmp_path, "run", {})
 
 
-@pytest.mark.parametrize(
-    ("name", "start", "folder"),
-    [("wandb", "WandBTracker", "dir"), ("swanlab", "SwanLabTracker", "logdir")],
-)
-def test_hosted_trackers_are_offline_unless_told_otherwise(
-    name, start, folder, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("name", "folder"), [("wandb", "dir"), ("swanlab", "log_dir")])
+def test_hosted_trackers_are_offline_unless_told_otherwise(name, folder, tmp_path, monkeypatch):
+    """An experiment made again in its folder keeps its id."""
     started = []
 
-    def tracker(project, **settings):
-        started.append((settings["mode"], settings[folder]))
-        return SimpleNamespace(start=lambda: None, store_init_configuration=lambda _: None)
+    def init(**settings):
+        started.append((settings["mode"], settings[folder], settings["id"]))
+        return MagicMock()
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
-    monkeypatch.setattr(f"accelerate.tracking.{start}", tracker)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=init))
     monkeypatch.delenv(f"{name.upper()}_MODE", raising=False)
     make_tracker(name, tmp_path, "run", {})
     monkeypatch.setenv(f"{name.upper()}_MODE", "online")
     make_tracker(name, tmp_path, "run", {})
-    assert started == [("offline", str(tmp_path)), ("online", str(tmp_path))]
-    assert name not in sys.modules
+    make_tracker(name, tmp_path / "second", "run", {})
+    modes, folders, (first, again, second) = zip(*started, strict=True)
+    assert modes == ("offline", "online", "online") and folders[0] == str(tmp_path)
+    assert first == again != second
 
 
 class Lines:

@@ -1,4 +1,4 @@
-"""On equal rows TRL and we take the same steps: losses, first gradients and weights within 1e-5 in float32.
+"""On equal rows TRL and coterie take the same steps: losses, first gradients and weights differ by rounding in float32.
 
 SFT, DPO, its length-normalised form and with the NLL term, GRPO, DAPO and Dr. GRPO on paths of one turn and of several,
 on one rank and on two (gloo), all started by ``accelerate launch``.
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("trl")
 from tests.launching import launch
+from tests.rounding import ROUNDING, assert_same_weights
 from tests.trl_parity import KINDS, start_model
 
 pytestmark = pytest.mark.ranks
@@ -29,16 +30,15 @@ def trained(request, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_steps_are_those_of_trl(kind, trained):
-    ours, theirs = (load_file(trained / s / kind / "model.safetensors") for s in ("ours", "trl"))
-    start = {name: w.detach() for name, w in start_model().model.named_parameters()}
-    for name, weight in theirs.items():
-        assert float((weight - ours[name]).abs().max()) < 1e-5, name
-        assert float((weight - start[name]).abs().max()) > 1e-4, f"{name} was not trained"
-    ours, theirs = (
-        load_file(trained / s / kind / "gradients.safetensors") for s in ("ours", "trl")
-    )
+    sides = [trained / side / kind for side in ("ours", "trl")]
+    ours, theirs = (load_file(side / "model.safetensors") for side in sides)
+    assert_same_weights(theirs, ours, load_file(sides[1] / "bounds.safetensors"))
+    for name, weight in start_model().model.named_parameters():
+        assert float((theirs[name] - weight.detach()).abs().max()) > 1e-4, f"{name} was not trained"
+    ours, theirs = (load_file(side / "gradients.safetensors") for side in sides)
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
-        assert float((gradient - ours[name]).abs().max()) < 1e-5, name
-    losses = [json.loads((trained / s / kind / "losses.json").read_text()) for s in ("ours", "trl")]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+        assert float((gradient - ours[name]).abs().max()) < ROUNDING * gradient.abs().max(), name
+    losses = [json.loads((side / "losses.json").read_text()) for side in sides]
+    # Losses are means of terms of about 1, with both signs in policy gradients.
+    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING, abs=ROUNDING)

@@ -117,10 +117,16 @@ class Slow(Silent):
         time.sleep(0.05)
 
 
-def main(method: str, folder: Path, variables: Mapping[str, str] | None = None) -> None:
-    """Train on rows by SFT (``full``, ``lora``, ``bfloat16``), or on pairs (``dpo``)."""
+def main(
+    method: str,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    model: LlamaForCausalLM | None = None,
+) -> None:
+    """Train ``model`` on rows by SFT (``full``, ``lora``, ``bfloat16``), or on pairs (``dpo``)."""
     os.environ.update(variables or {})
-    model, settings = started(method)
+    new_model, settings = started(method)
+    model = model or new_model
     settings = settings.model_copy(update={"save_every_steps": 1})
     if method != "dpo":
         train(model, some_rows(), settings, folder, progress=Slow())

@@ -2,8 +2,8 @@
 
     python -m tests.trl_parity SIDE FOLDER
 
-Writes ``FOLDER/KIND/model.safetensors``, the first step's ``gradients.safetensors`` and ``losses.json`` for each kind
-of training.
+Writes ``FOLDER/KIND/model.safetensors``, the first step's ``gradients.safetensors``, ``bounds.safetensors`` (how far
+rounding may move each weight) and ``losses.json`` for each kind of training.
 """
 
 import json
@@ -29,12 +29,12 @@ from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSetti
 from coterie.training.reference import row_logprobs, with_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
+from tests.rounding import weight_bounds
 from tests.templates import model as make
 from tests.training_models import some_pairs
 
 STEPS, ROWS = 5, 4
 RATE = 2e-4
-"""AdamW moves a weight whose gradient is nothing but rounding as far as any other: this far a step."""
 SETTINGS = TrainingSettings(
     learning_rate=RATE, schedule="constant", warmup_ratio=0.0, batch_rows=ROWS, max_steps=STEPS,
     tokens_per_microbatch=4096, save_every_seconds=None, mixed_precision="no", threads=1,
@@ -142,7 +142,7 @@ def main(side: str, kind: str, folder: Path) -> None:
         normalise = OBJECTIVES[kind].normalise if side == "ours" else "none"  # TRL's are sums
         items = with_reference(reference, pairs, SETTINGS, stored, normalise=normalise)
     if side == "ours":
-        with first_gradient(policy) as gradients:
+        with first_gradient(policy) as gradients, weight_bounds(policy) as bounds:
             train(policy, items, SETTINGS, folder / "train", objective=objective)
         lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
         losses = [json.loads(line)["loss"] for line in lines]
@@ -159,7 +159,7 @@ def main(side: str, kind: str, folder: Path) -> None:
             trainer = grpo_trainer(policy, tokenizer, chosen, POLICIES[kind], options, ROWS)
         else:
             trainer = dpo_trainer(policy, tokenizer, chosen, OBJECTIVES[kind], options)
-        with first_gradient(policy) as gradients:
+        with first_gradient(policy) as gradients, weight_bounds(policy) as bounds:
             trainer.train()
         parts = len(trainer.losses) // STEPS
         over = 1 if kind in POLICIES else parts  # GRPO's are of a whole step already
@@ -170,6 +170,7 @@ def main(side: str, kind: str, folder: Path) -> None:
         weights = {n: w.detach().cpu().clone() for n, w in policy.named_parameters()}
         save_file(weights, folder / "model.safetensors")
         save_file(gradients, folder / "gradients.safetensors")
+        save_file(bounds, folder / "bounds.safetensors")
         (folder / "losses.json").write_text(json.dumps(losses))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.engines.inprocess import InProcessEngine
     from coterie.environments.protocol import Environment, Grade, Pure, Transition
     from coterie.errors import UserError
-    from coterie.evaluation import bootstrap_interval
+    from coterie.evaluation import mean_interval
     from coterie.models.loading import LoadedModel, load
     from coterie.record.rows import Pair, Row
     from coterie.record.tree import Task
@@ -41,7 +41,7 @@ _MODULES = {
     "engines.inprocess": ("InProcessEngine",),
     "environments.protocol": ("Environment", "Grade", "Transition", "Pure"),
     "errors": ("UserError",),
-    "evaluation": ("bootstrap_interval",),
+    "evaluation": ("mean_interval",),
     "models.loading": ("LoadedModel", "load"),
     "record.rows": ("Pair", "Row"),
     "record.tree": ("Task",),
@@ -55,8 +55,8 @@ _MODULES = {
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "DPO", "Environment", "Grade", "InProcessEngine", "LoadedModel", "Pair", "Played", "PolicyGradient", "Pure", "Row",
-    "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "bootstrap_interval", "by_task",
-    "demonstrate", "environment", "load", "pairs_from_messages", "play", "rows_from_messages", "train",
+    "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "by_task", "demonstrate",
+    "environment", "load", "mean_interval", "pairs_from_messages", "play", "rows_from_messages", "train",
     "with_reference",
 ]  # fmt: skip
 

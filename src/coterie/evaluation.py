@@ -1,6 +1,7 @@
-"""Statistics of scores: bootstrap intervals, and test-time scaling by number of dialogues of a task.
+"""Statistics of scores: intervals of means, and test-time scaling by number of dialogues of a task.
 
-Intervals are percentile bootstrap intervals (Efron & Tibshirani 1993, chapter 13).
+Scores that are only 0 and 1 have Wilson's score interval (Wilson 1927), others the percentile bootstrap interval (Efron
+& Tibshirani 1993, chapter 13) over tasks, which would be a point for 40 right answers of 40.
 
 Self-consistency of several agents is as in Optima (arXiv 2410.08115, section 3.3). For the first k dialogues of a task:
 
@@ -13,8 +14,10 @@ Self-consistency of several agents is as in Optima (arXiv 2410.08115, section 3.
 Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.answers`` groups the answers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,13 +30,27 @@ _DRAWS_AT_ONCE = 2_000_000
 """Maximum indices drawn at a time, to bound memory (16 MB)."""
 
 
-def bootstrap_interval(
+def mean_interval(
     values: ArrayLike, *, confidence: float = 0.95, seed: int, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Return the interval of the mean of ``values`` (shape ``[n]``). Equal arguments give equal results."""
+    """Return the interval of the mean of ``values``, one for each task. Equal arguments give equal results."""
     array = finite_values(values, "values")
+    # Resamples of equal values are equal, so the bootstrap would give a point.
+    if np.isin(array, (0.0, 1.0)).all() or 0.0 <= array.min() == array.max() <= 1.0:
+        return wilson_interval(array, confidence)
     means = resampled_means(array, resamples, np.random.default_rng(seed))
     return percentiles(means, confidence)
+
+
+def wilson_interval(values: Floats, confidence: float) -> tuple[float, float]:
+    """Return Wilson's score interval of the mean of values from 0 to 1, with the variance of the values.
+
+    If all values are equal, its ends are the means if the share ``z² / (n + z²)`` of tasks had the value 0, or 1.
+    """
+    share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / len(values)
+    half = math.sqrt(share * (values.var() + share / 4))
+    low, high = ((values.mean() + share / 2 + end) / (1 + share) for end in (-half, half))
+    return max(0.0, float(low)), min(1.0, float(high))
 
 
 def finite_values(values: ArrayLike, name: str) -> Floats:
@@ -92,7 +109,7 @@ class TaskPoint:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks, with an optional 95% bootstrap interval."""
+    """A mean over tasks, with an optional 95% interval."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -174,5 +191,5 @@ def _mean_of_known(shares: Sequence[float | None]) -> float | None:
 
 
 def _estimate(values: list[float], with_interval: bool) -> Estimate:
-    interval = bootstrap_interval(values, seed=0) if with_interval else None
+    interval = mean_interval(values, seed=0) if with_interval else None
     return Estimate(float(np.mean(values)), interval)

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -21,6 +22,7 @@ from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
+from coterie.runs.folder import Step
 from coterie.runs.items import evaluation
 from coterie.terminal import notes
 from tests.conftest import SMALL, Cli
@@ -149,13 +151,41 @@ def test_the_viewer_lists_the_logs(cli: Cli, searches: Path, tmp_path: Path) -> 
     command = [sys.executable, "-m", "inspect_ai", "view", "start", *where]
     viewer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        files = answer(f"http://127.0.0.1:{port}/api/logs")["files"]
-        assert len(files) == len(logs)
-        shown = answer(f"http://127.0.0.1:{port}/api/logs/{quote(files[0]['name'], safe='')}")
-        assert shown["eval"]["task"].startswith("encyclopedia") and shown["samples"]
+        api = f"http://127.0.0.1:{port}/api"
+        names = [file["name"] for file in answer(f"{api}/logs")["files"]]
+        assert len(names) == len(logs)
+        headers = answer(f"{api}/log-headers?{urlencode([('file', name) for name in names])}")
+        for name, header in zip(names, headers, strict=True):
+            shown = answer(f"{api}/logs/{quote(name, safe='')}")
+            assert shown["eval"]["task"].startswith("encyclopedia") and shown["samples"]
+            assert header["eval"]["task_id"] == shown["eval"]["task_id"]
+            assert header["results"] and "samples" not in header
     finally:
         viewer.terminate()
         viewer.wait(SECONDS)
+
+
+def test_headers_summaries_and_samples_are_read_alone(
+    cli: Cli, searches: Path, tmp_path: Path
+) -> None:
+    logs, ends = logs_of(cli, searches, tmp_path / "logs"), list[datetime]()
+    with recorded_run(searches) as (recipe, run):
+        seconds = {step: run.metrics(step)["seconds"] for step in recipe.steps()}
+    files = inspect_log.list_eval_logs(str(tmp_path / "logs"), descending=False)
+    for file in files:
+        header = inspect_log.read_eval_log(file, header_only=True)
+        step = Step(header.eval.metadata["iteration"], header.eval.metadata["stage"])
+        start, end = map(
+            datetime.fromisoformat, (header.stats.started_at, header.stats.completed_at)
+        )
+        assert (end - start).total_seconds() == pytest.approx(seconds[step])
+        assert start >= max(ends, default=start), "stages follow each other"
+        ends.append(end)
+        whole = logs[step.stage, step.iteration].samples or []
+        summaries = inspect_log.read_eval_log_sample_summaries(file)
+        assert [one.uuid for one in summaries] == [one.uuid for one in whole]
+        first = inspect_log.read_eval_log_sample(file, whole[0].id, whole[0].epoch)
+        assert [one.text for one in first.messages] == [one.text for one in whole[0].messages]
 
 
 def answer(url: str) -> Any:

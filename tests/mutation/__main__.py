@@ -31,7 +31,7 @@ import torch
 from coterie.errors import UserError
 from tests.mutation.fault import ROOT, Fault
 
-LAYERS = ("record", "training", "rewards", "rollout", "runs", "recipes", "tools")
+LAYERS = ("datasets", "record", "training", "rewards", "rollout", "runs", "recipes", "tools")
 """Modules with faults."""
 LONGEST = 150.0
 """Seconds after which a child is killed."""

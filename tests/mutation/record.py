@@ -100,7 +100,7 @@ FAULTS = (
     Fault(f"{R}turn:make_turn", given(calls=()), [TURN]),
     Fault(f"{R}turn:make_turn", given(truncated=False), [TURN_CUT]),
     Fault(f"{R}turn:in_order", around(lambda original, results: tuple(results)), [EVERY_ORDER]),
-    Fault(f"{R}turn:_common", one_more, [ENGINE]),
+    Fault(f"{R}turn:common_length", one_more, [ENGINE]),
     Fault(
         f"{R}turn:Request.make",
         around(lambda original, cls, *args, **kw: original(cls, *args, **{**kw, "tools": ()})),

@@ -21,6 +21,8 @@ from tests.mutation.fault import (
 A = "coterie.rewards.advantages:"
 W = "coterie.rewards."
 S = "coterie.selection."
+C = "coterie.config.user_code:"
+USER, QUESTION = "tests/test_user_code.py::", "tests/test_question.py::"
 ADV = "tests/test_advantages.py"
 REWARDS = "tests/test_rewards.py"
 OPTIMA = "tests/test_optima.py::"
@@ -107,6 +109,23 @@ FAULTS = (
         around(lambda original, self: self.path),
         [REWARDS],
     ),
+    # Rewards of users.
+    Fault(
+        "coterie.environments.question:NAMES",
+        becomes(("reply", "question", "answer", "row")),
+        [f"{QUESTION}test_a_reward_function_gets_its_values_by_name"],
+    ),
+    Fault(f"{C}_state", returns([]), [f"{USER}test_what_code_of_a_user_changes_is_restored"]),
+    Fault(
+        f"{C}in_steps",
+        around(lambda original, work, seconds=0.0: work),
+        [f"{USER}test_concurrent_calls_do_not_restore_each_others_changes"],
+    ),
+    Fault(
+        "coterie.environments.mathematics:_same_in_order",
+        given(question=""),
+        ["tests/test_mathematics.py::test_the_question_tells_of_ratios_and_matrices"],
+    ),
     # Optima's reward, equation 1.
     Fault(f"{W}dialogue_reward:rewards", settings(lambda_token=lambda weight: -weight), [REWARDS]),
     Fault(f"{W}dialogue_reward:rewards", settings(min_loss=1e-9), [REWARDS]),
@@ -151,7 +170,7 @@ FAULTS = (
     Fault(f"{W}dialogue_reward:quotes", returns(False), [TARGET]),
     Fault(
         f"{W}critics:read_correction",
-        given(reply=lambda reply: reply.replace("</think>", "")),
+        given(reply=lambda reply: reply.replace("Corrected actions", "")),
         [REPLY],
     ),
     Fault(

@@ -61,6 +61,8 @@ ORDERS = (
     f"{TEMPLATES}test_every_message_is_shown_once_in_its_order_by_every_template[deepseekv3-USU]"
 )
 KEPT_THOUGHT = f"{TEMPLATES}test_thoughts_are_kept_or_dropped_as_the_template_does_it[qwen3_8]"
+ROWS = f"{TEMPLATES}test_rows_of_two_questions_are_the_templates_own_prompts_and_whole_replies"
+PARSER = f"{TEMPLATES}test_the_reasoning_parser_says_whether_templates_without_thoughts_have_any"
 LACKS = f"{TEMPLATES}test_a_prompt_that_lacks_a_message_is_refused_with_the_message"
 HIDDEN_THOUGHT = (
     f"{TEMPLATES}test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it[qwen3_6]"
@@ -148,6 +150,13 @@ FAULTS = (
     # Chat templates: roles, thoughts, lost messages.
     Fault(f"{M}chat:ChatRenderer._arrange", around(lambda original, self, chat: chat), [ORDERS]),
     Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),
+    Fault(f"{M}chat:ChatRenderer._without_calls", returns(None), [f"{ROWS}[gptoss-True-True]"]),
+    Fault(
+        f"{M}chat:ChatRenderer._find_end",
+        result(lambda ids: ids[:1]),
+        [f"{ROWS}[cohere2-False-False]"],
+    ),
+    Fault("coterie.engines.settings:EngineSettings.template", returns({}), [PARSER]),
     Fault(f"{M}template:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),
     Fault(f"{M}chat:_is_own", returns(False), [OWN_TURNS]),

@@ -43,6 +43,8 @@ NOTHING_RECORDED = f"{RESUMING}test_nothing_is_recorded_if_everything_fails"
 STAGE_BEGUN = f"{RESUMING}test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings"
 SEEDS_RESAMPLED = f"{STATISTICS}test_seeds_are_resampled_too"
 BOOTSTRAP_INTERVAL = f"{STATISTICS}test_bootstrap_interval_of_two_values_is_their_range"
+WILSON = f"{STATISTICS}test_right_and_wrong_answers_have_wilsons_interval"
+EQUAL = f"{STATISTICS}test_equal_values_that_are_no_answers"
 PAIRED = f"{STATISTICS}test_a_paired_test_by_hand"
 BOOTSTRAP_INTERVAL_NEARS = (
     f"{STATISTICS}test_bootstrap_interval_nears_the_normal_one_on_many_values"
@@ -119,6 +121,11 @@ FAULTS = (
     Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [PAIRED]),
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
+    Fault(
+        f"{V}:wilson_interval",
+        around(lambda original, values, *_: (values.mean(), values.mean())),
+        [WILSON, EQUAL],
+    ),
     Fault(
         f"{V}:task_curve",
         given(draws=lambda draws: [replace(draw, score=1 - draw.score) for draw in draws]),

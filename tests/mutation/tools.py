@@ -3,6 +3,7 @@
 from tests.mutation.fault import (
     Fault,
     around,
+    becomes,
     edited,
     given,
     result,
@@ -45,6 +46,10 @@ VALUES_PYTHON = f"{PLAIN}test_values_that_python_never_calls_equal_are_compared_
 ONLY_CRITIC = "tests/test_sweet_steps.py::test_only_a_critic_may_read_the_reference_in_its_prompt"
 DIALOGUE_ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
 MARKER_THOUGHTS = "tests/test_coding.py::test_marker_and_thoughts"
+LEAK = (
+    "tests/test_user_simulator.py::test_a_reply_that_quotes_a_secret_is_a_leak_in_any_environment"
+)
+UNKNOWN = "tests/test_user_simulator.py::test_a_prompt_with_other_names_is_refused"
 WHAT_REPLY = f"{CODING}test_quotes_of_the_reference_are_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
 FRONTEND = "tests/test_frontend.py::"
@@ -81,6 +86,10 @@ def _words_once(original, predicted, gold):
     return original(sorted(set(predicted)), sorted(set(gold)))
 
 
+def _all_secrets(original, task, person):
+    return {name: secret.reveal(min(secret.readers)) for name, secret in task.secrets.items()}
+
+
 def _all_at_once(original, self):
     return type(original(self))({task.id: () for task in self.tasks})
 
@@ -93,7 +102,9 @@ FAULTS = (
     Fault(f"{E}question:answer_of", around(lambda original, reply: reply.strip()), [BOX]),
     Fault(f"{E}question:filled", given(hidden=lambda hidden: set()), [REFUSED]),
     Fault(f"{E}question:Question._try_out", returns(None), [REFUSED]),
-    Fault(f"{E}question:Question._own_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]),
+    Fault(
+        f"{E}question:Question._function_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]
+    ),
     # Answers: exact match, F1, numbers, mathematics.
     Fault(f"{E}answers:exact_match", around(_one_gold), [EXACT_MATCH]),
     Fault(f"{E}answers:f1", around(_one_gold), [WORDS]),
@@ -148,7 +159,13 @@ FAULTS = (
     Fault(
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
     ),
-    Fault(f"{E}user_simulator:overlap", returns(0), [WHAT_REPLY]),
+    Fault(f"{E}user_simulator:LEAKED", becomes(50), [WHAT_REPLY]),
+    Fault(
+        f"{E}user_simulator:with_leaks",
+        result(edited(metrics=lambda metrics: {**metrics, "leaks": 0})),
+        [LEAK],
+    ),
+    Fault(f"{E}user_simulator:readable_secrets", around(_all_secrets), [UNKNOWN]),
     # Plans: levels, early calls, violations.
     Fault(f"{E}traces:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
     Fault(f"{E}workflow:calls_before_their_turn", returns(0), [ONLY_CALLS]),

@@ -70,6 +70,7 @@ ITEMS_ONE = f"{TRAINING}test_items_of_one_group_are_drawn_into_one_step"
 ROWS_CANNOT = f"{TRAINING}test_rows_that_cannot_be_trained_are_dropped_and_counted"
 RATE_EVERY = f"{TRAINING}test_the_rate_of_every_schedule"
 CHECKPOINTS = "tests/test_training_checkpoints.py::"
+ENDS = "tests/test_ends.py::test_other_settings_and_a_pad_that_is_no_end_are_kept"
 NEWEST = f"{CHECKPOINTS}test_the_newest_of_several_checkpoints_is_gone_on_with"
 ANOTHER = f"{CHECKPOINTS}test_another_training_in_the_folder_is_refused_and_can_be_replaced"
 RANKS_GET = f"{TRAINING}test_ranks_get_equally_many_micro_batches"
@@ -217,6 +218,8 @@ FAULTS = (
         [RANKS_GET],
     ),
     Fault(f"{T}checkpoint:newest_checkpoint", around(_oldest_checkpoint), [NEWEST]),
+    Fault(f"{M}saving:_write_ends", returns([]), [ENDS]),
+    Fault(f"{M}saving:_write_ends", result(lambda ends: ends[::-1]), [ENDS]),
     Fault(f"{T}checkpoint:hash_items", returns(""), [ANOTHER]),
     Fault(f"{T}checkpoint:hash_tensors", returns(""), [ANOTHER]),
 )

@@ -6,6 +6,7 @@ In order: the packaged weights, then adapters on them, then another checkpoint, 
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +18,10 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
+from coterie.training.trainer import train
 from tests.serving import started
+from tests.stopping import BARELY, WORD, rows, save_stopping
+from tests.templates import tokenizer
 from tests.vllm.conftest import MODEL, SETTINGS
 from tests.vllm.references import (
     TOLERANCE,
@@ -151,6 +155,29 @@ def test_a_packaged_model_is_served_by_vllm_until_ctrl_c() -> None:
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 0
     assert len(processes) >= 3 and not any(process.is_running() for process in processes)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_served_model_stops_at_the_end_of_turn_that_was_trained(
+    method: str, tmp_path: Path
+) -> None:
+    """An adapter needs an option, because vLLM reads generation settings of the base alone."""
+    base = save_stopping(tmp_path / "base", tokenizer("chatml"), "<|im_end|>", "<|endoftext|>")
+    settings = BARELY.model_copy(update={"method": method})
+    final = train(load(base).model, rows(), settings, tmp_path / "run").final
+    words = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4"]
+    if method == "lora":
+        words += ["--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"adapter={final}"]
+        words += ["--generation-config", str(final)]
+    served = base if method == "lora" else final
+    with started("model", str(served), "--port", "0", "--", *words, logs=True) as (_, url):
+        asked: dict[str, Any] = {
+            "model": "adapter" if method == "lora" else "final",
+            "messages": [{"role": "user", "content": "How?"}],
+        }
+        client = OpenAI(base_url=f"{url}/v1", api_key="none")
+        (reply,) = client.chat.completions.create(**asked, max_tokens=8, temperature=0).choices
+    assert (reply.message.content, reply.finish_reason) == (WORD, "stop")
 
 
 def test_a_server_that_runs_already_is_used_and_left_alone(

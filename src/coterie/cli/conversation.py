@@ -151,7 +151,7 @@ class Conversation:
 
         def stream(token: int) -> None:
             nonlocal streamed
-            if token in renderer.end_ids:
+            if token in {*renderer.end, *renderer.end_ids}:
                 return
             ids.append(token)
             text = renderer.decode(ids).rstrip("\ufffd")  # an incomplete character
@@ -164,13 +164,14 @@ class Conversation:
         seed = secrets.randbits(31) if options.seed is None else options.seed
         seeds = [seed + len(self.history)]
         (completion,) = await self.engine.sample(prompt, seeds, sampling, on_token=stream)
-        text = completion.text + completion.stop
+        parts = renderer.parts(completion.text + completion.stop, READER, "chat", completion.ids)
+        text = "".join(part.text for part in parts)
         show(text[len(streamed) :])
         past = [message.turn for message in self.history if message.turn]
         turn = make_turn(
             past[-1] if past else tree.root,
             Speaker("agent", READER),
-            [Part(text)],
+            parts,
             ids=completion.ids,
             calls=self.tools.calls(text, completion.finish, renderer) if self.tools else (),
             author="chat",
@@ -199,7 +200,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
     engine = read_settings(words).engine
     found = find_run(source)
     if iteration is None and found is None:
-        loaded = load(source, device=engine.device_name, template_args=engine.template_args)
+        loaded = load(source, device=engine.device_name, template_args=engine.template)
     else:
         own = [word for word in words if word.startswith("engine")]
         folder, step = found or (Path(source), None)

@@ -56,9 +56,9 @@ def download(name: Name) -> None:
         coterie data download gsm8k
     """
     from coterie.datasets.catalogue import PREFERENCE_SETS, TRAJECTORIES
-    from coterie.datasets.conversations import published_pairs
     from coterie.datasets.files import read_rows, trajectory_file
     from coterie.datasets.load import load
+    from coterie.datasets.published_preferences import published_pairs
 
     left_out = Counter[str]()
     if name in PREFERENCE_SETS:

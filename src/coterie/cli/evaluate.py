@@ -39,12 +39,13 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.user_simulator import SCRIPT, check_script
+from coterie.environments.user_simulator import check_user
 from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.plan import notes_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
@@ -132,8 +133,8 @@ def candidates(
     """Yield the candidates of named policies. ``checkpoints`` of a run are ``last``, ``all``, or steps."""
     names = list(dict.fromkeys(named.values()))
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
-    if engine.template_args:
-        words.append(f"engine.template_args={json.dumps(engine.template_args)}")
+    given = engine.model_dump(include={"template_args", "reasoning_parser"}, exclude_defaults=True)
+    words += [f"engine.{name}={json.dumps(value)}" for name, value in given.items()]
     with ExitStack() as runs:
         parts = []
         for name in names:
@@ -151,7 +152,7 @@ def candidates(
                     for version, n in _versions(recipe, run, agents, chosen)
                 ]
             else:
-                source, args = resolve_model(name), engine.template_args
+                source, args = resolve_model(name), engine.template
                 own = partial(load, source, device=engine.device_name, template_args=args)
                 part = [(f"{before}{name}", (Player(agents, 0, source, source, own, args),))]
             parts.append(part)
@@ -197,7 +198,7 @@ def _of_run(
                 models[role],
                 path if newest else resolve_model(path),
                 partial(recipe.load_policy, run, newest, role),
-                recipe.settings.engine.template_args,
+                recipe.settings.engine.template,
             )
         )
     return tuple(players)
@@ -343,7 +344,7 @@ def play_benchmark(
     if is_url:
         layers = [preset, {"endpoint": {"url": policy}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
-        _check(server, split)
+        _check(server, split, console)
         figures, usage = asyncio.run(_by_endpoint(server, console, split))
         return server.played, server, [figures], usage
     layers = [as_trained, preset]
@@ -354,7 +355,7 @@ def play_benchmark(
             f"use one of: {', '.join(CODING)}",
         )
     policies = agent_policies(model, model.policy, own)
-    _check(model, split)
+    _check(model, split, console)
     return model.played, model, _by_models(model, policies, checkpoints, console, split), None
 
 
@@ -402,7 +403,7 @@ def _as_trained(
     return [*own, *words], {**values, "max_tokens": limit}
 
 
-def _check(settings: EvaluatedSettings, split: Split) -> None:
+def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
     """Raise ``UserError`` for unavailable data, judge, user simulator or dump file, before a policy is loaded."""
     check_chat("picker", settings.picker, NOBODY)
     rival_store(settings)
@@ -412,11 +413,10 @@ def _check(settings: EvaluatedSettings, split: Split) -> None:
             check_new(file)
     environment = settings.build_environment()
     check_graded(environment)
-    draw_tasks(environment, split, settings.tasks, settings.seed)
-    if hasattr(environment, "script"):
-        check_chat("user_simulator", settings.user_simulator, SCRIPT)
-        if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
-            check_script(environment.script)
+    tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
+    for title, text in notes_of(environment):
+        console.print(f"{title}: {text}")
+    check_user(environment, settings.user_simulator, tasks)
 
 
 def _by_models(
@@ -491,7 +491,7 @@ def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
     """Return the identity of a model: everything that its turns depend on."""
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
-    if player.template_args and not settings.engine.template_args:
+    if player.template_args and not settings.engine.template:
         speaker += f" {sorted(player.template_args.items())}"
     if settings.critic:
         with _critic_run(settings.critic) as (recipe, run):

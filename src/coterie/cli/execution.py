@@ -190,7 +190,7 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
     points = [evaluation(run.store, step.iteration) for step in done if step.stage == EVALUATION]
     rows = [(f"{point.version}" if point.version else "base", point) for point in points]
     title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
-    tables = [score_table(title, rows)]
+    tables = [score_table(title, rows)] if rows else []
     if measured := [step for step in done if step.stage == "measure"]:
         policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
         table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]
@@ -230,7 +230,7 @@ def _tool_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if tools.use:
         yield "tools", ", ".join(map(label, tools.use))
         for role in recipe.roles():
-            syntax = load_renderer(role.model, recipe.settings.engine.template_args)[0].tools.syntax
+            syntax = load_renderer(role.model, recipe.settings.engine.template)[0].tools.syntax
             native = tools.calls == "native" and syntax is not None
             yield f"calls of {role.name}", syntax.name if native and syntax else "tags"
 
@@ -316,7 +316,7 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
     environment = recipe.environment
     agent = agents_of(environment)[0]
     model = next(role.model for role in recipe.roles() if role.name == recipe.players()[agent])
-    renderer, _ = load_renderer(model, recipe.settings.engine.template_args)
+    renderer, _ = load_renderer(model, recipe.settings.engine.template)
     for task in draw_tasks(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
         first = first_prompts(environment, task)[agent]
         ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)

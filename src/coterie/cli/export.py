@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import TOKENIZER_FILES, is_adapter, load, load_renderer, writing
+from coterie.models.loading import TOKENIZER_FILES, is_adapter, load_renderer, writing
+from coterie.models.saving import save_model
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
 from coterie.record import export as jsonl
@@ -95,14 +97,21 @@ def _write_logs(
 ) -> Counter[str]:
     """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
     counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
+    clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
+    times = dict[tuple[int, str], tuple[datetime, datetime]]()
+    for step in recipe.steps():
+        start = clock
+        clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
+        times[step.iteration, step.stage] = start, clock
     for at, stage in sorted({(at, stage) for _, at, stage, _ in run.store.tree_keys(iteration)}):
         task = played if stage == EVALUATION else f"{played} {stage}"
         model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
-        head = LogHead(task, model, recipe.environment.metric, run.created)
+        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
+        head = LogHead(task, model, recipe.environment.metric, start, end)
         log = eval_log(run.store, at, stage, head, secrets=secrets)
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
         id_ = log["eval"]["task_id"]
-        file = out / f"{run.created}T00-00-00+00-00_{name}-{at:02d}_{id_}.json"
+        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{at:02d}_{id_}.json"
         file.write_text(json.dumps(log), encoding="utf-8")
         counts.update(logs=1, samples=len(log["samples"]))
     if not counts:
@@ -151,7 +160,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
 def _trained(
     recipe: Recipe, run: Run, iterations: list[int], only: str | None
 ) -> Iterator[TrainedSelection]:
-    args = recipe.settings.engine.template_args
+    args = recipe.settings.engine.template
     renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):
@@ -221,10 +230,12 @@ def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
     kind = "A LoRA adapter of" if adapter else "Trained from"
+    ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
         f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {made}.", "",
+        *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
         "## Settings", "",
         "Settings that differ from the preset of coterie, for `coterie run --config FILE`.", "",
@@ -286,14 +297,10 @@ def _write(
     if version and not merge:
         for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
             shutil.copyfile(file, partial / file.name)
-        if is_adapter(path):
-            base = next(one.model for one in recipe.roles() if one.name == role)
-            load(base).tokenizer.save_pretrained(partial)
         return
     loaded = recipe.load_policy(run, version, role, merge=True)
     with writing(partial):
-        loaded.model.save_pretrained(partial)
-    loaded.tokenizer.save_pretrained(partial)
+        save_model(loaded.model, partial)
 
 
 def checked_role(recipe: Recipe, name: str | None) -> str:

@@ -276,7 +276,7 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
         f"{label}: more rollouts of each task",
         f"{metric}, {consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed{left_out}"
         + "".join(f"; {name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
-        + ". Bands are 95% bootstrap intervals.",
+        + ". Bands are 95% intervals over tasks.",
         CURVE,
         tuple(map(_cells, marked)),
         tuple(charts),

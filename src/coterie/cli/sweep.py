@@ -101,7 +101,7 @@ def sweep_report(
     section = Section(
         "scores",
         "Scores on held-out tasks",
-        f"Intervals are 95% bootstrap intervals over tasks{together}.",
+        f"Intervals are 95% intervals over tasks{together}.",
         (key, *COLUMNS),
         tuple(map(_cells, rows)),
         (chart,),

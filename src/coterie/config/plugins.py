@@ -24,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.config.folders import FULL, expanded
+from coterie.config.user_code import OutOfTime, user_code
 from coterie.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -186,13 +187,14 @@ def construct(plugin: Plugin, base: "type[Settings]", settings: "Settings", *mor
 # -- errors of plug-ins -------------------------------------------------------------------------
 
 
-def guarded(what: str, do: Callable[[], Any]) -> Any:
-    """Call code of a plug-in. Convert an error into a ``UserError`` with its file and line."""
+def guarded(what: str, do: Callable[[], Any], seconds: float = 0.0) -> Any:
+    """Call code of a plug-in as :class:`user_code`. Convert an error into a ``UserError`` with its file and line."""
     try:
-        return do()
+        with user_code(seconds):
+            return do()
     except UserError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, OutOfTime) as error:
         raise UserError(f"{what}: {last_line(error)}", "fix the plug-in or remove it") from error
 
 

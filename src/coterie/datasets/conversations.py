@@ -1,71 +1,42 @@
-r"""Conversations and preferences of a user's source, in the usual formats, and published sets of preferences.
+r"""Conversations and preferences of a user's source, in the usual formats.
 
 | format | columns of a row |
 |---|---|
-| messages | ``messages``, also ``tools`` (OpenAI, Hugging Face) |
-| sharegpt | ``conversations`` of ``from`` and ``value``, also ``system`` and ``tools`` |
-| alpaca | ``instruction`` and ``output``, also ``input``, ``system``, ``history`` |
-| prompt and completion | ``prompt`` and ``completion`` or ``response``: texts or messages |
+| messages | ``messages``, also ``tools`` (OpenAI, Hugging Face), or a list of messages as the whole row |
+| sharegpt | ``conversations`` or ``conversation`` of ``from`` and ``value``, also ``system`` and ``tools`` |
+| question with options | the options, and the right one, in the forms of ``question_files.read_options`` |
+| prompt and reply | ``instruction`` (also ``input``), ``prompt``, ``question``, ``query`` or ``problem``, and \
+``output``, ``completion``, ``response``, ``solution`` or ``answer``: texts or messages; also ``system``, ``history`` |
 | verl | ``prompt`` messages, and the reply in ``extra_info.answer`` or ``reward_model.ground_truth`` |
-| question and answer | ``question`` and ``answer`` |
-| preference | ``chosen`` and ``rejected``: texts or messages, with the prompt in ``prompt``, ``instruction`` or \
+| preference | ``chosen`` and ``rejected``: texts or messages, with the prompt in ``prompt``, ``instruction``, ... or \
 ``conversations``, or as the common beginning of both sides; dialogues in one text after ``Human:`` and ``Assistant:`` |
 """
 
 import hashlib
 import json
-import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, pairwise, takewhile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from coterie.config.folders import expanded, sha256
+from coterie.config.folders import read_json, sha256
 from coterie.config.settings import key
-from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
-from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files
-from coterie.datasets.load import DatasetSettings, UserFileSet, UserFileSettings
-from coterie.datasets.rows import Frozen, QuestionRow, Raw, parsed_json, question_key
-from coterie.errors import UserError, did_you_mean
-from coterie.record.turn import Tool, ToolCall, call_id
+from coterie.datasets.columns import Columns, check_media, check_training_keys, is_empty, peek
+from coterie.datasets.files import is_chat, numbered, source_files
+from coterie.datasets.load import ColumnSettings, UserFileSet
+from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
+from coterie.datasets.problems import usual_name
+from coterie.datasets.question_files import QUESTIONS, has_options, read_prompt, system_of
+from coterie.datasets.rows import QuestionRow, Raw, kind_of, parsed_json
+from coterie.errors import UserError
+from coterie.record.turn import Tool
 
-Role = Literal["system", "user", "assistant", "tool"]
-ROLES: dict[str, Role] = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
-    "observation": "tool", "function_call": "assistant", "ipython": "tool",
-}  # fmt: skip
 Targets = Literal["all", "last"]
 """Trained messages of a conversation: all of the assistant's messages, or the last one."""
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 NAMED = 5
-
-
-class ChatMessage(Frozen):
-    """A message of a conversation."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    role: Role
-    content: str = ""
-    thought: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    results: str = ""
-    """For a tool's message: id of the call that it answers, ``c0``, ``c1``, ..."""
-
-    @property
-    def text(self) -> str:
-        """Content and calls as one text, for comparison and display."""
-        calls = [f"{call.name}({call.arguments})" for call in self.calls]
-        return "\n".join(filter(None, (self.content.strip(), *calls)))
-
-
-Messages = tuple[ChatMessage, ...]
 
 
 class Conversation(QuestionRow):
@@ -78,203 +49,78 @@ class Conversation(QuestionRow):
     rejected: Messages = ()
     start: int = 0
     """Index of the first message after the prompt of a preference."""
-    place: str = ""
-    """Line or row of the file, for errors."""
+    origin: str = ""
+    """Line or row of the file."""
 
     @property
     def key(self) -> str:
-        """Hash of all messages before the assistant's first, so that no opening is in both splits."""
-        first = [one.role for one in self.messages].index("assistant")
-        return _hash([[one.role, " ".join(one.content.split())] for one in self.messages[:first]])
+        """Hash of all messages before the last one."""
+        return _hash_texts(self.messages[: self.start or -1])
+
+    @property
+    def split_group(self) -> str:
+        """Hash of all messages before the assistant's first, so that openings are in one split if possible."""
+        roles = [message.role for message in self.messages]
+        return _hash_texts(self.messages[: roles.index("assistant")])
 
 
 class Preference(Conversation):
     """Prompt with a better and a worse continuation."""
 
 
+def _hash_texts(messages: Messages) -> str:
+    return _hash([[message.role, " ".join(message.text.split())] for message in messages])
+
+
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-# -- messages -------------------------------------------------------------------------------------
-
-
-def parse_messages(value: Any, system: Any = None) -> Messages:
-    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own."""
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"its messages are {_kind(value)}, not a list")
-    messages = [ChatMessage(role="system", content=system)] if _has_text(system) else []
-    ids: list[str] = []  # ids in the file of the last message's calls
-    waiting: list[int] = []  # indices of these calls that have no result yet
-    for number, raw in enumerate(value, 1):
-        if not isinstance(raw, Mapping):
-            raise ValueError(f"message {number} is {_kind(raw)}, not an object")
-        name = raw.get("role", raw.get("from"))
-        role = ROLES.get(name) if isinstance(name, str) else None
-        if role is None:
-            raise ValueError(f"message {number} has the role {name!r}")
-        content = _content(raw["content"] if "content" in raw else raw.get("value"), number)
-        called = raw.get("tool_calls") or raw.get("function_call") or ()
-        if name == "function_call":
-            called, content = parsed_json(content, f"message {number}"), ""
-        calls = _calls([called] if isinstance(called, Mapping) else called, number)
-        results = ""
-        if role == "tool":
-            at = _answered(raw.get("tool_call_id"), ids, waiting, number)
-            waiting.remove(at)
-            results = call_id(at)
-        elif role != "system":
-            ids, waiting = [one for one, _ in calls], list(range(len(calls)))
-        thought = next((raw[one] for one in THOUGHTS if _has_text(raw.get(one))), "")
-        own = tuple(call for _, call in calls)
-        messages.append(
-            ChatMessage(role=role, content=content, thought=thought, calls=own, results=results)
-        )
-    return tuple(messages)
-
-
-def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int) -> int:
-    """Return the index of the call that a result belongs to: by its id, else the next call without a result."""
-    if not waiting:
-        raise ValueError(f"message {number} is of a tool, and no call waits for a result")
-    if id_ in (None, "") or not any(ids):
-        return waiting[0]
-    at = ids.index(str(id_)) if str(id_) in ids else -1
-    if at not in waiting:
-        waits = "which does not wait for a result"
-        raise ValueError(f"message {number} answers the call {id_!r}, {waits}")
-    return at
-
-
-def parse_tools(value: Any) -> tuple[Tool, ...]:
-    """Parse tools in OpenAI's format, plain function schemas, or JSON text of either."""
-    if isinstance(value, str):
-        value = parsed_json(value, "tools") if value.strip() else None
-    if not isinstance(value, list | tuple | None):
-        raise ValueError(f"its tools are {_kind(value)}, not a list")
-    tools = []
-    for raw in value or ():
-        own = raw.get("function", raw) if isinstance(raw, Mapping) else None
-        own = own if isinstance(own, Mapping) else {}
-        name, text, schema = map(own.get, ("name", "description", "parameters"))
-        if not isinstance(name, str):
-            raise ValueError("its tools are not of OpenAI's form")
-        if not (isinstance(text, str | None) and isinstance(schema, Mapping | None)):
-            raise ValueError(f"the tool {name!r} is not of OpenAI's form")
-        schema = _without_nulls(schema) or {"type": "object", "properties": {}}
-        tools.append(Tool(name, text or "", schema))
-    return tuple(tools)
-
-
-def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
-    """Return why a conversation cannot be trained on, or an empty text."""
-    if not tools and any(one.calls for one in messages):
-        return "its assistant calls tools, and it has no tools"
-    if not messages:
-        return "it has no messages"
-    turns = [one.role for one in messages if one.role != "system"]
-    if any(one.role == "system" and before.role != "system" for before, one in pairwise(messages)):
-        return "a system message follows other messages"
-    if turns[:1] != ["user"]:
-        return "its first message is not the user's"
-    if turns[-1] != "assistant":
-        return "its last message is not the assistant's"
-    for number, two in enumerate(pairwise(turns), 1):
-        if two == ("assistant", "assistant"):
-            return f"messages {number} and {number + 1} are both the assistant's"
-    for number, message in enumerate(messages, 1):
-        if not message.content.strip() and not message.calls and message.role != "tool":
-            return f"message {number} ({message.role}) is empty"
-    return ""
-
-
-def _content(value: Any, number: int) -> str:
-    if isinstance(value, list | tuple):
-        kinds = {part.get("type") if isinstance(part, Mapping) else None for part in value}
-        if kinds - {"text"}:
-            raise ValueError(f"message {number} has a part that is not text")
-        return "".join(part["text"] for part in value)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"the content of message {number} is {_kind(value)}, not a text")
-    return value or ""
-
-
-def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
-    """Return each call with its id in the file."""
-    calls: list[tuple[str, ToolCall]] = []
-    for at, raw in enumerate(value):
-        own = raw.get("function", raw) if isinstance(raw, Mapping) else None
-        if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
-            raise ValueError(f"a call of message {number} has no name")
-        arguments = own.get("arguments", own.get("parameters")) or {}
-        if isinstance(arguments, str):
-            arguments = parsed_json(arguments, f"a call of message {number}")
-        else:
-            arguments = _without_nulls(arguments)
-        if not isinstance(arguments, Mapping):
-            raise ValueError(f"the arguments of a call of message {number} are not an object")
-        id_ = "" if raw.get("id") is None else str(raw["id"])
-        if id_ and id_ in [one for one, _ in calls]:
-            raise ValueError(f"two calls of message {number} have the id {id_!r}")
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        calls.append((id_, ToolCall(call_id(at), own["name"], text)))
-    return calls
-
-
-def _without_nulls(value: Any) -> Any:
-    """Drop the nulls that Parquet adds to columns of objects with different keys."""
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _has_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 # -- formats --------------------------------------------------------------------------------------
 
 Formats = Mapping[str, tuple[str, ...]]
+CHATS = ("messages", "conversations", "conversation")
+PROMPTS = ("instruction", "prompt", "question", "query", "problem")
+REPLIES = ("output", "completion", "response", "solution")
+OPTIONS = "question with options"
 CONVERSATIONS: Formats = {
-    "messages": ("messages",),
-    "sharegpt": ("conversations",),
-    "alpaca": ("instruction", "output"),
-    "prompt and completion": ("prompt", "completion"),
-    "prompt and response": ("prompt", "response"),
+    **{column: (column,) for column in CHATS},
+    **{f"{prompt} and {reply}": (prompt, reply) for prompt in PROMPTS for reply in REPLIES},
     "verl": ("prompt", "reward_model"),
-    "question and answer": ("question", "answer"),
+    OPTIONS: (),
+    **{f"{prompt} and answer": (prompt, "answer") for prompt in PROMPTS},
 }
 """Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
 PREFERENCES: Formats = {
-    "preference with a prompt": ("prompt", "chosen", "rejected"),
-    "alpaca preference": ("instruction", "chosen", "rejected"),
-    "sharegpt preference": ("conversations", "chosen", "rejected"),
+    **{
+        f"preference with {prompt}": (prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)
+    },
     "preference without a prompt": ("chosen", "rejected"),
 }
+SIDES = {
+    "chosen_response": "chosen", "rejected_response": "rejected",
+    "preferred_output": "chosen", "non_preferred_output": "rejected",
+}  # fmt: skip
+"""Other names of the sides: axolotl's and OpenAI's."""
+JSON_COLUMNS = {
+    name for forms in (CONVERSATIONS, PREFERENCES) for form in forms.values() for name in form
+}
+"""Columns that may hold messages as JSON text."""
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
 def _prompt(row: Raw, column: str) -> Messages:
-    """Return the messages of a prompt; in Alpaca's format with earlier rounds from ``history``."""
-    value, before = row[column], list[dict[str, Any]]()
-    if column == "instruction":
-        for name in ("instruction", "input"):
-            if not isinstance(row.get(name), str | None):
-                raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
-        texts = (row.get(name) for name in ("instruction", "input"))
-        value = "\n\n".join(filter(_has_text, texts))
-        for pair in parsed_json(row.get("history") or (), "its history"):
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise ValueError("its history is not a list of pairs")
-            roles = zip(("user", "assistant"), pair, strict=True)
-            before += [{"role": role, "content": text} for role, text in roles]
-    if isinstance(value, str):
-        value = [*before, {"role": "user", "content": value}]
-    return parse_messages(value, row.get("system"))
+    """Return the messages of a prompt, with earlier rounds from ``history``."""
+    value = row[column]
+    if not isinstance(value, str) or column in CHATS:
+        return parse_messages(value, system_of(row))
+    prompt, rounds = read_prompt(row, value, column, None), list[dict[str, Any]]()
+    for pair in parsed_json(row.get("history") or (), "its history"):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ValueError("its history is not a list of pairs")
+        roles = zip(("user", "assistant"), pair, strict=True)
+        rounds += [{"role": role, "content": text} for role, text in roles]
+    return parse_messages([*rounds, {"role": "user", "content": prompt.text}], prompt.system)
 
 
 def _reply(value: Any) -> Messages:
@@ -285,35 +131,69 @@ def _reply(value: Any) -> Messages:
     if isinstance(value, str):
         value = [{"role": "assistant", "content": value}]
     if not isinstance(value, list | tuple):
-        raise ValueError(f"its reply is {_kind(value)}, not a text or messages")
+        raise ValueError(f"its reply is {kind_of(value)}, not a text or messages")
     return parse_messages(value)
 
 
 def _verl_reply(row: Raw) -> Messages:
     columns = [row.get("extra_info"), row.get("reward_model")]
-    extra, gold = (one if isinstance(one, Mapping) else {} for one in columns)
+    extra, gold = (column if isinstance(column, Mapping) else {} for column in columns)
     reply = extra.get("answer") or gold.get("ground_truth")
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
     return _reply(reply)
 
 
-def _texts(row: Raw) -> Raw:
-    """Return a preference of texts without what its sides repeat, and transcripts as messages."""
+def repeats_prompt(rows: Iterable[Raw]) -> bool:
+    """Return True if both sides of all preferences in texts begin with their prompt and a space or line break.
+
+    A single prompt is no evidence: a reply to ``Hello`` may begin with ``Hello``.
+    """
+    prompts = set[str]()
+    for row in rows:
+        texts = [peek(row, name) for name in ("prompt", "chosen", "rejected")]
+        if not all(has_text(text) for text in texts):
+            continue
+        prompt, *sides = texts
+        rests = [side.removeprefix(prompt) for side in sides if side.startswith(prompt)]
+        ends = prompt[-1].isspace() or all(rest[:1].isspace() for rest in rests)
+        if len(rests) < 2 or not ends:
+            return False
+        prompts.add(prompt)
+    return len(prompts) > 1
+
+
+def _name_sides(row: dict[str, Any]) -> None:
+    """Give the sides and the prompt of OpenAI's, axolotl's and ms-swift's preferences their usual names."""
+    if "messages" in row and "chosen" not in row and isinstance(row["messages"], list):
+        for name in ("rejected_response", "rejected_messages"):
+            if not is_empty(row.get(name)):
+                *row["messages"], row["chosen"] = row["messages"]
+                row["rejected"] = row[name]
+    for name, side in SIDES.items():
+        if name in row:
+            row.setdefault(side, row[name])
+    if isinstance(row.get("input"), dict) and "messages" in row["input"]:
+        row.update(prompt=row["input"]["messages"], tools=row["input"].get("tools"))
+
+
+def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
+    """Remove what the sides of a preference in texts repeat, and split transcripts into messages."""
     sides: list[Any]
     prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
-    if not all(isinstance(one, str) for one in sides) or not isinstance(prompt, str | None):
-        return row
+    if not all(isinstance(side, str) for side in sides) or not isinstance(prompt, str | None):
+        return
     is_transcript = bool(prompt) and HUMAN in f"\n\n{prompt}"
-    if prompt and all(one.startswith(prompt) for one in sides):
-        sides = sides if is_transcript else [one.removeprefix(prompt) for one in sides]
+    if prompt and (is_repeated or is_transcript) and all(side.startswith(prompt) for side in sides):
+        sides = sides if is_transcript else [side.removeprefix(prompt) for side in sides]
         prompt = None if is_transcript else prompt
-    if prompt is None and all(HUMAN in f"\n\n{one}" for one in sides):
-        prompt, sides = [], [_transcript(one) for one in sides]
+    if prompt is None and all(HUMAN in f"\n\n{side}" for side in sides):
+        prompt, sides = [], [_transcript(side) for side in sides]
     elif is_transcript:
         prompt = _transcript(prompt or "")
-    known = {"chosen": sides[0], "rejected": sides[1]}
-    return {**row, **known} if prompt is None else {**row, **known, "prompt": prompt}
+    row.update(chosen=sides[0], rejected=sides[1])
+    if prompt is not None:
+        row["prompt"] = prompt
 
 
 def _transcript(text: str) -> list[dict[str, str]]:
@@ -329,30 +209,46 @@ def _transcript(text: str) -> list[dict[str, str]]:
 def _side(value: Any, prompt: Messages, name: str) -> Messages:
     """Return a side of a preference without its prompt, if it repeats it, with or without the system message."""
     side = _reply(value)
-    for own in (prompt, prompt[bool(prompt) and prompt[0].role == "system" :]):
-        texts = [[(one.role, one.content.strip()) for one in some] for some in (own, side)]
-        if own and texts[1][: len(own)] == texts[0]:
-            side = side[len(own) :]
+    for opening in (prompt, prompt[bool(prompt) and prompt[0].role == "system" :]):
+        both = zip(opening, side, strict=False)
+        is_equal = all(a.role == b.role and a.content.strip() == b.content.strip() for a, b in both)
+        if opening and is_equal and len(side) >= len(opening):
+            side = side[len(opening) :]
             break
     if prompt and (not side or side[0].role != "assistant"):
         raise ValueError(f"its {name} does not begin with the assistant's message after the prompt")
     return side
 
 
-def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
-    column, *reply = CONVERSATIONS[name]
-    messages, tools, start = _prompt(row, column), parse_tools(row.get("tools")), 0
-    if reply:
-        start = len(messages)
-        messages += _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
+def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
+    """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
+    column, *reply = CONVERSATIONS[name] or (usual_name(row, QUESTIONS),)
+    column = "question" if name == "verl" and "question" in row else column
+    prompt, tools = _prompt(row, column), parse_tools(row.get("tools"))
+    replies: Messages = ()
+    if name == OPTIONS:
+        replies = _reply(read_prompt(row, row[column], column).right)
+    elif reply:
+        replies = _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
+    messages = (*prompt, *replies)
     if flaw := flaw_of(messages, tools):
         raise ValueError(flaw)
-    return Conversation(**_fields(messages, tools, start, place))
+    # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
+    start = len(prompt) if replies and is_empty(row.get("history")) else 0
+    _check_trained(messages[start:])
+    return Conversation(**_fields(messages, tools, start, origin))
 
 
-def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
-    row, column = _texts(row), PREFERENCES[name][0]
-    prompt = () if column == "chosen" else _prompt(row, column)
+def parse_preference(
+    row: dict[str, Any], name: str, origin: str = "", is_repeated: bool = False
+) -> Preference:
+    """Parse a preference. ``is_repeated``: its sides in texts begin with the prompt, which is removed.
+
+    Raises ``ValueError`` if it cannot be trained on.
+    """
+    _split_sides(row, is_repeated)
+    column = PREFERENCES[name][0]
+    prompt = () if column == "chosen" and not row.get("prompt") else _prompt(row, column)
     tools = parse_tools(row.get("tools"))
     chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
     if not prompt:
@@ -366,28 +262,43 @@ def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
     messages = (*prompt, *chosen)
     if flaw := flaw_of(messages, tools) or flaw_of((*prompt, *rejected), tools):
         raise ValueError(flaw)
-    texts = [[(one.role, one.thought, one.text) for one in side] for side in (chosen, rejected)]
+    for side in (chosen, rejected):
+        _check_trained(side)
+    texts = [[(m.role, m.thought, m.text) for m in side] for side in (chosen, rejected)]
     if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
-    return Preference(**_fields(messages, tools, len(prompt), place, rejected))
+    return Preference(**_fields(messages, tools, len(prompt), origin, rejected))
+
+
+def _check_trained(messages: Messages) -> None:
+    if not any(message.role == "assistant" and message.is_trained for message in messages):
+        raise ValueError("none of its replies is trained")
 
 
 def _fields(
-    messages: Messages, tools: Sequence[Tool], start: int, place: str, rejected: Messages = ()
+    messages: Messages, tools: Sequence[Tool], start: int, origin: str, rejected: Messages = ()
 ) -> dict[str, Any]:
     """Return the fields of a row: id, the user's last message, the last reply, and the messages."""
-    question = next(one.text for one in reversed(messages) if one.role == "user")
-    whole = [one.model_dump(mode="json") for one in (*messages, *rejected)]
-    schemas = [[one.name, one.description, one.parameters] for one in tools]
-    id_ = _hash([whole, len(messages), schemas])
-    own = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
-    return {"id": id_, "question": question, "answer": messages[-1].text, "place": place, **own}
+    question = next(message.text for message in reversed(messages) if message.role == "user")
+    everything = (*messages, *rejected)
+    texts = [message.model_dump(mode="json", exclude={"is_trained"}) for message in everything]
+    schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
+    untrained = [index for index, message in enumerate(everything) if not message.is_trained]
+    id_ = _hash([texts, len(messages), schemas, *untrained])
+    fields = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
+    return {
+        "id": id_,
+        "question": question,
+        "answer": messages[-1].text,
+        "origin": origin,
+        **fields,
+    }
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
-class FileSettings(UserFileSettings):
+class FileSettings(ColumnSettings):
     """Settings of a file or data set, and of rows that cannot be trained on."""
 
     source: str = key(
@@ -396,10 +307,11 @@ class FileSettings(UserFileSettings):
         "heldout.jsonl, or a data set of the Hugging Face hub: OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME:CONFIG:SPLIT.",
     )
     heldout: float = key(
-        0.1, "Share of the rows that is held out where there is one split.", gt=0, lt=1
+        0.1, "Share of the rows that is held out where there is one split; 0 for none.", ge=0, lt=1
     )
     broken: Literal["refuse", "skip"] = key(
-        "refuse", "Rows that cannot be trained on (empty messages, roles out of order, ...)."
+        "refuse",
+        "Rows that cannot be trained on (no JSON, empty messages, roles out of order, ...).",
     )
 
 
@@ -410,47 +322,74 @@ class Conversations(UserFileSet):
     kind = "sft"
     row: ClassVar[type[Conversation]] = Conversation
     formats: ClassVar[Formats] = CONVERSATIONS
-    parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_conversation)
+    usual: ClassVar[str] = "messages, or to prompt and completion"
     environment = "conversation"
-
-    def rows(self, split: Split) -> list[Conversation]:
-        """Return the different rows of a split, which may repeat in several files."""
-        return list({row.id: row for row in super().rows(split)}.values())
 
     def content(self) -> str:
         """Return a hash of the files and their split."""
         files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
-        sums = [sha256(file) for some in files.values() for file in some if file.is_file()]
-        return _hash([sums, self.settings.heldout, self.settings.broken])
+        sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
+        return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
+
+    def parse(self, row: Columns, name: str, origin: str) -> Conversation:
+        return parse_conversation(row, name, origin)
+
+    def format_of(self, row: Columns) -> str:
+        """Return the name of the first format that has its columns in a row, or an empty text."""
+        for name, columns in self.formats.items():
+            if columns and set(columns) <= row.keys():
+                return name
+            if name == OPTIONS and has_options(row, usual_name(row, QUESTIONS)):
+                return name
+        return ""
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, first = dict[str, Conversation](), ""
+        rows, form, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
         faults: dict[str, list[str]] = defaultdict(list)
-        for place, raw in numbered(file):
-            has = raw.keys() if isinstance(raw, Mapping) else set()
-            name = next((one for one, some in self.formats.items() if set(some) <= has), "")
-            if not name:
-                known = " | ".join(" and ".join(columns) for columns in self.formats.values())
-                raise UserError(
-                    f"{file}, {place} is of no known form: it has {', '.join(has) or 'no columns'}",
-                    f"rename its columns to {known}",
-                )
-            first = first or name
+        for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
             try:
-                if name != first:
-                    raise ValueError(f"it has the form {name!r}, and the first row {first!r}")
-                row = type(self).parse(raw, name, place)
+                row = self._opened(raw, file.suffix == ".parquet")
+                name = self.format_of(row)
+                form = form or name
+                if not name and not skips:
+                    raise UserError(
+                        f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
+                        f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md",
+                    )
+                if name != form or not name:
+                    raise ValueError(f"it has the form {name!r}, and the first row {form!r}")
+                check_media(row, "it")
+                check_training_keys(row)
+                conversation = self.parse(row, name, position)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                faults[str(error)].append(place)
+                faults[str(error)].append(position)
             else:
-                self.left_out["duplicates"] += row.id in rows
-                rows.setdefault(row.id, row)
+                self.unread |= dict.fromkeys(row.unread)
+                self.left_out["duplicates"] += conversation.id in rows
+                rows.setdefault(conversation.id, conversation)
+        faults = {reason: positions for reason, positions in faults.items() if positions}
         self.left_out["broken"] += sum(map(len, faults.values()))
-        if faults and self.settings.broken == "refuse":
+        if faults and not (skips and rows):
             raise _refusal(file, faults)
-        if not rows:
-            raise UserError(f"all rows of {file} are broken", "look at one of them")
         return list(rows.values())
+
+    def _opened(self, raw: Any, drop_nulls: bool) -> Columns:
+        """Return a row whose columns and messages record what is read, without ignored ones.
+
+        ``drop_nulls`` drops the nulls that Parquet adds to objects with different keys.
+        """
+        raw = {"messages": raw} if raw and is_chat(raw) else raw
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"it is {kind_of(raw)}, not an object")
+        ignored, row = self.settings.ignore, Columns(raw, self.settings.ignore)
+        for name, value in row.items():
+            if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+                value = _chat_in_json(value)
+            value = _without_nulls(value) if drop_nulls else value
+            if is_chat(value):
+                value = [Columns(message, ignored) for message in value]
+            row[name] = value
+        return row
 
 
 class Preferences(Conversations):
@@ -459,153 +398,51 @@ class Preferences(Conversations):
     kind = "prefs"
     row = Preference
     formats = PREFERENCES
-    parse = staticmethod(parse_preference)
+    usual = "prompt, chosen and rejected"
+    is_repeated = False
+    """True if both sides of all rows of the file that is read repeat the prompt."""
+
+    def read_file(self, file: Path) -> list[Conversation]:
+        rows = (raw for _, raw in numbered(file, broken=[]) if isinstance(raw, dict))
+        self.is_repeated = repeats_prompt(rows)
+        return super().read_file(file)
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        notes = super().notes
+        return notes + [("prompts that both sides repeat", "removed from them")] * self.is_repeated
+
+    def format_of(self, row: Columns) -> str:
+        _name_sides(row)
+        return super().format_of(row)
+
+    def parse(self, row: Columns, name: str, origin: str) -> Preference:
+        return parse_preference(row, name, origin, self.is_repeated)
+
+
+def _chat_in_json(text: str) -> Any:
+    """Return messages, or a message, that a text holds as JSON. Return other texts unchanged."""
+    try:
+        value = read_json(text)
+    except ValueError:
+        return text
+    return value if value and is_chat(value if isinstance(value, list) else [value]) else text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
     count = sum(map(len, faults.values()))
     listed = [
-        f"{', '.join(places[:NAMED])}{', ...' * (len(places) > NAMED)}: {why}"
-        for why, places in sorted(faults.items(), key=lambda one: -len(one[1]))[:NAMED]
+        f"{', '.join(positions[:NAMED])}{', ...' * (len(positions) > NAMED)}: {reason}"
+        for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]
     ]
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
-        "correct them, or leave them out with dataset.broken=skip",
+        "correct them, leave them out with dataset.broken=skip, or do not read a column or key with "
+        "dataset.ignore=[NAME]",
     )
-
-
-# -- published sets of preferences ----------------------------------------------------------------
-
-Pairs = Iterator[tuple[str, dict[str, Any]]]
-"""Names of pairs, and pairs in the format ``preference with a prompt``."""
-
-
-def interaction_pairs(row: Raw) -> Pairs:
-    """Yield the pair of a row of UltraInteract: an interaction, and a right and a wrong next action."""
-    sides = {name: row[name] for name in ("chosen", "rejected")}
-    yield row["id"], {"prompt": row["trajectory"], **sides}
-
-
-def feedback_pairs(row: Raw) -> Pairs:
-    """Yield all pairs of replies of a row of UltraFeedback whose overall scores differ."""
-    replies = enumerate(row["completions"])
-    scored = [(n, one["response"], one.get("overall_score")) for n, one in replies]
-    known = [one for one in scored if one[2] is not None]
-    prompt = [{"role": "user", "content": row["instruction"]}]
-    for two in combinations(known, 2):
-        (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
-        if high > low:
-            name = f"{question_key(row['instruction'])}-{better}-{worse}"
-            yield name, {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-
-def published_pairs(
-    data_set: DataSet, left_out: Counter[str] | None = None
-) -> Iterator[Preference]:
-    """Yield each distinct pair of the hub's files once. Count other rows in ``left_out`` by reason."""
-    reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
-    for file in preference_files(data_set):
-        for place, row in numbered(file):
-            try:
-                pairs = list(data_set.row(row))
-            except (KeyError, TypeError, AttributeError) as error:
-                problem = f"{file}, {place} is broken: {type(error).__name__} {error}"
-                raise UserError(problem, "download it again") from error
-            reasons["no two replies with different scores"] += not pairs
-            for name, raw in pairs:
-                place = f"{data_set.name}/{name}"
-                try:
-                    pair = parse_preference(raw, "preference with a prompt", place)
-                except ValueError as error:
-                    reasons[str(error)] += 1
-                    continue
-                reasons["duplicates"] += pair.id in seen
-                if pair.id not in seen:
-                    seen.add(pair.id)
-                    yield pair
-
-
-def preference_files(data_set: DataSet) -> list[Path]:
-    """Download the files of a set into the hub's cache, if they are not there."""
-    (repo,) = data_set.repos
-    return [download(data_set.name, repo, file) for file in repo.train]
-
-
-class HeldOutSettings(DatasetSettings):
-    """Settings of a published set."""
-
-    heldout: float = key(0.1, "Share of the rows that is held out.", gt=0, lt=1)
-
-
-class PublishedPreferences:
-    """A published set of preferences as a data set of tasks."""
-
-    settings_type = HeldOutSettings
-    row = Preference
-
-    def __init__(self, settings: HeldOutSettings) -> None:
-        self.name, self.heldout = str(settings.name), settings.heldout
-        self.left_out = Counter[str]()
-
-    def rows(self, split: Split) -> list[Preference]:
-        return self._splits[split]
-
-    def content(self) -> str:
-        return f"{MixedPreferences(self.name).content()} {self.heldout:g}"
-
-    @cached_property
-    def _splits(self) -> dict[Split, list[Preference]]:
-        pairs = list(published_pairs(PREFERENCE_SETS[self.name], self.left_out))
-        return divided(pairs, self.heldout, self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class MixedPreferences:
-    """Pairs of a published set (by its name) or of a file (by its path)."""
-
-    source: str
-
-    def __post_init__(self) -> None:
-        if self.source not in PREFERENCE_SETS and not self.source.endswith(SUFFIXES):
-            raise UserError(
-                f"there is no set of preferences {self.source!r}",
-                f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)} "
-                f"(`coterie data list`); or give the path of a file ({', '.join(SUFFIXES)})",
-            )
-
-    @property
-    def name(self) -> str:
-        return Path(self.source).name
-
-    def files(self) -> list[Path]:
-        if self.source in PREFERENCE_SETS:
-            return preference_files(PREFERENCE_SETS[self.source])
-        file = expanded(self.source)
-        if not file.is_file():
-            raise UserError(f"there is no file {file}", "check the path")
-        return [file]
-
-    def pairs(self) -> Iterator[Preference]:
-        if self.source in PREFERENCE_SETS:
-            return published_pairs(PREFERENCE_SETS[self.source])
-        rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))
-        return (row.model_copy(update={"place": f"{self.name}, {row.place}"}) for row in rows)  # type: ignore[misc]
-
-    def content(self) -> str:
-        """Return the revision of a set, or the checksum of a file; ``missing`` if there is no file."""
-        if self.source in PREFERENCE_SETS:
-            (repo,) = PREFERENCE_SETS[self.source].repos
-            return f"{repo.name}@{repo.revision}"
-        file = expanded(self.source)
-        return sha256(file) if file.is_file() else "missing"
-
-    def draw(self, most: int, seed: str) -> list[Preference]:
-        """Draw at most ``most`` pairs without replacement, in a random order.
-
-        Reads the pairs twice, so that a large set is never in memory as a whole.
-        """
-        total = sum(1 for _ in self.pairs())
-        places = random.Random(seed).sample(range(total), min(most, total))
-        chosen = set(places)
-        by_place = {place: pair for place, pair in enumerate(self.pairs()) if place in chosen}
-        return [by_place[place] for place in places]

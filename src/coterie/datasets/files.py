@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -53,22 +53,35 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
 
 
 def numbered(
-    file: Path, progress: Progress | None = None, columns: tuple[str, ...] | None = None
+    file: Path,
+    progress: Progress | None = None,
+    columns: tuple[str, ...] | None = None,
+    broken: list[str] | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``."""
+    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``.
+
+    Args:
+        file: File of one of ``SUFFIXES``. JSONL may also hold lists of rows: one for the file, or one on each line.
+        progress: Display of the lines of a JSONL file.
+        columns: Columns to read from a Parquet file; ``None`` for all.
+        broken: Gets the positions of lines that are not JSON, which are left out; without it they are errors.
+    """
     if not file.is_file():
         where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
         raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} has an unknown format", f"give one of {', '.join(SUFFIXES)}")
     kind, number = _kind(file), 0
+    position: int | str
     unit, bar = ("line", progress) if kind == ".jsonl" else ("row", None)
     try:
         if bar is not None:
             with _open(file) as lines:
                 bar.start(sum(1 for line in lines if line.strip()), file.name)
-        for number, raw in _parquet(file, columns) if kind == ".parquet" else _READERS[kind](file):
-            yield f"{unit} {number}", raw
+        is_parquet = kind == ".parquet"
+        rows = _parquet(file, columns) if is_parquet else _READERS[kind](file, broken)
+        for number, (position, raw) in enumerate(rows, 1):  # noqa: B007  # noqa: B007
+            yield f"{unit} {position}", raw
             if bar is not None:
                 bar.advance(1)
     except UnicodeDecodeError as error:
@@ -77,7 +90,7 @@ def numbered(
         raise UserError(f"{file} is broken: {error}", "compress it again") from error
     except csv.Error as error:
         raise UserError(f"{file}, row {number + 1} is broken: {error}", "correct it") from error
-    if not number:
+    if not number and not broken:
         raise UserError(f"{file} is empty", "give a file with rows or download it again")
 
 
@@ -93,29 +106,56 @@ def _open(file: Path, newline: str | None = None) -> TextIO:
     return file.open(encoding=ENCODING, newline=newline)
 
 
-def _lines(file: Path) -> Iterator[tuple[int, Any]]:
+def _lines(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, Any]]:
     with _open(file) as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, _parsed(line, f"{file}, line {number}")
+            if not line.strip():
+                continue
+            try:
+                value = read_json(line)
+            except ValueError as error:
+                if number == 1 and line.startswith(
+                    "["
+                ):  # one list for the file, over several lines
+                    yield from _list(file, broken)
+                    return
+                if broken is None:
+                    raise _not_json(f"{file}, line {number}", error) from error
+                broken.append(f"line {number}")
+                continue
+            if isinstance(value, list) and not is_chat(value):
+                yield from (
+                    (f"{number}, item {place}", item) for place, item in enumerate(value, 1)
+                )
+            else:
+                yield number, value
 
 
-def _list(file: Path) -> Iterator[tuple[int, Any]]:
+def is_chat(value: Any) -> bool:
+    """Return True for a list of messages with roles."""
+    return isinstance(value, list) and all(
+        isinstance(message, Mapping) and ("role" in message or {"from", "value"} <= message.keys())
+        for message in value
+    )
+
+
+def _list(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, Any]]:
     with _open(file) as opened:
-        items = _parsed(opened.read(), str(file))
+        text = opened.read()
+    try:
+        items = read_json(text)
+    except ValueError as error:
+        raise _not_json(str(file), error) from error
     if not isinstance(items, list):
         raise UserError(f"{file} is not a list of rows", "give a JSON list or JSONL")
     yield from enumerate(items, 1)
 
 
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return read_json(text)
-    except ValueError as error:
-        raise UserError(f"{where} is broken: not JSON ({error})", "correct or remove it") from error
+def _not_json(where: str, error: ValueError) -> UserError:
+    return UserError(f"{where} is broken: not JSON ({error})", "correct or remove it")
 
 
-def _table(file: Path) -> Iterator[tuple[int, Any]]:
+def _table(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, Any]]:
     """Yield rows of text; missing cells are ``None``. Quotes in a TSV file may be text."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
     if _kind(file) == ".tsv":
@@ -138,7 +178,7 @@ def _cells(file: Path, quoting: Literal[0, 3]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int, Any]]:
+def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int | str, Any]]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -157,7 +197,7 @@ def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int,
         raise UserError(f"{file} can't be read as parquet: {error}", "download it again") from error
 
 
-_READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+_READERS: Mapping[str, Callable[[Path, list[str] | None], Iterator[tuple[int | str, Any]]]] = {
     ".jsonl": _lines,
     ".json": _list,
     **dict.fromkeys(TABLES, _table),
@@ -284,32 +324,6 @@ def is_hub_name(source: str) -> bool:
     return bool(plain) and not expanded(source.partition(":")[0]).exists()
 
 
-def user_splits(
-    name: str,
-    source: str,
-    read: Callable[[Path], list[Q]],
-    heldout: float,
-    kind: str = "",
-    left_out: Counter[str] | None = None,
-) -> dict[Split, list[Q]]:
-    """Read a user's file, folder or set of the hub, and divide it if it has no held-out files.
-
-    ``kind`` is a word in the name of the preferred training split, such as ``prefs``. ``left_out`` counts training rows
-    that are also in the published held-out split.
-    """
-    files, is_published = source_files(name, source, kind)
-    rows = {split: [row for file in some for row in read(file)] for split, some in files.items()}
-    if "heldout" not in rows:
-        return divided(rows["train"], heldout, source)
-    if is_published:
-        keys = {row.key for row in rows["heldout"]}
-        train = [row for row in rows["train"] if row.key not in keys]
-        if left_out is not None:
-            left_out["held out too"] += len(rows["train"]) - len(train)
-        rows["train"] = train
-    return rows
-
-
 def source_files(name: str, source: str, kind: str = "") -> tuple[dict[Split, list[Path]], bool]:
     """Return the files of each split, and True if they have the layout of the hub.
 
@@ -394,14 +408,42 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
     return {**chosen, "heldout": splits[heldout]} if heldout else chosen
 
 
-def divided(rows: Sequence[Q], heldout: float, source: object) -> dict[Split, list[Q]]:
-    """Hold out a share of the questions, so that no question is in both splits."""
-    keys = sorted({row.key for row in rows})
-    held_out = set(keys[: max(1, round(len(keys) * heldout))])
-    train = [row for row in rows if row.key not in held_out]
-    if not train and heldout < 1:
+SLACK = 0.1
+"""Largest relative error of the share of held-out rows for which rows that belong together stay in one split."""
+
+
+def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split, list[Q]], str]:
+    """Hold out a share of different rows. Return the splits, and a warning if related rows are in both, or "".
+
+    Rows of a group (``split_group``) stay together if the share then holds within ``SLACK``. Otherwise the largest
+    groups are in both splits.
+    """
+    if not share:
+        return {"train": [*rows]}, ""
+    target_count, groups = max(1, round(len(rows) * share)), defaultdict[str, list[Q]](list)
+    for row in rows:
+        groups[row.split_group].append(row)
+    held_out, large, warning = list[Q](), list[list[Q]](), ""
+    for _, group in sorted(groups.items()):
+        if len(held_out) + len(group) > target_count * (1 + SLACK):
+            large.append(group)
+        elif len(held_out) < target_count:
+            held_out += group
+    for group in sorted(large, key=len, reverse=True):
+        if len(held_out) >= target_count * (1 - SLACK):
+            break
+        warning = "rows that open alike are in both splits"
+        # Rows with the same question are neighbors, so that at most one question of a group is in both splits.
+        ordered = sorted(group, key=lambda row: (row.key, row.identity))
+        held_out += ordered[: target_count - len(held_out)]
+    chosen = set(map(id, held_out))
+    train = [row for row in rows if id(row) not in chosen]
+    if not train and share < 1:
         raise UserError(
-            f"{source} has too few questions ({len(keys)}) to hold some of them out",
-            "give more, or a lower dataset.heldout",
+            f"{source} has too few rows ({len(rows)}) to hold some of them out",
+            "give more, or dataset.heldout=0",
         )
-    return {"train": train, "heldout": [row for row in rows if row.key in held_out]}
+    if warning and {row.key for row in train} & {row.key for row in held_out}:
+        warning = "rows with the same question are in both splits"
+    warning += f": too many of them to hold out {share:g} of the rows otherwise" * bool(warning)
+    return {"train": train, "heldout": [row for row in rows if id(row) in chosen]}, warning

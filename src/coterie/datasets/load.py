@@ -8,19 +8,16 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import Field, ValidationError
-
 from coterie.config.folders import expanded, sha256, whole_file
 from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
 from coterie.config.plugins import find as find_plugin
-from coterie.config.resolve import wrong_at
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import (
     CATALOGUE,
@@ -33,35 +30,32 @@ from coterie.datasets.catalogue import (
     find,
 )
 from coterie.datasets.files import (
+    SLACK,
     SUFFIXES,
     WORDS,
+    divided,
     download,
     name_words,
-    numbered,
     read_rows,
-    user_splits,
+    source_files,
 )
-from coterie.datasets.rows import (
-    AnswerRow,
-    LeftOut,
-    QuestionRow,
-    first_of,
-    from_verl,
-    question_key,
-)
-from coterie.errors import UserError, did_you_mean
+from coterie.datasets.rows import LeftOut, QuestionRow, question_key
+from coterie.errors import UserError
 
 SAMPLE, HUB = "sample", "hub"
 SHARE = 0.1
+UNUSED = "columns that are not used"
 DATASETS = Kind(
     "dataset",
     {
         **dict.fromkeys(CATALOGUE, "coterie.datasets.load:CatalogueSet"),
-        "qa": "coterie.datasets.load:QuestionsAndAnswers",
+        "qa": "coterie.datasets.question_files:QuestionsAndAnswers",
         "mind2web": "coterie.datasets.plan_files:Mind2Web",
         "conversations": "coterie.datasets.conversations:Conversations",
         "preferences": "coterie.datasets.conversations:Preferences",
-        **dict.fromkeys(PREFERENCE_SETS, "coterie.datasets.conversations:PublishedPreferences"),
+        **dict.fromkeys(
+            PREFERENCE_SETS, "coterie.datasets.published_preferences:PublishedPreferences"
+        ),
     },
 )
 Files = list[tuple[Split | None, Path]]
@@ -310,16 +304,29 @@ class Rows:
         self._plugin = find_plugin(DATASETS, settings.name)
         self._set: RowSet = construct(self._plugin, DatasetSettings, settings)
         self.row = row_type(settings.name)
-        self.splits: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        return getattr(self._set, "splits", SPLITS)
 
     def split(self, split: Split) -> list[QuestionRow]:
         if split not in self.splits:
-            raise _no_training(self.name)
+            if split == "train":
+                raise _no_training(self.name)
+            raise UserError(
+                f"{self.name} holds out no rows, and this command needs some",
+                "hold out a share of them: dataset.heldout=0.1",
+            )
         return self._by_split[split]
 
     @property
     def left_out(self) -> Mapping[str, int]:
         return getattr(self._set, "left_out", {})
+
+    @property
+    def notes(self) -> Sequence[tuple[str, str]]:
+        """Lines of a plan about the rows, such as columns that are not used."""
+        return getattr(self._set, "notes", ())
 
     def content(self) -> str:
         """Return an identity of the rows, independent of their location."""
@@ -332,7 +339,8 @@ class Rows:
     def _by_split(self) -> dict[Split, list[QuestionRow]]:
         splits = {split: self._rows(split) for split in self.splits}
         train, heldout = (splits.get(split, []) for split in SPLITS)
-        if common := {row.key for row in train} & {row.key for row in heldout}:
+        common = {row.key for row in train} & {row.key for row in heldout}
+        if common and not getattr(self._set, "warnings", ()):  # which name the overlap
             example = next(row.question for row in heldout if row.key in common)
             raise UserError(
                 f"{len(common)} questions of {self.name} are both training and held-out rows, such as {example!r}",
@@ -419,15 +427,7 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
     return count
 
 
-# -- questions and answers of a user's file ---------------------------------------------------
-
-QUESTIONS = ("question", "problem", "query", "prompt", "instruction", "input", "text")
-"""Usual names of the question column, in any case. The first name that a row has counts."""
-ANSWERS = (
-    "answer", "answers", "final_answer", "golden_answers", "gold", "target", "label", "ground_truth", "solution",
-    "output", "response", "completion",
-)  # fmt: skip
-"""Usual names of the column of reference answers."""
+# -- files of users ---------------------------------------------------------------------------
 
 
 class UserFileSettings(DatasetSettings):
@@ -438,42 +438,15 @@ class UserFileSettings(DatasetSettings):
         "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
         "heldout.jsonl. It must be given. `dataset=FILE` gives a file of questions.",
     )
-    heldout: float = key(0.2, "Of one file: the share of tasks held out; 1 for all.", gt=0, le=1)
-
-
-class QASettings(UserFileSettings):
-    """Settings of a file of questions and its columns."""
-
-    question: str = key(
-        "",
-        f"The column of questions (`a.b` is inside `a`). The default is the first one of: {', '.join(QUESTIONS)}.",
-    )
-    answer: str | None = key(
-        "",
-        "The column of right answers, each a text, a number or a list of them; none where a reward function or tests "
-        f"need no answer. The default is the first one of: {', '.join(ANSWERS)}.",
+    heldout: float = key(
+        0.2, "Of one file: the share of tasks held out; 1 for all, 0 for none.", ge=0, le=1
     )
 
 
-class TableRow(AnswerRow):
-    """A row of a user's file."""
+class ColumnSettings(UserFileSettings):
+    """Settings of a user's file whose columns are detected."""
 
-    answer: str
-    """Empty if there is no column of answers."""
-    raw: dict[str, Any] = Field(default_factory=dict)
-    where: str = ""
-    answer_column: str = ""
-
-    @property
-    def identity(self) -> str:
-        """Hash of all columns except the answers. Rows with equal hashes are the same question."""
-        others = {name: one for name, one in self.raw.items() if name != self.answer_column}
-        text = json.dumps([self.question, others], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def model_dump_json(self, **options: Any) -> str:
-        """Return the unchanged row of the file."""
-        return json.dumps(self.raw, ensure_ascii=False, default=str)
+    ignore: tuple[str, ...] = key((), "Columns, and keys of messages, that are not read.")
 
 
 class UserFileSet(ABC):
@@ -485,94 +458,51 @@ class UserFileSet(ABC):
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-        self.splits: tuple[Split, ...] = SPLITS
-        if settings.heldout == 1 and expanded(settings.source).is_file():
-            self.splits = ("heldout",)
         self.left_out = Counter[str]()
+        self.warnings = list[str]()
+        self.unread = dict[str, None]()
+        """Columns that no row's reader has read, in order."""
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        if 0 < self.settings.heldout < 1:
+            return SPLITS
+        return tuple(split for split in SPLITS if self._splits.get(split))
 
     def rows(self, split: Split) -> list[Any]:
-        return self._splits[split]
+        return self._splits.get(split, [])
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Lines of a plan: columns that are not used, and warnings."""
+        self._splits  # noqa: B018  # reads the files
+        unused = ", ".join(self.unread)
+        return [(UNUSED, unused)] * bool(unused) + [
+            ("warning", warning) for warning in self.warnings
+        ]
 
     @abstractmethod
     def read_file(self, file: Path) -> list[Any]: ...
 
     @cached_property
     def _splits(self) -> dict[Split, list[Any]]:
-        name, source, heldout = str(self.settings.name), self.settings.source, self.settings.heldout
-        return user_splits(name, source, self.read_file, heldout, self.kind, self.left_out)
-
-
-class QuestionsAndAnswers(UserFileSet):
-    """Rows with a question and its right answers."""
-
-    settings_type = QASettings
-    row = TableRow
-
-    def content(self) -> str:
-        """Return a hash of all columns, and of the columns used as question and answers."""
-        rows = (row for split in SPLITS for row in self.rows(split))
-        lines = (f"{row.question} {row.answers} {row.model_dump_json()}" for row in rows)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-    def read_file(self, file: Path) -> list[TableRow]:
-        rows: dict[str, tuple[TableRow, str]] = {}
-        columns: tuple[str, str] | None = None
-        for place, raw in numbered(file):
-            where = f"{file}, {place}"
-            try:
-                if not isinstance(raw, dict):
-                    raise ValueError("it is not an object")
-                opened = from_verl(raw)
-                columns = columns or self._columns(opened)
-                row = _table_row(raw, opened, *columns, where)
-            except ValueError as error:
-                known = isinstance(error, ValidationError)
-                wrong = "; ".join(map(wrong_at, error.errors())) if known else str(error)  # type: ignore[attr-defined]
-                raise UserError(
-                    f"{where} is broken: {wrong}",
-                    "a question is a text or messages, an answer a text, a number, or a list of them",
-                ) from error
-            before, first = rows.setdefault(row.identity, (row, place))
-            if before.answers != row.answers:
-                raise UserError(
-                    f"{where} has the question of {first} with another answer",
-                    "remove one of them, or give a list of both answers",
-                )
-        ids = Counter(row.id for row, _ in rows.values())
-        return [
-            row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
-            for identity, (row, _) in rows.items()
-        ]
-
-    def _columns(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """Detect the columns of question and answer in the first row of a file; the latter is empty without answers."""
-        question, answer = self.settings.question, self.settings.answer
-        names = {name.lower(): name for name in reversed([*row])}
-        usual = [
-            next((names[name] for name in known if name in names), known[0])
-            for known in (QUESTIONS, ANSWERS)
-        ]
-        return question or usual[0], "" if answer is None else answer or usual[1]
-
-
-def _table_row(
-    raw: dict[str, Any], opened: Mapping[str, Any], question: str, answer: str, where: str
-) -> TableRow:
-    columns = [question, answer] if answer else [question]
-    if missing := [
-        one for one in columns if first_of(opened, (one,)) is None and one not in opened
-    ]:
-        raise UserError(
-            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(opened)}",
-            f"{did_you_mean(missing[0], opened)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
-        )
-    value = first_of(opened, (answer,)) if answer else ""
-    answers = value if isinstance(value, list) else [value]
-    if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
-        answers = [*answers, *aliases]
-    known = {"raw": raw, "where": where, "answer_column": answer}
-    fields = {"question": first_of(opened, (question,)), "answer": answers, **known}
-    row = TableRow.model_validate(fields)
-    if answer and not row.answer.strip():
-        raise ValueError("answer: must hold some text")
-    return row
+        """Different rows by split. One split is divided; published training rows that are held out are left out."""
+        name, source = str(self.settings.name), self.settings.source
+        files, is_published = source_files(name, source, self.kind)
+        rows: dict[Split, list[Any]] = {}
+        for split, paths in files.items():
+            different = {row.identity: row for file in paths for row in self.read_file(file)}
+            rows[split] = [*different.values()]
+        if "heldout" not in rows:
+            rows, warning = divided(rows["train"], self.settings.heldout, source)
+            self.warnings += [warning] if warning else []
+        elif is_published:
+            train = rows["train"]
+            # Most rows of a set may open with the same greeting, and then only equal questions are left out.
+            for name in ("split_group", "key"):
+                held_out = {getattr(row, name) for row in rows["heldout"]}
+                rows["train"] = [row for row in train if getattr(row, name) not in held_out]
+                if len(rows["train"]) >= (1 - SLACK) * len(train):
+                    break
+            self.left_out["held out too"] += len(train) - len(rows["train"])
+        return rows

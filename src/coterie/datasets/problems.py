@@ -1,14 +1,18 @@
-"""Typed rows of MATH, other mathematics, SVAMP and multiple-choice sets (ARC, MMLU); boxed answers and arithmetic."""
+"""Typed rows of MATH, other mathematics, SVAMP and multiple-choice sets; options, boxed answers and arithmetic."""
 
 import ast
+import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from operator import add, mul, sub, truediv
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from coterie.datasets.columns import is_empty, peek
 from coterie.datasets.rows import (
     ANSWER_KEYS,
     IMAGE,
@@ -18,7 +22,10 @@ from coterie.datasets.rows import (
     QuestionRow,
     Raw,
     as_text,
+    kind_of,
+    parsed_json,
     question_key,
+    with_options,
 )
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
@@ -215,6 +222,112 @@ class SvampRow(QuestionRow):
         }
 
 
+# -- questions with options ------------------------------------------------------------------------
+
+OPTION_KEYS = (
+    "answerkey", "answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct", "cop",
+    "correct_answer", "correct answer", "label", "answer", "target", "gold",
+)  # fmt: skip
+"""Usual names of the column that says which option is right."""
+ORDERS = LETTERS, "0123456789", "123456789"
+_WRONG = re.compile(r"(distractor|incorrect[ _]answer)s?[ _]?\d*", re.IGNORECASE)
+_OPTION = re.compile(r"(?:(op|option|choice|sol|answer|ending)_?([a-j]|\d)|([A-J]))", re.IGNORECASE)
+"""Column of one option, such as ``opa``, ``option1``, ``answerA``, ``sol2``, ``ending0`` or ``A``."""
+_LETTERED = re.compile(r"\(?([A-J]) ?[).:]\s*(\S.*)", re.DOTALL)
+"""Option that begins with its letter, such as ``A) 21``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a question."""
+
+    values: tuple[Any, ...]
+    """Options in the order in which they are shown."""
+    labels: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    in_columns: bool = False
+    """True for a column for each option. Its labels are texts; a number counts the options from 0."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        texts = tuple(map(as_text, self.values))
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"its {', '.join(self.columns)} are not texts")
+        return texts
+
+    def right(self, value: Any, column: str) -> str:
+        """Return the right option, which a column gives as a label, an index or a text.
+
+        Raises ``ValueError`` for a value that is none of them.
+        """
+        text, is_number = str(as_text(value)).strip(), isinstance(value, int | float)
+        label, index = text.strip("(). ").upper(), -1
+        same = [type(option) is type(value) and option == value for option in self.values]
+        if label in self.labels and not (self.in_columns and is_number):
+            index = self.labels.index(label)
+        elif any(same):
+            index = same.index(True)
+        elif text.isdecimal() and not isinstance(value, bool):
+            # A text counts from 0 in HellaSwag, and from 1 in SIQA, whose options are the columns answerA to answerC.
+            index = int(text) - (self.in_columns and not is_number)
+        if not 0 <= index < len(self.values):
+            raise ValueError(f"its {column} {value!r} is none of the options in {self.columns}")
+        return self.texts[index]
+
+
+def read_options(row: Raw, question: str) -> Options | None:
+    """Return the options of a row in any of the published forms; ``None`` without options."""
+    filled = {name.lower(): name for name in reversed([*row]) if not is_empty(peek(row, name))}
+    right = filled.get("correct_answer") or filled.get("correct answer")
+    wrong = [name for name in filled.values() if _WRONG.fullmatch(name)]
+    if right and wrong:  # GPQA, SciQ: without an order of their own
+        values = [row[right]]
+        for name in reversed(wrong):
+            values += row[name] if isinstance(row[name], list) else [row[name]]
+        random.Random(question_key(question)).shuffle(values)
+        return Options(tuple(values), columns=(right, *wrong))
+    lists = ["choices", "options", "endings"]
+    if isinstance(peek(row, "label"), int) and isinstance(peek(row, "answers"), list):
+        lists.append("answers")  # ReClor
+    for name in (filled[one] for one in lists if one in filled):
+        return _listed(parsed_json(row[name], f"its {name}"), name)
+    families = defaultdict[str, dict[str, str]](dict)
+    for name in filled.values():
+        if (match := _OPTION.fullmatch(name)) and (match[1] or name.isupper()):
+            families[(match[1] or "").lower()][(match[2] or match[3]).upper()] = name
+    for family in families.values():
+        labels = "".join(sorted(family))
+        if len(labels) > 1 and any(order.startswith(labels) for order in ORDERS):
+            columns = tuple(family[label] for label in labels)
+            return Options(tuple(row[name] for name in columns), tuple(labels), columns, True)
+    return None
+
+
+def _listed(value: Any, column: str) -> Options:
+    """Return options in one column: texts, texts with labels, or texts by label."""
+    labels: Iterable[Any] = LETTERS
+    if isinstance(value, list) and all(isinstance(item, dict) and "text" in item for item in value):
+        value = {name: [item.get(name) for item in value] for name in ("text", "label")}
+    if isinstance(value, dict):
+        texts, names = value.get("text"), value.get("label")
+        by_label = {name: text for name, text in value.items() if text is not None}
+        value, labels = (texts, names) if texts and names else ([*by_label.values()], by_label)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"its {column} is {kind_of(value)}, not a list of options")
+    lettered = [_LETTERED.fullmatch(text) if isinstance(text, str) else None for text in value]
+    if all(lettered) and [match and match[1] for match in lettered] == [*LETTERS[: len(value)]]:
+        value = [match and match[2] for match in lettered]
+    return Options(tuple(value), tuple(str(label).upper() for label in labels), (column,))
+
+
+def usual_name(row: Raw, names: Keys) -> str:
+    """Return the first of usual names, in any case, that a row has with a value, else without, else the first one."""
+    columns = {name.lower(): name for name in reversed([*row])}
+    known = [columns[name] for name in names if name in columns]
+    filled = (name for name in known if not is_empty(peek(row, name)))
+    return next(filled, known[0] if known else names[0])
+
+
 class ChoiceRow(QuestionRow):
     """Multiple-choice question; ``answer`` is the text of the right option.
 
@@ -232,6 +345,10 @@ class ChoiceRow(QuestionRow):
         return _key(self.question, self.choices)
 
     @property
+    def shown_question(self) -> str:
+        return with_options(self.question, self.choices)
+
+    @property
     def flaw(self) -> str:
         return "" if self.answer.strip() else EMPTY
 
@@ -239,36 +356,18 @@ class ChoiceRow(QuestionRow):
     def normalize(cls, raw: Raw) -> Raw:
         if set(raw) == {"train"} and isinstance(raw["train"], Mapping):
             raw = raw["train"]  # rows of MMLU's auxiliary_train are nested
-        if "answerKey" in raw:
-            return _arc(raw)
-        is_mmlu = "id" not in raw and isinstance(raw.get("choices"), list | tuple)
-        return _mmlu(raw) if is_mmlu else raw
+        question, column = str(raw.get("question")), usual_name(raw, OPTION_KEYS)
+        options = read_options(raw, question)
+        if options is None or ("id" in raw and "answerKey" not in raw):  # our own form
+            return raw
+        right, texts = options.right(raw.get(column), column), options.texts
+        return {"id": _key(question, texts), **raw, "choices": texts, "answer": right}
 
     @model_validator(mode="after")
     def _answerable(self) -> "ChoiceRow":
         if self.answer not in self.choices:
             raise ValueError(f"its answer {self.answer!r} is not among the choices")
         return self
-
-
-def _arc(value: Raw) -> dict[str, Any]:
-    choices: Any = value["choices"]
-    if isinstance(choices, list):
-        choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
-    texts, labels, right = list(choices["text"]), list(choices["label"]), value["answerKey"]
-    if len(texts) != len(labels) or right not in labels:
-        raise ValueError(f"answerKey {right!r} is not among the labels {labels}")
-    return {**value, "choices": texts, "answer": texts[labels.index(right)]}
-
-
-def _mmlu(value: Raw) -> dict[str, Any]:
-    question, choices, right = value.get("question"), list(value["choices"]), value.get("answer")
-    if isinstance(right, str) and right in LETTERS and len(right) == 1:
-        right = LETTERS.index(right)
-    if not isinstance(right, int) or isinstance(right, bool) or not 0 <= right < len(choices):
-        raise ValueError(f"answer {right!r} is neither a letter nor a number of a choice")
-    id_ = _key(str(question), map(str, choices))
-    return {**value, "id": id_, "choices": choices, "answer": choices[right]}
 
 
 def _key(question: str, choices: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import Annotated, Any, ClassVar
@@ -86,6 +86,21 @@ class QuestionRow(SetRow):
         return question_key(self.question)
 
     @property
+    def split_group(self) -> str:
+        """Hash that is equal for rows which stay in one split if possible."""
+        return self.key
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for equal rows, which are never in both splits."""
+        return self.id
+
+    @property
+    def shown_question(self) -> str:
+        """The question as a model sees it: with the options, the context, ... that it needs."""
+        return self.question
+
+    @property
     def lack(self) -> str:
         """Published part of the row that is not read, such as ``private tests``; may be empty."""
         return ""
@@ -103,6 +118,15 @@ class QuestionRow(SetRow):
     @classmethod
     def _from_upstream(cls, value: Any) -> Any:
         return cls.normalize(from_verl(value)) if isinstance(value, Mapping) else value
+
+
+def with_options(question: str, options: Iterable[str]) -> str:
+    """Return a question followed by a line of its options."""
+    return f"{question}\nOptions: {' | '.join(' '.join(option.split()) for option in options)}"
+
+
+def kind_of(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def question_key(question: Any) -> str:

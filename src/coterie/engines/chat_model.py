@@ -26,7 +26,7 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import DEVICE, device_name
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Tree
-from coterie.record.turn import Message
+from coterie.record.turn import SAMPLED, Message
 
 if TYPE_CHECKING:
     from coterie.engines.inprocess import InProcessEngine
@@ -148,7 +148,7 @@ class LoadedChat:
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
         (completion,) = await self.engine.sample(prompt, [seed], sampling)
-        content = model.renderer.parts(completion.text, "", "")[-1].text
+        content = model.renderer.parts(completion.text, "", SAMPLED)[-1].text
         return Answer(content, completion.finish == "length")
 
 

@@ -366,7 +366,8 @@ class InProcessEngine:
     async def load(self, path: Path, version: str) -> None:
         """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
 
-        Running requests go on with the new weights and their old keys and values, which no other request reads.
+        Running requests continue with the new weights on their old keys and values, which no other request reads. What
+        they sample then is the distribution of neither version; vLLM servers compute the keys and values again.
         """
         if self.adapter is None:
             reload(self.loaded, path)

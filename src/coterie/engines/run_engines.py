@@ -89,7 +89,7 @@ class RunEngines:
             return Speaking(engine, loaded.renderer, loaded.context_length)
         base = base or self.base
         renderer, context = load_renderer(
-            base, self.settings.template_args if template_args is None else template_args
+            base, self.settings.template if template_args is None else template_args
         )
         pool = await self._served(role, base, version, path, renderer, send, score)
         return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)

@@ -126,10 +126,21 @@ class EngineSettings(Settings):
         {},
         "Arguments of the model's chat template, such as `enable_thinking: false` or `reasoning_effort: low`.",
     )
+    reasoning_parser: Literal["auto", "template"] = key(
+        "auto",
+        "Thoughts in replies, which only their agent sees: as the chat template marks them (`template`); if it marks "
+        "none, also `<think>...</think>` at the beginning (`auto`).",
+    )
+
+    @property
+    def template(self) -> dict[str, OptionValue]:
+        """Arguments of the chat template, and the reasoning parser if it is not the default."""
+        parser = {} if self.reasoning_parser == "auto" else {"reasoning_parser": "template"}
+        return {**self.template_args, **parser}
 
     def identity(self) -> tuple[object, ...]:
         """Return the settings that the sampled tokens depend on."""
-        template = [sorted(self.template_args.items())] if self.template_args else []
+        template = [sorted(self.template.items())] if self.template else []
         if self.kind == "inprocess":
             attention = (self.attention,) if self.attention else ()
             device = self.device_name.partition(":")[0]

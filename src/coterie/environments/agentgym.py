@@ -24,7 +24,7 @@ from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import backoff, quote
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.protocol import Grade, Shared, State, Transition, server_reward
 from coterie.environments.settings import last_draw
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
@@ -163,8 +163,8 @@ class GymSession:
         world = self.world
         reply = await self._post("/step", {"action": world.action.format(action)})
         text = self._text(reply, world.text)
-        reward = reply.get("score" if world.score == "score" else "reward")
-        reward = float(self._expect(int | float, reward, reply))
+        value = reply.get("score" if world.score == "score" else "reward")
+        reward = server_reward(self.url, self._expect(int | float, value, reply))
         return text, reward, self._expect(bool, reply.get(world.done), reply)
 
     async def close(self) -> None:

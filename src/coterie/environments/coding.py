@@ -9,7 +9,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.code_rows import CodeRow
@@ -19,6 +19,7 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.answers import GRADER
 from coterie.environments.collaboration import (
     MARKER,
+    REFERENCE,
     Collaboration,
     CollaborationSettings,
     collaboration_task,
@@ -32,11 +33,6 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.settings import RowTasks
 from coterie.environments.talk import ANSWERED, LENGTH_RULE
-from coterie.environments.user_simulator import (
-    PERSON,
-    REFERENCE,
-    leaks,
-)
 from coterie.record.tree import Secret, Task
 from coterie.record.turn import Part
 from coterie.tools.sandbox.pool import Sandbox
@@ -133,6 +129,19 @@ def _form(marker: str) -> str:
     )
 
 
+USER_PROMPT = (
+    "Play a person who asked an assistant for a Python function. The function must do exactly what this code does. The "
+    "person knows what it does, but cannot read or write code:\n\n"
+    "{reference}\n\n"
+    "Rules:\n"
+    "- Answer the last message of the assistant in one or two short sentences, in plain words. Write the sentences "
+    "alone.\n"
+    "- A reply of more than {max_characters} characters is cut off.\n"
+    "- Say only what the code above does. If the code does not tell, say: I do not know.\n"
+    "- Do not quote or write code, and do not tell more than the assistant asked.\n\n"
+    "The conversation so far:\n{transcript}"
+)
+
 TESTS = "tests"
 MAX_VALUE = 200
 REFUSED = (
@@ -149,11 +158,6 @@ class CodingSettings(CollaborationSettings):
         "`module` runs code as a module. `legacy` runs it like SWEET-RL's grader, where answers with helpers, "
         "imports at the top or recursion fail, for comparison with published numbers.",
         source="SWEET-RL's code: legacy",
-    )
-    on_leak: Literal["keep", "fail", "drop"] = key(
-        "keep",
-        "Handling of dialogues in which the user quotes the reference: `keep` counts them (`leaks`), `fail` scores "
-        "them 0, `drop` gives them no score, so that they are not trained on.",
     )
     tolerance: float = key(0.0, "Relative tolerance for equality of floats; 0 is exact.", ge=0)
     strict: bool = key(
@@ -173,6 +177,7 @@ class Coding(Collaboration):
     settings: CodingSettings
     metric = "success"
     reward = "fraction"
+    user_prompt = USER_PROMPT
     fenced = True
 
     def __init__(self, settings: CodingSettings) -> None:
@@ -190,18 +195,13 @@ class Coding(Collaboration):
         """Score 1 if all hidden calls return the same as with the reference."""
         task, code = state.task, self.code(state.answer or "")
         sandbox: Sandbox = live[Sandbox]
-        reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
-        expected = await self.expected(task, sandbox)
-        replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
+        calls, expected = hidden_calls(task), await self.expected(task, sandbox)
         common: dict[str, float | int | str] = {
             "turns": sum(turn.speaker.name == AGENT for turn in state.turns),
-            "leaks": (leaked := await leaks(replies, reference)),
             WELL_FORMED: float(
                 state.end == ANSWERED and self.well_formed(task, state.answer or "")
             ),
         }
-        if leaked and self.settings.on_leak == "drop":
-            return Grade(None, common)
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
         ):
@@ -212,8 +212,7 @@ class Coding(Collaboration):
             code, calls, expected, mode=self.mode, tolerance=own.tolerance, strict=own.strict
         )
         metrics = {**common, "fraction": result.fraction, "results": _results(result)}
-        success = result.success and not (leaked and self.settings.on_leak == "fail")
-        return Grade(float(success), metrics)
+        return Grade(float(result.success), metrics)
 
     def well_formed(self, task: Task, answer: str) -> bool:
         """Return True if the answer has a complete function with a name of the reference, in a closed block."""

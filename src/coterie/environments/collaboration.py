@@ -25,14 +25,9 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.settings import PersonSettings
 from coterie.environments.talk import ANSWERED
-from coterie.environments.user_simulator import (
-    PERSON,
-    REFERENCE,
-    TranscriptLine,
-    UserSimulator,
-)
+from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.record.tree import TURNS, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Turn
 
@@ -40,6 +35,8 @@ MARKER = "I WANT TO ANSWER:"
 """Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""
 OUTPUT = "OUTPUT:"
 """Marker after thoughts, which other actors do not see and the history drops."""
+REFERENCE = "reference"
+"""Name of the secret with what the user wants."""
 CRITIC = "critic"
 """Role that rates the agent's turns in training and may read the reference."""
 SHOWN_REFERENCE = "\nReference:\n"
@@ -118,7 +115,7 @@ def answer_in(text: str) -> str | None:
     return visible_text[markers[0].end : end].strip()
 
 
-class CollaborationSettings(EnvironmentSettings):
+class CollaborationSettings(PersonSettings):
     """Settings of an agent that works for a user."""
 
     turns: int = key(10, "Maximum turns of the agent.", source="ColBench: 10", ge=1)
@@ -137,7 +134,7 @@ class Collaboration(Answers, Pure):
 
     def __init__(self, settings: CollaborationSettings) -> None:
         self.settings = settings
-        self.max_turns = settings.turns
+        self.max_turns, self.on_leak = settings.turns, settings.on_leak
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         raise NotImplementedError

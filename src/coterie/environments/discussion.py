@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
-from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import (
     BLANK,
     CbtRow,
@@ -401,17 +400,11 @@ class Debate(Discussion):
         )
 
     def task_of(self, row: QuestionRow) -> Task:
-        public: dict[str, object] = {"question": problem_text(row)}
-        if isinstance(row, ChoiceRow):
-            public["options"] = list(row.choices)
+        public: dict[str, object] = {"question": row.shown_question}
+        if choices := getattr(row, "choices", ()):
+            public["options"] = list(choices)
         return Task(f"{self.name}-{row.id}", public, secret_answers(row))
 
 
 def _options(task: Task) -> list[str]:
     return task.public.get("options", [])  # type: ignore[return-value]
-
-
-def problem_text(row: QuestionRow) -> str:
-    if not isinstance(row, ChoiceRow):
-        return row.question
-    return f"{row.question}\nOptions: {' | '.join(' '.join(one.split()) for one in row.choices)}"

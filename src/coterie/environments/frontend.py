@@ -22,6 +22,7 @@ from coterie.environments.answers import GRADER
 from coterie.environments.collaboration import (
     MARKER,
     OUTPUT,
+    REFERENCE,
     Collaboration,
     CollaborationSettings,
     collaboration_task,
@@ -40,7 +41,6 @@ from coterie.environments.settings import RowTasks
 from coterie.environments.talk import ANSWERED, LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
-    REFERENCE,
     ModelUserSimulator,
     TranscriptLine,
     UserSimulator,
@@ -84,6 +84,19 @@ def work(turns: int) -> str:
 AT_ONCE = (
     "You design web pages. A person asks you for a page and already has one in mind. You cannot ask questions: your "
     f"first message has the final page.\nRules:\n{_FORM}- Write {MARKER} and then the page."
+)
+
+
+USER_PROMPT = (
+    "Play a person who asked a designer for a web page and has a page in mind, called your own page. Compare the "
+    "designer's page with it.\n\n"
+    "{pages}\n\n"
+    "Write to the designer:\n"
+    "- Name the few differences that matter most, the largest first: layout, bars, colors of backgrounds, missing or "
+    "superfluous parts, texts. Say for each which part it is, how it is now and how it must be.\n"
+    "- Use plain words, without HTML or names of classes, and at most {max_characters} characters.\n"
+    "- Without a page of the designer, ask for one. If both pages look the same, say that the page is right.\n"
+    "Write the message alone."
 )
 
 
@@ -136,6 +149,8 @@ class Frontend(Collaboration):
     settings_type = FrontendSettings
     settings: FrontendSettings
     reward = SIMILARITY
+    user_prompt = USER_PROMPT
+    user_values = ("pages",)
 
     def __init__(self, settings: FrontendSettings) -> None:
         super().__init__(settings)
@@ -151,8 +166,10 @@ class Frontend(Collaboration):
         self, chat: ChatModel, settings: UserSimulatorSettings, shared: Shared
     ) -> UserSimulator:
         """Return the user that a chat model plays."""
-        sees = settings.url is not None and self.settings.user_sees == "pictures"
-        return PageUser(chat, settings, shared[PageRenderer] if sees else None)
+        user = PageUser(chat, settings, self)
+        if settings.url is not None and self.settings.user_sees == "pictures":
+            user.renderer = shared[PageRenderer]
+        return user
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(work(self.max_turns), source="task"),)
@@ -224,14 +241,11 @@ class PageUser(ModelUserSimulator):
     """A chat model that compares the agent's last page with the page in mind, in pictures or in descriptions."""
 
     max_characters = 1000
+    renderer: PageRenderer | None = None
 
-    def __init__(
-        self, chat: ChatModel, settings: UserSimulatorSettings, renderer: PageRenderer | None
-    ) -> None:
-        super().__init__(chat, settings)
-        self.renderer = renderer
-
-    async def prompt(self, task: Task, transcript: Sequence[TranscriptLine]) -> Utterance:
+    async def prompt(
+        self, task: Task, transcript: Sequence[TranscriptLine], **more: str
+    ) -> Utterance:
         page, pictures = page_in(transcript[-1][1]), list[bytes]()
         if self.renderer is None:
             goal = outline(task.secrets[REFERENCE].reveal(PERSON), OUTLINE)
@@ -248,18 +262,5 @@ class PageUser(ModelUserSimulator):
             elif page:
                 text = "There is one picture: your own page. The designer's page is broken and shows nothing."
         urls = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pictures)
-        prompt = _USER.format(pages=text, max_characters=self.max_characters)
-        return Utterance("user", prompt, images=tuple(urls))
-
-
-_USER = (
-    "Play a person who asked a designer for a web page and has a page in mind, called your own page. Compare the "
-    "designer's page with it.\n\n"
-    "{pages}\n\n"
-    "Write to the designer:\n"
-    "- Name the few differences that matter most, the largest first: layout, bars, colors of backgrounds, missing or "
-    "superfluous parts, texts. Say for each which part it is, how it is now and how it must be.\n"
-    "- Use plain words, without HTML or names of classes, and at most {max_characters} characters.\n"
-    "- Without a page of the designer, ask for one. If both pages look the same, say that the page is right.\n"
-    "Write the message alone."
-)
+        prompt = await super().prompt(task, transcript, pages=text, **more)
+        return replace(prompt, images=tuple(urls))

@@ -2,8 +2,9 @@ r"""Equality of two mathematical answers in LaTeX.
 
 Answers are compared by their structure. Two lists are equal if they have the same members in any order, as in
 ``\{1,2\}``. Two tuples or intervals are equal if they have the same brackets and the same members in the same order. A
-tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals ``[-2, 3]``, and
-``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a base; if both have one, they must agree.
+tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals ``[-2, 3]``,
+``60^\circ`` equals ``\pi/3``, and ``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a base; if both
+have one, they must agree. An option with its content, ``(B) 12``, equals both. ``4:6`` equals ``2:3`` only as a ratio.
 
 Two numbers are compared by value (``environments.numbers``), and all other text by math-verify (``math_worker``), but
 only if it can read the whole text: it skips prose, and reads ``5 6`` as a sum.
@@ -13,7 +14,8 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
+from math import gcd
 from pathlib import Path
 
 from coterie.environments.numbers import SYMBOLS, is_name, is_unit, number, units_of
@@ -68,7 +70,7 @@ _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b|\\(?:lor|vee){_END}")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
 _LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_WORD = re.compile(r"(?<![\\a-zA-Z])(?<!begin\{)(?<!end\{)[a-zA-Z]{2,}")
 _KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _NO_VARIABLE = re.compile(
     rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
@@ -84,6 +86,17 @@ _MISREAD = re.compile(
 _BASE = re.compile(r"(?<=[0-9A-F])_\d+\Z")
 _PERCENT = re.compile(r"%|\bpercent\b")
 _VECTOR = re.compile(r"\\begin\{pmatrix\}((?:(?!\\begin).)*)\\end\{pmatrix\}", re.DOTALL)
+_OPTION = re.compile(
+    rf"\(?([A-J])[).][\s~]+((?:[\w.(\[]|-[\w.\\]|\\(?!c[au]p{_END}|in{_END}|l[eo]|g[et]|times|cdot)).*)"
+)
+"""Letter of an option with its content, such as ``(B) 12``."""
+_DEGREES = re.compile(
+    rf"(\d+(?:\.\d+)?)\s*(?:\^\s*\{{?\s*\\circ\s*\}}?|°|\\degree{_END}|{_TEXT}\{{\s*degrees\s*\}})(?!\s*[CF])"
+)
+_MATRIX = re.compile(r"matri|[A-Z]\s*\^\s*\{?(?:-1|T|\\top)")
+"""Sign of matrices, whose products do not commute, in a question or an answer."""
+_FACTOR = re.compile(r"[A-Z](?![a-z])(?:_\w)?|\\begin")
+_RATIO = re.compile(r"\bratio|proportion|\bodds\b|\bscale\b")
 _ORDER = re.compile(rf"(<|\\lt{_END}|\\le{_END}|>|\\gt{_END}|\\ge{_END})")
 
 
@@ -92,18 +105,48 @@ def spelling(latex: str) -> str:
     return _SPACES.sub("", _clean(_TEXTS.sub(r"\1", _clean(latex)))).rstrip(".,")
 
 
-def same_mathematics(gold: str, answer: str) -> bool:
+def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
     r"""Return True if two answers in LaTeX are equal, such as ``\frac{1}{2}`` and ``0.5``.
 
     It usually takes milliseconds, and seconds at worst. An answer that can't be parsed, nests too deep or takes
-    too long equals only its own spelling. Thread-safe.
+    too long equals only its own spelling. Thread-safe. The question tells whether a pair is a ratio and letters are
+    matrices. Without a question, a reference in lowest terms is a ratio.
     """
-    both = (gold, answer)
-    if max(map(len, both)) > MAX_LENGTH or any(
-        max(_depths(text), default=0) > DEEPEST for text in both
+    texts = [gold, answer]
+    if max(map(len, texts)) > MAX_LENGTH or any(
+        max(_depths(text), default=0) > DEEPEST for text in texts
     ):
         return spelling(gold) == spelling(answer)
-    return _same(_clean(gold), _clean(answer))
+    texts = [_clean(text) for text in texts]
+    if len({r"\pi" in text for text in texts}) == 2:
+        texts = [_DEGREES.sub(r"\\frac{\1\\pi}{180}", text) for text in texts]
+    first, second = options = [_OPTION.fullmatch(_TEXTS.sub(r"\1", text)) for text in texts]
+    if first and second:
+        both = zip(first.groups(), second.groups(), strict=True)
+        return all(_same_in_order(*pair, question) for pair in both)
+    golds, answers = (
+        [text, *(option.groups() if option else ())]
+        for text, option in zip(texts, options, strict=True)
+    )
+    return any(_same_in_order(*pair, question) for pair in product(golds, answers))
+
+
+def _same_in_order(gold: str, answer: str, question: str) -> bool:
+    """Compare answers where math-verify would cancel ``4:6`` or exchange the factors of a product of matrices."""
+    pairs = [text.split(":") for text in (gold, answer)]
+    if 1 < len(pairs[0]) == len(pairs[1]) and all(
+        part and not _depths(part)[-1] for pair in pairs for part in pair
+    ):
+        in_lowest_terms = gcd(*map(int, re.findall(r"\d+", gold))) < 2
+        if _RATIO.search(question) if question else in_lowest_terms:
+            pairs = [[":".join(two) for two in pairwise(pair)] for pair in pairs]
+        return all(map(_same, *pairs))
+    if _MATRIX.search(f"{question} {gold} {answer}"):
+        terms = [re.split(r"(?<!\{)[-+]", re.sub(r"\w+\s*=", "", text)) for text in (gold, answer)]
+        orders = [sorted("".join(_FACTOR.findall(term)) for term in sums) for sums in terms]
+        if orders[0] != orders[1] and all(re.search("[A-Z]", "".join(order)) for order in orders):
+            return False
+    return _same(gold, answer)
 
 
 def _same(one: str, other: str) -> bool:

@@ -29,6 +29,7 @@ from coterie.environments.protocol import (
     Shared,
     State,
     Transition,
+    server_reward,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
 from coterie.environments.talk import ANSWERED
@@ -255,15 +256,16 @@ class NemoGym(OneAgent):
         choice = {"parallel_tool_calls": True, "tool_choice": "auto"}
         tools = row["responses_create_params"].get("tools") or []
         response = {**known, **choice, "tools": tools, "output": output}
-        reward = (await live.post("/verify", {**row, "response": response})).get("reward")
+        reply = await live.post("/verify", {**row, "response": response})
+        reward = server_reward(self.settings.url, reply.get("reward"))
         low, high = self.score_range
-        if not isinstance(reward, int | float) or not low <= reward <= high:
+        if not low <= reward <= high:
             raise NemoGymError(
                 f"the reward is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
             )
         results = [one for turn in state.turns for one in turn.results]
         errors = sum(one.error for one in results)
-        return Grade(float(reward), {"calls": len(results), "call_errors": errors})
+        return Grade(reward, {"calls": len(results), "call_errors": errors})
 
 
 def _row(values: Mapping[str, Any]) -> Row:

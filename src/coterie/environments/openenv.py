@@ -22,7 +22,7 @@ from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import Acting, ActingSettings, saying
-from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
+from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition, server_reward
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
@@ -239,7 +239,7 @@ class OpenEnv(Acting):
             reply = {"invalid": f"It is not a JSON object: {error}"}
         if "invalid" in reply:
             return Transition(state.data, saying(f"Your action is refused. {reply['invalid']}"))
-        reward = float(reply.get("reward") or 0)
+        reward = server_reward(self.settings.url, reply.get("reward") or 0)
         rewards = Rewards((*state.data.values, reward))
         end = DONE if reply.get("done") else None
         return Transition(rewards, saying(_text(reply)), end=end, rewards={AGENT: reward})

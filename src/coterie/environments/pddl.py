@@ -177,7 +177,7 @@ class PDDLSettings(ActingSettings):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Facts that hold, the highest share of goal facts so far, and the number of actions carried out."""
+    """Facts that hold, the highest share of goal facts after an action, and the number of actions carried out."""
 
     facts: Facts
     best: float
@@ -211,7 +211,7 @@ class PDDL(Pure, Acting):
                 raise UserError(what, "use STRIPS with types") from error
         self.train = settings.train
         self.version = (
-            f"1 {digest(*map(repr, self.problems), *map(_content, self.problems.values()))[:12]}"
+            f"2 {digest(*map(repr, self.problems), *map(_content, self.problems.values()))[:12]}"
         )
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
@@ -241,8 +241,7 @@ class PDDL(Pure, Acting):
     async def begin(self, task: Task, live: Any) -> Transition:
         problem = self.problem(task)
         first = f"Goal: {text_of(problem.goal)}.\nFacts: {_listed(problem.start)}."
-        situation = Situation(problem.start, problem.progress(problem.start))
-        return Transition(situation, saying(first))
+        return Transition(Situation(problem.start, 0.0), saying(first))
 
     async def do(self, state: State, action: str, live: Any) -> Transition:
         problem, now = self.problem(state.task), _situation(state)
@@ -267,7 +266,9 @@ class PDDL(Pure, Acting):
             return Transition(now, saying(IMPOSSIBLE))
         facts = problem.after(name, now.facts, values)
         share = problem.progress(facts)
-        after = Situation(facts, max(now.best, share), now.actions + 1)
+        # Goals that hold from the start count after the first change, as in AgentBoard.
+        best = now.best if facts == now.facts else max(now.best, share)
+        after = Situation(facts, best, now.actions + 1)
         if share == 1:
             return Transition(after, end=SOLVED)
         new, lost = _listed(facts - now.facts), _listed(now.facts - facts)

@@ -9,14 +9,9 @@ The prompt is a template over the columns of a row. A reward receives the whole 
 import asyncio
 import inspect
 import json
-import re
-from asyncio import wait_for
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from decimal import Decimal
-from functools import cached_property
-from math import isfinite, nan
-from numbers import Real
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -34,11 +29,14 @@ from coterie.config.plugins import (
 )
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
+from coterie.config.user_code import SECONDS, OutOfTime, as_number, call
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
-from coterie.datasets.conversations import ChatMessage, Conversation
-from coterie.datasets.load import Rows, TableRow
-from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
+from coterie.datasets.conversations import Conversation
+from coterie.datasets.load import UNUSED, Rows
+from coterie.datasets.messages import ChatMessage
+from coterie.datasets.problems import OPTION_KEYS, ChoiceRow, MathRow, SvampRow
+from coterie.datasets.question_files import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.answers import (
     boxed_answer,
@@ -49,7 +47,6 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.discussion import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import (
@@ -61,7 +58,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.settings import EnvironmentSettings, draw
+from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
@@ -81,12 +78,12 @@ PROMPTS: Mapping[str, str] = {
 METRICS = {"exact": "exact match", "f1": "F1", "math": "solved", "code": "solved"}
 REWARDS = Kind("reward", dict.fromkeys(METRICS, f"{__name__}:Question"))
 NAMES = ("question", "reply", "answer", "row")
-PARAMETERS = f"({', '.join(NAMES)})"
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""Names of the values that verl gives a reward function."""
 RESERVED = frozenset({
     "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
 })  # fmt: skip
-SECONDS = 300.0
-_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+CONTEST_COLUMNS = ("tests", "starter", "function", "prelude", "checker")
 
 
 class QuestionSettings(EnvironmentSettings):
@@ -101,7 +98,8 @@ class QuestionSettings(EnvironmentSettings):
     reward: str | None = key(
         None,
         "`exact` (the right words), `f1` (the share of right words), `math` (equal numbers or formulas), `code` (the "
-        f"program passes the tests of the row), or a function `path/file.py:NAME` with {PARAMETERS}. The default is "
+        f"program passes the tests of the row), or a function `path/file.py:NAME` with "
+        f"({', '.join(NAMES)}). The default is "
         "`math` for data sets of mathematics, `code` for contests, else `exact`.",
     )
     reward_range: tuple[float, float] = key(
@@ -158,10 +156,12 @@ class Question(OneReply):
         self.settings, self.rows, self.name = settings, rows, rows.name
         self.reward = settings.reward or _default_reward(rows.row)
         self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
+        self.arguments = arguments_of(self.function) if self.function else set[str]()
+        self.trial = ""
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
-        if settings.prompt and not any(name.strip() for name in _FIELD.findall(settings.prompt)):
+        if settings.prompt and not template_names(settings.prompt):
             raise UserError(
                 f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
                 "put {question} or another {COLUMN} into it",
@@ -178,22 +178,38 @@ class Question(OneReply):
         rows = (row for split in self.rows.splits for row in self.rows.split(split))
         items = {item.task.id: item for item in map(self._item, rows)}
         if self.function is not None:
-            self._try_out(next(iter(items.values())))
+            self._try_out([*items.values()])
         return items
 
-    def _try_out(self, item: Item) -> None:
-        """Grade the right answer of a row and an empty reply, before the run starts (no event loop runs yet)."""
+    def _try_out(self, items: Sequence[Item]) -> None:
+        """Grade a right answer, one of another row and an empty reply, before the run (without an event loop)."""
+        first, right = items[0], items[0].answers[0]
+        wrong = (item.answers[0] for item in items if item.answers[0] not in first.answers)
+        replies = (right, next(wrong, ""), "")
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            for reply in (item.answers[0], ""):
-                asyncio.run(self._grade(item, reply, None))
+            scores = [asyncio.run(self._grade(first, reply, None)).score for reply in replies]
+            text = f"{scores[0]} for a right answer, {scores[1]} for a wrong one"
+            if right and scores[0] == scores[1]:
+                text += ": check the function, unless it grades more than the answer"
+            self.trial = text
 
     def _item(self, row: QuestionRow) -> Item:
-        raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
-        where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
+        question, template, system = row.shown_question, self.prompt, ""
+        hidden = {"aliases", "solution", "reward_model"}
+        if not isinstance(row, TableRow):
+            raw, where = row.model_dump(mode="json"), f"row {row.id} of {self.name}"
+            hidden.add("answer")
+        else:
+            raw, where, system, question = row.raw, row.where, row.prompt.system, row.prompt.text
+            hidden.add(row.answer_column)
+            hidden |= {name for name in raw if row.choices and name.lower() in OPTION_KEYS}
+            if self._named.intersection(row.prompt.columns):
+                question = row.question
+            if row.prompt.is_complete and not self.settings.prompt:
+                template = "{question}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
-        question = problem_text(row)
         if contest is not None and contest.starter.strip():
             question += f"\n\n{STARTER.format(starter=contest.starter)}"
         answers = (row.answer, *getattr(row, "aliases", ()))
@@ -202,19 +218,37 @@ class Question(OneReply):
                 f"{where} has no right answer, which environment.reward={self.reward} needs",
                 "name its column: dataset.answer=COLUMN",
             )
-        gold = row.answer_column if isinstance(row, TableRow) else "answer"
-        hidden = {gold, "aliases", "solution", "reward_model"}
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
-        prompt = filled(self.prompt, question, raw, where, hidden)
+        prompt = filled(template, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
+        public |= {"system": system} if system else {}
         task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
         return Item(task, question, answers, raw, where, contest)
+
+    @property
+    def _named(self) -> set[str]:
+        """Columns that the prompt names."""
+        names = template_names(self.prompt)
+        return {part for name in names for part in (name, name.partition(".")[0])}
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Lines of a plan: columns that neither the prompt nor the reward reads, warnings, and scores of the reward."""
+        read = self._named.union(CONTEST_COLUMNS if self.reward == "code" else ())
+        title = "columns that only the reward can read" if self.function else UNUSED
+        notes = dict(self.rows.notes)
+        unused = filter(None, notes.pop(UNUSED, "").split(", "))
+        text = ", ".join(name for name in unused if name not in read)
+        notes |= {"reward": self.trial} if self.trial else {}
+        return [(title, text)] * bool(text) + [*notes.items()]
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
+        system = str(public.get("system", ""))
+        before = (Message("system", (Part(system, source="task"),)),) if system else ()
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
-        return (Message("user", (prompt,)), *replies)
+        return (*before, Message("user", (prompt,)), *replies)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
@@ -223,14 +257,14 @@ class Question(OneReply):
 
     async def _grade(self, item: Item, reply: str, sandbox: Sandbox | None) -> Grade:
         if self.function is not None:
-            return await self._own_grade(self.function, item, reply)
+            return await self._function_grade(self.function, item, reply)
         answer = answer_of(reply)
         if self.reward in ("exact", "f1"):
             return Grade(max(_likeness(answer, one, self.reward) for one in item.answers))
         if self.reward == "math":
             golds = map(answer_of, item.answers)
             right = await asyncio.to_thread(
-                lambda: any(same_mathematics(gold, answer) for gold in golds)
+                lambda: any(same_mathematics(gold, answer, item.question) for gold in golds)
             )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
@@ -240,41 +274,48 @@ class Question(OneReply):
         solved = float(all(one.passed for one in verdicts))
         return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
 
-    async def _own_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
+    async def _function_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         def wrong(
             what: str, fix: str = "return a finite number, or a dict of numbers with score"
         ) -> UserError:
             return UserError(f"{function} {what}", fix)
 
-        values = (item.question, reply, item.answers[0], deepcopy(dict(item.row)))
+        row, answer = deepcopy(dict(item.row)), item.answers[0]
+        truth = first_of(row, ("reward_model.ground_truth",))
+        source, more = row.get("data_source", self.name), row.get("extra_info")
+        own = (item.question, reply, answer, row)
+        verl = (source, reply, answer if truth is None else truth, {} if more is None else more)
+        values = dict(zip((*NAMES, *VERL), (*own, *verl), strict=True))
         try:
-            by_name = set(NAMES) <= inspect.signature(function.thing).parameters.keys()
-            named = dict(zip(NAMES, values, strict=True)) if by_name else {}
-            value = function.thing(*(() if by_name else values), **named)
-            value = await wait_for(value, SECONDS) if inspect.isawaitable(value) else value
-        except (Exception, SystemExit) as error:
+            named = {name: values[name] for name in self.arguments}
+            value = await call(partial(function.thing, **named), SECONDS)
+        except (Exception, SystemExit, OutOfTime) as error:
             problem = f"failed on {item.where}: {last_line(error)}"
-            raise wrong(problem, f"correct the function; it takes {PARAMETERS}") from error
+            raise wrong(problem, "correct the function") from error
         returned = dict(value) if isinstance(value, Mapping) else {"score": value}
         if "score" not in returned:
             raise wrong(f"returned {value!r} without score on {item.where}")
-        metrics: dict[str, float] = {}
-        for name, one in returned.items():
+        metrics: dict[str, float | int | str] = {}
+        score = returned.pop("score")
+        for name, measure in returned.items():
             if name in RESERVED:
                 problem = f"returned a metric called {name!r}, which coterie measures itself"
                 raise wrong(problem, "give it another name")
-            figure = as_number(one)
+            figure = measure if isinstance(measure, str) else as_number(measure)
             if figure is None:
-                which = "" if name == "score" else f" as {name}"
-                raise wrong(f"returned {one!r}{which} on {item.where}")
+                raise wrong(f"returned {measure!r} as {name} on {item.where}")
             metrics[str(name)] = figure
-        (low, high), score = self.settings.reward_range, metrics.pop("score")
-        if not low <= score <= high:
+        if score is None:
+            return Grade(None, metrics)
+        (low, high), figure = self.settings.reward_range, as_number(score)
+        if figure is None:
+            raise wrong(f"returned {score!r} on {item.where}")
+        if not low <= figure <= high:
             raise wrong(
-                f"returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
+                f"returned {figure:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
-        return Grade((score - low) / (high - low), metrics)
+        return Grade((figure - low) / (high - low), metrics)
 
     def answer_to(self, task: Task, text: str) -> str | None:
         return program_of(text) if self.reward == "code" else answer_of(text) or None
@@ -292,14 +333,20 @@ class Question(OneReply):
         return float(self.same(answer, other))
 
 
-def as_number(value: object) -> float | None:
-    """Convert a finite number, ``Decimal``, or scalar of NumPy or torch to float; return ``None`` for other values."""
+def arguments_of(function: Plugin) -> set[str]:
+    """Return the names of the values that a reward function gets. Raises ``UserError`` if it needs others."""
+    fix = f"write def NAME({', '.join(NAMES)}), which may call a function of a batch with lists of one"
     try:
-        value = value.item() if hasattr(value, "item") else value
-        figure = float(value) if isinstance(value, Real | Decimal) else nan
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
-        return None
-    return figure if isfinite(figure) else None
+        signature = inspect.signature(function.thing)
+        names = {*NAMES, *VERL} & {*signature.parameters}
+        if inspect.Parameter.VAR_KEYWORD in {p.kind for p in signature.parameters.values()}:
+            names.update(NAMES if names.isdisjoint(VERL) else VERL)
+        signature.bind(**dict.fromkeys(names))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{function} can't get its values by name: {error}", fix) from error
+    if names.isdisjoint(("reply", "solution_str")):
+        raise UserError(f"{function} does not take the reply", fix)
+    return names
 
 
 def answer_of(reply: str) -> str:
@@ -330,16 +377,13 @@ def filled(
     Raises ``UserError`` for a missing column or one of the ``hidden`` columns.
     """
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1] and match[1].strip()
-        if not name:  # an escaped brace, or the empty braces of \boxed{}
-            return match[0][0] if match[1] is None else match[0]
+    def value(name: str) -> str:
         if name == "question":
             return question
         if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in hidden):
             raise UserError(
-                f"environment.prompt shows the right answer to the agent: {match[0]}",
-                f"leave it out, or write {{{match[0]}}} for braces",
+                f"environment.prompt shows the right answer to the agent: {{{name}}}",
+                f"leave it out, or write {{{{{name}}}}} for braces",
             )
         known = first_of(row, (name,))
         if known is None or known != known:  # empty, or NaN
@@ -347,12 +391,12 @@ def filled(
             raise UserError(
                 f"{where} has no {name!r}, which environment.prompt names",
                 f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
-                f"write {{{match[0]}}} for braces",
+                f"write {{{{{name}}}}} for braces",
             )
         text = as_text(known)
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
-    return _FIELD.sub(value, template)
+    return fill_template(template, value)
 
 
 def _default_reward(row: type[QuestionRow]) -> str:
@@ -363,8 +407,7 @@ def _default_reward(row: type[QuestionRow]) -> str:
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
-    names = ("tests", "starter", "function", "prelude", "checker")
-    known = {name: raw[name] for name in names if raw.get(name) is not None}
+    known = {name: raw[name] for name in CONTEST_COLUMNS if raw.get(name) is not None}
     fields = {"id": row.id, "question": row.question, **known}
     try:
         contest = row if isinstance(row, ContestRow) else ContestRow.model_validate(fields)
@@ -444,10 +487,10 @@ def as_conversation(row: QuestionRow) -> Conversation:
     reply = getattr(row, "solution", "") or row.answer
     if isinstance(row, Gsm8kRow):
         reply = f"{row.solution}\n#### {row.answer}"
-    request = ChatMessage(role="user", content=problem_text(row))
+    request = ChatMessage(role="user", content=row.shown_question)
     messages = (request, ChatMessage(role=ASSISTANT, content=reply))
     known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
-    return Conversation(**known, messages=messages, start=1, place=f"row {row.id}")
+    return Conversation(**known, messages=messages, start=1, origin=f"row {row.id}")
 
 
 def _reply_at(row: Conversation) -> int:

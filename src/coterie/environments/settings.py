@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache, partial, wraps
 from itertools import islice
@@ -38,6 +39,37 @@ class EnvironmentSettings(Settings):
 
     def identity(self) -> str:
         return digest(self.model_dump_json(exclude={"name"}))
+
+
+class PersonSettings(EnvironmentSettings):
+    """Base class of the settings of environments in which a simulated user knows a secret."""
+
+    on_leak: Literal["keep", "fail", "drop"] = key(
+        "keep",
+        "Handling of dialogues in which the user quotes a secret: `keep` counts them (`leaks`), `fail` scores them 0, "
+        "`drop` gives them no score, so that they are not trained on.",
+    )
+
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+def fill_template(template: str, value: Callable[[str], str]) -> str:
+    """Replace each ``{NAME}`` by ``value(NAME)``. ``{{`` and ``}}`` become braces; ``{}`` stays as it is."""
+
+    def text(match: re.Match[str]) -> str:
+        name = match[1] and match[1].strip()
+        if not name:  # an escaped brace, or the empty braces of \boxed{}
+            return match[0][0] if match[1] is None else match[0]
+        return value(name)
+
+    return _FIELD.sub(text, template)
+
+
+def template_names(template: str) -> list[str]:
+    """Return the names that :func:`fill_template` replaces."""
+    names = ((match[1] or "").strip() for match in _FIELD.finditer(template))
+    return [name for name in names if name]
 
 
 class RowTasks:

@@ -1,27 +1,32 @@
-"""Simulated users, who know the reference and answer questions, but do not write the answer.
+"""Simulated users: persons of an environment, who may know secrets of a task and talk to agents.
 
-The user is a script (in micro-worlds), a model that coterie loads, or a model at an endpoint. SWEET-RL (arXiv
-2503.15478, section 3 and appendix) uses a large model that sees the reference. The prompt here is our own.
+A person is a script of the environment, a model that coterie loads, or a model at an endpoint. A model gets a prompt:
+a template of the environment or of the settings. A reply that quotes a secret is a leak, which is counted.
 """
 
 import asyncio
+import json
 import re
-from collections.abc import Sequence
-from difflib import SequenceMatcher
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, Self
 from unicodedata import normalize
 
+from pydantic import model_validator
+
 from coterie.config.settings import key
-from coterie.engines.chat_model import ChatModel, ChatModelSettings
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat
 from coterie.engines.endpoint import Utterance
+from coterie.environments.protocol import Environment, Grade, State, innermost, persons_of
+from coterie.environments.settings import fill_template, template_names
 from coterie.errors import UserError
 from coterie.record.tree import Task
+from coterie.record.turn import Turn
 
 PERSON = "person"
-REFERENCE = "reference"
 SCRIPT = "script"
 LEAKED = 25
-"""Length of a common substring of a reply and the reference, without spaces and quotation marks, that is a leak."""
+"""Length of a common substring of a reply and a secret, without spaces and quotation marks, that is a leak."""
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
@@ -34,25 +39,39 @@ class UserSimulatorSettings(ChatModelSettings):
 
     model: str = key(
         SCRIPT,
-        "`script` (micro-worlds only), a model that coterie loads, or, with `user_simulator.url`, the name "
-        "of a model there.",
+        "`script` of the environment, if it has one, a model that coterie loads, or, with `user_simulator.url`, the "
+        "name of a model there.",
         source="SWEET-RL: Llama-3.1-70B-Instruct",
         min_length=1,
-    )
-    temperature: float = key(
-        0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
     )
     max_tokens: int = key(128, "Maximum tokens of a reply.", source="SWEET-RL: 4096", ge=1)
     max_characters: int | None = key(
         None,
-        "Maximum characters of a reply; longer replies are cut at the end of a sentence. None: 400 about code, 1000 "
-        "about pages.",
+        "Maximum characters of a reply; longer replies are cut at the end of a sentence. None: 1000 about pages, else "
+        "400.",
         source="SWEET-RL: 400 and 1000, cut anywhere",
         ge=20,
     )
+    prompt: str | None = key(
+        None,
+        "Prompt of the model. `{transcript}` is the dialogue so far, `{max_characters}` the setting, and `{NAME}` a "
+        "public value of the task or a secret that the user may read; `{{` and `}}` are braces. The default is the "
+        "environment's prompt.",
+        min_length=1,
+    )
 
     def identity(self) -> tuple[object, ...]:
-        return (*super().identity(), self.max_characters)
+        return (*super().identity(), self.max_characters, self.prompt)
+
+    @property
+    def is_script(self) -> bool:
+        return self.url is None and self.model == SCRIPT
+
+    @model_validator(mode="after")
+    def _refuse_prompt_of_script(self) -> Self:
+        if self.prompt is not None and self.is_script:
+            raise ValueError("prompt has no effect on the script; set user_simulator=MODEL")
+        return self
 
 
 class UserSimulator(Protocol):
@@ -65,24 +84,85 @@ class UserSimulator(Protocol):
         """Return the next reply. ``transcript`` begins with the user's first message."""
 
 
-def check_script(script: UserSimulator | None) -> UserSimulator:
+def check_user(
+    environment: Environment, settings: UserSimulatorSettings, tasks: Iterable[Task]
+) -> None:
+    """Raise ``UserError`` if persons have neither a script nor a prompt that can be filled in all tasks."""
+    check_chat("user_simulator", settings, SCRIPT)
+    persons = persons_of(environment)
+    if persons and settings.is_script:
+        check_script(environment)
+    elif persons and (template := user_prompt(environment, settings)):
+        shown = ("transcript", *getattr(environment, "user_values", ()))
+        if not {*shown} & {*template_names(template)}:
+            raise UserError(
+                "user_simulator.prompt does not show the dialogue",
+                f"put {' or '.join(map('{{{}}}'.format, shown))} into it",
+            )
+        more = dict.fromkeys((*shown, "max_characters"), "")
+        for task in tasks:
+            for person in persons:
+                fill_prompt(template, task, person, more)
+
+
+def check_script(environment: Environment) -> UserSimulator:
+    """Return the script of an environment. Raise ``UserError`` if it has none."""
+    script: UserSimulator | None = getattr(environment, "script", None)
     if script is None:
         raise UserError(
-            "this environment needs a simulated user, because it has no script",
+            f"the environment {environment.name} needs a simulated user, because it has no script",
             "set user_simulator=MODEL (coterie loads it), or user_simulator.url=URL user_simulator.model=NAME",
         )
     return script
 
 
+def user_prompt(environment: Environment, settings: UserSimulatorSettings) -> str:
+    """Return the template of a person's prompt; empty if a simulator of the environment's own needs none."""
+    template = settings.prompt or str(getattr(environment, "user_prompt", ""))
+    if not template and not hasattr(environment, "chat_user"):
+        raise UserError(
+            f"the environment {environment.name} has no prompt for a simulated user",
+            "set user_simulator.prompt='... {transcript} ...', which may name values and secrets of a task",
+        )
+    return template
+
+
+def readable_secrets(task: Task, person: str) -> dict[str, str]:
+    """Return the texts of the secrets that a person may read, by name."""
+    secrets = task.secrets.items()
+    return {name: secret.reveal(person) for name, secret in secrets if person in secret.readers}
+
+
+def fill_prompt(template: str, task: Task, person: str, more: Mapping[str, str]) -> str:
+    """Fill a template with what a person knows of a task, and ``more``. Raises ``UserError`` for other names."""
+    values = {**task.public, **readable_secrets(task, person), **more}
+
+    def text(name: str) -> str:
+        if name not in values:
+            raise UserError(
+                f"the prompt of the simulated user has {{{name}}}, which {person} does not know in task {task.id}",
+                f"use {', '.join(map('{{{}}}'.format, values))}; write {{{{{name}}}}} for braces",
+            )
+        value = values[name]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    return fill_template(template, text)
+
+
 class ModelUserSimulator:
-    """A chat model in the role of the user."""
+    """A chat model in the role of a person, with a template as its prompt."""
 
     max_characters = 400
 
-    def __init__(self, chat: ChatModel, settings: UserSimulatorSettings) -> None:
-        self.chat = chat
-        self.settings = settings
-        self.name = chat.name
+    def __init__(
+        self,
+        chat: ChatModel,
+        settings: UserSimulatorSettings,
+        environment: Environment,
+        person: str = PERSON,
+    ) -> None:
+        self.chat, self.person, self.name = chat, person, chat.name
+        self.template = user_prompt(environment, settings)
         self.max_characters = settings.max_characters or self.max_characters
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
@@ -92,16 +172,15 @@ class ModelUserSimulator:
         text = reply.text.strip().removeprefix("You:")
         return cut_reply(text, self.max_characters, unfinished=reply.truncated)
 
-    async def prompt(self, task: Task, transcript: Sequence[TranscriptLine]) -> Utterance:
-        return Utterance("user", role(task, transcript, self.max_characters))
-
-
-def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) -> str:
-    lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
-    code = task.secrets[REFERENCE].reveal(PERSON)
-    return _ROLE.format(
-        code=code, max_characters=max_characters, transcript="\n".join([*lines, "You:"])
-    )
+    async def prompt(
+        self, task: Task, transcript: Sequence[TranscriptLine], **more: str
+    ) -> Utterance:
+        lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
+        more |= {
+            "transcript": "\n".join([*lines, "You:"]),
+            "max_characters": str(self.max_characters),
+        }
+        return Utterance("user", fill_prompt(self.template, task, self.person, more))
 
 
 def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> str:
@@ -118,27 +197,28 @@ def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> st
     return text[: max_characters - 1].rsplit(None, 1)[0] + "…" if text else ""
 
 
-def overlap(reply: str, reference: str) -> int:
-    """Return the length of the longest common substring, ignoring spacing, line breaks, quotes and case."""
-    texts = (normalize("NFKC", text.replace("\\n", "\n")) for text in (reply, reference))
-    one, other = (_DROPPED.sub("", text).casefold() for text in texts)
-    return SequenceMatcher(None, one, other, autojunk=False).find_longest_match().size
+def _plain(text: str) -> str:
+    """Return a text without spacing, line breaks, quotation marks and case."""
+    text = normalize("NFKC", text.replace("\\n", "\n"))
+    return _DROPPED.sub("", text).casefold()
 
 
-async def leaks(replies: Sequence[str], reference: str) -> int:
-    sizes = await asyncio.to_thread(lambda: [overlap(reply, reference) for reply in replies])
-    return sum(size >= LEAKED for size in sizes)
+async def with_leaks(environment: Environment, state: State, grade: Grade) -> Grade:
+    """Count replies that quote a secret of the person (``leaks``), and apply ``on_leak`` of the environment."""
+    secrets = {
+        person: "\n".join(map(_plain, readable_secrets(state.task, person).values()))
+        for person in persons_of(environment)
+    }
+    if not any(secrets.values()):
+        return grade
 
+    def is_leak(turn: Turn) -> bool:
+        reply, known = _plain(turn.text), secrets.get(turn.speaker.name, "")
+        return any(reply[i : i + LEAKED] in known for i in range(len(reply) - LEAKED + 1))
 
-_ROLE = (
-    "Play a person who asked an assistant for a Python function. The function must do exactly what this code does. The "
-    "person knows what it does, but cannot read or write code:\n\n"
-    "{code}\n\n"
-    "Rules:\n"
-    "- Answer the last message of the assistant in one or two short sentences, in plain words. Write the sentences "
-    "alone.\n"
-    "- A reply of more than {max_characters} characters is cut off.\n"
-    "- Say only what the code above does. If the code does not tell, say: I do not know.\n"
-    "- Do not quote or write code, and do not tell more than the assistant asked.\n\n"
-    "The conversation so far:\n{transcript}"
-)
+    # What a person says before its simulator is asked is part of the task.
+    replies = [turn for turn in state.turns if any(part.source == PERSON for part in turn.parts)]
+    leaks = await asyncio.to_thread(lambda: sum(map(is_leak, replies)))
+    on_leak = getattr(innermost(environment), "on_leak", "keep") if leaks else "keep"
+    score = {"keep": grade.score, "fail": grade.score and 0.0, "drop": None}[on_leak]
+    return replace(grade, score=score, metrics={**grade.metrics, "leaks": leaks})

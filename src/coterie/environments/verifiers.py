@@ -173,7 +173,7 @@ class Verifiers(OneReply):
         if not low <= trace.reward <= high:
             raise UserError(
                 f"the rewards of task {task.data.idx} of {self.settings.taskset!r} sum to {trace.reward:g}",
-                "declare their range: environment.score_range=[LOW,HIGH]",
+                "correct the taskset, or declare their range: environment.score_range=[LOW,HIGH]",
             )
         return trace
 

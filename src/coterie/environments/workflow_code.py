@@ -16,7 +16,7 @@ from typing import Any
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import GRADER, gold_answers
+from coterie.environments.answers import GRADER, gold_answers, question_of
 from coterie.environments.coding import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
@@ -219,9 +219,9 @@ class CodeMaths(WorkflowAgent):
         return Grade(right, {WELL_FORMED: float(state.answer is not None)})
 
     def score(self, task: Task, answer: str | None) -> float:
+        golds, question = gold_answers(task), question_of(task)
         return float(
-            answer is not None
-            and any(same_mathematics(gold, answer) for gold in gold_answers(task))
+            answer is not None and any(same_mathematics(gold, answer, question) for gold in golds)
         )
 
     def same(self, first: str, second: str) -> bool:

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,7 @@ from coterie.models.template import WORD, ChatTemplate, Layout, Slot, TemplateMe
 from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import (
+    SAMPLED,
     THOUGHT,
     Finish,
     Message,
@@ -29,6 +31,7 @@ from coterie.record.turn import (
     Tool,
     ToolCall,
     Turn,
+    common_length,
     place,
 )
 
@@ -60,14 +63,12 @@ class ChatRenderer:
         self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
         self._takes = lru_cache(None)(self._takes_roles)
-        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        chat = [TemplateMessage(role, (Slot("word"),)) for role in ("user", "assistant")]
-        after = self.control.encode(self._pieces(chat, generation=False)[-1:])[:1]
-        self.end = after if after and after[0] in self.control.ids else tuple(ends)
-        """Token that ends a turn from another source: the template's, if it writes one."""
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.end = self._find_end([*end_ids, *eos]) or tuple(eos)
+        """Tokens that end a turn from another source, as the template writes them; engines stop at the last."""
         self.tools = ToolTemplate(self.template, self.control)
         self.control.allow(self.tools.markup)
-        self.end_ids = frozenset([*end_ids, *ends, *self.end, *self.tools.ends])
+        self.end_ids = frozenset([*end_ids, *eos, *self.end[-1:], *self.tools.ends])
 
     def render(
         self,
@@ -99,11 +100,17 @@ class ChatRenderer:
             for t in tools
         ]
         chat = self._join_continued(
-            one for m in messages for one in self._prepare(m, tree, reader, viewers, bool(tools))
+            item for m in messages for item in self._prepare(m, tree, reader, viewers, bool(tools))
         )
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
-        pieces = self._pieces(self._arrange(chat), generation, safe_tools)
-        return self._splice([*self._place_turns(pieces), *unfinished])
+        arranged, hidden = self._arrange(chat), self.control.hidden
+        pieces = Layout(self.template, arranged, generation, hidden, safe_tools).pieces
+        placed, rewritten = self._place_turns(pieces, native=bool(tools))
+        if not rewritten:
+            return self._splice([*placed, *unfinished])
+        revised = Tree(tree.task, tree.stage, tree.iteration, {**tree.turns, **rewritten})
+        options: dict[str, Any] = {"generation": generation, "privileges": privileges}
+        return self.render(messages, revised, reader, tools=tools, **options)
 
     __call__ = render
 
@@ -123,7 +130,8 @@ class ChatRenderer:
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
     ) -> tuple[Part, ...]:
         """Split a turn into its thought (with marks and a span of ``ids``), which only the agent sees, and the rest."""
-        marks = self.template.thoughts
+        text = text.removesuffix(self.decode(self.end[:-1]))
+        marks = self.template.thoughts or (self.template.plain_marks if source == SAMPLED else None)
         content = marks.split(text).content if marks else text
         if len(content) == len(text):
             return (Part(text, source=source),)
@@ -144,12 +152,21 @@ class ChatRenderer:
         """Parse the calls of a sampled message; ``UserError`` if the model has no call syntax."""
         return self.tools.required().parse(text, finish, tools)
 
-    # -- messages for the template ----------------------------------------------------------------
+    def _find_end(self, stops: Sequence[int]) -> tuple[int, ...]:
+        """Return the control tokens that end each answer, up to one of ``stops`` (such as Cohere 2's two).
 
-    def _pieces(
-        self, chat: Sequence[TemplateMessage], generation: bool, tools: Sequence[Tool] = ()
-    ) -> list[TextPiece]:
-        return Layout(self.template, chat, generation, self.control.hidden, tools).pieces
+        If nothing follows the final answer, a turn ends where the next user message begins (GLM's ``<|user|>``).
+        """
+        roles = ("user", "assistant", "user")
+        chat = [{"role": role, "content": f"{WORD}{role}"} for role in roles]
+        texts = (self.template.try_text(chat[:count], False) for count in (2, 3))
+        following = [self.control.encode([text.partition(f"{WORD}assistant")[2]]) for text in texts]
+        final, middle = (tuple(takewhile(self.control.ids.__contains__, ids)) for ids in following)
+        # Tokens after one of the chats only end the chat, or begin the next message.
+        run = final[: common_length(final, middle)] or (final or middle)[:1]
+        return run[: next((n for n, token in enumerate(run, 1) if token in stops), len(run))]
+
+    # -- messages for the template ----------------------------------------------------------------
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
         encoded(text, what)
@@ -275,72 +292,99 @@ class ChatRenderer:
 
     def _own_message(self, turn: Turn) -> TemplateMessage:
         """Return a turn with its thought apart; without tokens, the template writes its text."""
-        own = turn if turn.ids else None
-        text = turn.whole_text
-        if own:
-            text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
-        marks, what = self.template.thoughts, "a turn of the agent's own"
+        recorded = turn if turn.ids else None
+        text = self._without_end(turn.ids) if recorded else turn.whole_text
+        marks, label = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(text) if marks else None
         if marks is None or split is None or len(split.content) == len(text):
-            sampled = replace(self._slot(text, "assistant", what), turn=own)
+            sampled = replace(self._slot(text, "assistant", label), turn=recorded)
             return TemplateMessage("assistant", (sampled,))
-        thought = self._slot(split.thought, "assistant", what) if split.thought else None
+        thought = self._slot(split.thought, "assistant", label) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
-        content = self._slot(split.content, "assistant", what)
-        content = replace(content, turn=own, markup=_squeeze(markup))
+        content = self._slot(split.content, "assistant", label)
+        content = replace(content, turn=recorded, markup=markup)
         return TemplateMessage(
             "assistant",
-            (content,) if own or content.text else (),
+            (content,) if recorded or content.text else (),
             thought=thought and replace(thought, edge="thought"),
             thought_key=marks.key,
             before=opener + split.lead if split.close else "",
-            after=split.close,
+            # A template that cuts a thought from the content may leave the space after it (DeepSeek).
+            after=split.close.rstrip() if recorded else split.close,
         )
 
     # -- own turns --------------------------------------------------------------------------------
 
-    def _place_turns(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Move turns with thoughts right after their headers, or keep the template's text of them."""
+    def _without_calls(self, turn: Turn) -> Turn | None:
+        """Return a turn without tokens and calls in its text; ``None`` if the template can't write all of it."""
+        text, syntax = self._without_end(turn.ids), self.tools.required()
+        content = self.template.thoughts.split(text).content if self.template.thoughts else text
+        opening = syntax.opening.search(content)
+        lead = content[: opening.start()].rstrip() if opening else content
+        *closed, rest = content.rsplit(syntax.closing or _HOLE, 1)
+        has_more = closed and re.sub(r"<[^<>]*>", "", rest).strip()
+        is_broken = any(call.error for call in turn.calls) or lead != self._safe(lead)
+        if not turn.calls or has_more or is_broken:
+            return None
+        text = text.removesuffix(content) + lead
+        return replace(turn, ids=(), sample=None, parts=self.parts(text, turn.speaker.name, ""))
+
+    def _place_turns(
+        self, pieces: Sequence[TextPiece], *, native: bool
+    ) -> tuple[list[TextPiece], dict[str, Turn]]:
+        """Move turns with thoughts right after their headers, or keep the template's text of them.
+
+        Return the pieces, and turns whose calls the template must write (if ``native``), by id: in their text, control
+        tokens of calls would be broken up.
+        """
         result: list[TextPiece] = []
-        is_rewritten = False  # the message of the last pieces
+        rewritten: dict[str, Turn] = {}
+        is_rewritten = False  # the message of the previous pieces
         for piece in pieces:
             if isinstance(piece, str) or piece.turn is None:
                 is_rewritten = is_rewritten and not (isinstance(piece, str) and piece)
                 result.append(piece)
             elif piece.markup is None:
-                if result and isinstance(last := result[-1], str):
-                    result[-1] = last.removesuffix(self.template.padding)
+                if result and isinstance(previous := result[-1], str):
+                    result[-1] = previous.removesuffix(self.template.padding)
                 result.append(replace(piece, turn=None) if is_rewritten else piece)
             else:
-                above = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
-                has_thought = isinstance(above, Slot) and above.edge == "thought"
+                thought = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
+                has_thought = isinstance(thought, Slot) and thought.edge == "thought"
                 start = -3 if has_thought else -1
-                rest = f"{_HOLE}{_squeeze(str(result[-1]))}" if has_thought else ""
-                prompt = self._header_before(str(result[start]), rest, piece.markup)
+                rest = f"{_HOLE}{result[-1]}" if has_thought else ""
+                prompt = self._header_before(str(result[start]), rest, piece)
                 is_rewritten = prompt is None
-                if prompt is None:
-                    result.append(replace(piece, turn=None, markup=None))
-                else:
+                if prompt is not None:
                     result[start:] = [prompt, piece]
-        return result
+                    continue
+                if native and (revised := self._without_calls(piece.turn)):
+                    rewritten[revised.id] = revised
+                is_broken = piece.text not in self.decode(piece.turn.ids)
+                turn = piece.turn if native and piece.turn.calls and is_broken else None
+                result.append(replace(piece, turn=turn, markup=None))
+        return result, rewritten
 
-    def _header_before(self, before: str, rest: str, markup: str) -> str | None:
+    def _header_before(self, before: str, rest: str, content: Slot) -> str | None:
         """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
         ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
-        content, and ``markup`` the turn's own text around its thought, both without white space.
+        content. White space may differ, except in turns that were not sampled.
         """
-        core, opener = self.template.core, self.template.opener
-        at = before.rfind(core) if core else -1
-        if at >= 0:
-            at += len(core)
-            same = _squeeze(before[at:] + rest) == _squeeze(opener) + markup
-            return before[:at] + opener if same else None
+        core, opener, markup = self.template.core, self.template.opener, content.markup or ""
+        marks, stop = self.template.thoughts, before.rfind(core) if core else -1
+        if stop >= 0:
+            stop += len(core)
+            is_exact = marks and marks.key and content.turn and content.turn.sample is None
+            shown, sampled = before[stop:] + rest, opener + markup
+            same = shown == sampled if is_exact else _squeeze(shown) == _squeeze(sampled)
+            return before[:stop] + opener if same else None
         # The template writes no header here, such as after results.
+        markup, rest = _squeeze(markup), _squeeze(rest)
         lead = r"\s*".join(map(re.escape, markup.removesuffix(rest)))
-        own = re.search(rf"{lead}\s*\Z" if lead else r"\Z", before)
-        return before[: own.start()] if own and markup.endswith(rest) else None
+        match = re.search(rf"{lead}\s*\Z" if lead else r"\Z", before)
+        return before[: match.start()] if match and markup.endswith(rest) else None
 
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode the pieces, with sampled ids for own turns."""
@@ -359,15 +403,20 @@ class ChatRenderer:
     def _extend(self, ids: list[int], pieces: Sequence[TextPiece]) -> None:
         """Append the ids of pieces; the previous turn may already have its end of turn."""
         new = self._encode_after("\n" if ids else "", pieces)
-        if new and ids and ids[-1] in self.end_ids:
+        if new and ids and ids[-1] in {*self.end_ids, *self.end}:
             end, first = self.decode(ids[-1:]), pieces[0]
-            if new[0] == ids[-1]:
-                new = new[1:]
+            if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
+                new = new[size:]
             elif isinstance(first, str) and first.lstrip().startswith(end):
                 new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
                 ids.pop()
         ids += new
+
+    def _without_end(self, ids: Sequence[int]) -> str:
+        """Return the text of a turn without the tokens that end it."""
+        text = self.decode(ids[:-1] if ids[-1] in self.end_ids else ids)
+        return text.removesuffix(self.decode(self.end[:-1]))
 
     @cached_property
     def _pads_texts(self) -> bool:
@@ -396,8 +445,10 @@ class ChatRenderer:
         if marks.opened and not split.lead and marks.close.split()[0] in text:
             split = marks.split(text, opened=True)
         content = self._slot(split.content, "assistant", what)
-        if not split.thought or (self.template.opener.strip() and not marks.opened):
+        if not split.thought:
             return [marks.plain, content]
+        if self.template.opener.strip() and not marks.opened:  # as sampled after a closed thought
+            return [self._slot(text, "assistant", what)]
         thought = self._slot(split.thought, "assistant", what)
         return ["" if marks.opened else marks.open, thought, marks.close, content]
 

@@ -88,11 +88,8 @@ class ControlTokens:
         encoded = {self._encoder.token_to_id(name): i for i, name in names}
         self._original = {other: i for other, i in encoded.items() if other not in (None, i)}
         marks = template.thoughts
-        self.thought_ids = frozenset(
-            self.find_ids(marks.open + marks.close + marks.answer) if marks else ()
-        )
-        """Control tokens of thoughts."""
-        self._allowed = frozenset(one for one in self.thought_ids if not added[one].special)
+        of_thoughts = self.find_ids(marks.open + marks.close + marks.answer) if marks else []
+        self._allowed = frozenset(token for token in of_thoughts if not added[token].special)
         for pieces in probes:
             text = "".join(one if isinstance(one, str) else one.text for one in pieces)
             if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):

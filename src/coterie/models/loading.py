@@ -131,7 +131,7 @@ def _shared_renderer(source: str, template_args: str, *_: object) -> tuple[ChatR
 
 def _new_renderer(source: str, template_args: Mapping[str, Any] | None) -> tuple[ChatRenderer, int]:
     config = _config(source)
-    renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source), template_args)
+    renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source, config), template_args)
     context = context_length(config)
     assert context is not None  # see _config
     return renderer, context
@@ -301,11 +301,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _generation_ends(source: str) -> list[int]:
-    folder = Path(source)
-    if folder.is_dir() and not (folder / "generation_config.json").is_file():
-        return []
-    ends = read_part(GenerationConfig, source, "its generation_config.json").eos_token_id
+def _generation_ends(source: str, config: PreTrainedConfig) -> list[int]:
+    """Return the ends of turn of the generation settings, or of the config of a folder without such settings."""
+    folder, ends = Path(source), getattr(config, "eos_token_id", None)
+    if not folder.is_dir() or (folder / "generation_config.json").is_file():
+        ends = read_part(GenerationConfig, source, "its generation_config.json").eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 

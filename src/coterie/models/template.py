@@ -145,6 +145,7 @@ class ChatTemplate:
         self.source = "\n".join(dict.fromkeys(sources))
         self.has_clock = "strftime_now" in self.source
         self.args = dict(args or {})
+        parser = self.args.pop("reasoning_parser", "auto")
         self._tokenizer = tokenizer
         for name in self.args:
             if name in OWN_ARGS or not re.search(rf"\b{re.escape(name)}\b", self.source):
@@ -179,6 +180,9 @@ class ChatTemplate:
         """White space of the template between a prompt and an answer, which models sample."""
         self.thoughts = self._find_thoughts(whole.partition(WORD)[0])
         """Markup of thoughts; ``None`` for a template without thoughts."""
+        plain = Thoughts("", f"{THOUGHT}\n", f"\n{END_OF_THOUGHT}\n\n", "", "", opened=False)
+        self.plain_marks = plain if parser == "auto" else None
+        """Markup of thoughts in sampled replies, if the template has none."""
         at = self.header.rfind(self.thoughts.open.strip()) if self.thoughts else len(self.header)
         at = self.header.find(END_OF_THOUGHT) if at < 0 else at  # closed at once (DeepSeek V3.1)
         self.core = self.header if at < 0 else self.header[:at]

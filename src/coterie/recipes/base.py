@@ -140,9 +140,14 @@ class Recipe(ABC):
         """Return the settings of trainings on rows or pairs by key. The plan checks them."""
         return self.settings.trainings
 
-    def longest_rows(self) -> tuple[int | None, int]:
-        """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
-        return None, 1
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
+        """Return the tokens of the longest training row, the maximum rows of an item, and the number of items."""
+        return None, 1, None
+
+    @property
+    def holds_out(self) -> bool:
+        """True if there are held-out tasks."""
+        return True
 
     def training_tasks(self) -> int:
         """Return the number of training tasks per iteration."""
@@ -239,8 +244,9 @@ class Recipe(ABC):
 
     @cached_property
     def _fingerprints(self) -> dict[Step, str]:
-        common = (self._models, self._content, self.settings.seed)
-        args = sorted(self.settings.engine.template_args.items())
+        person = self.settings.user_simulator.identity()
+        common = (self._models, self._content, self.settings.seed, person)
+        args = sorted(self.settings.engine.template.items())
         prints: dict[Step, str] = {}
         for stage in self.stages():
             inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
@@ -299,7 +305,7 @@ class Recipe(ABC):
     @cached_property
     def renderers(self) -> dict[str, ChatRenderer]:
         """Renderers of the roles' models; no weights are loaded."""
-        args = self.settings.engine.template_args
+        args = self.settings.engine.template
         return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
 
     def renderer(self, agent: str) -> ChatRenderer:
@@ -340,8 +346,7 @@ class Recipe(ABC):
     def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
         """Open the simulated users and resources that the environment needs."""
         logs = run.folder / "user_simulator"
-        simulator = getattr(self.settings, "user_simulator", None)
-        return open_actors(self.environment, logs, simulator, self.openers())
+        return open_actors(self.environment, logs, self.settings.user_simulator, self.openers())
 
     def evaluation(
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()

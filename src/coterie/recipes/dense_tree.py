@@ -28,7 +28,7 @@ Deliberate deviations from the released code:
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
-from coterie.datasets.conversations import MixedPreferences
+from coterie.datasets.published_preferences import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
 from coterie.environments.protocol import most_turns
 from coterie.errors import UserError

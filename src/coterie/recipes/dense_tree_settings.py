@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.datasets.conversations import MixedPreferences
+from coterie.datasets.published_preferences import MixedPreferences
 from coterie.errors import UserError
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.rollout.dense_search import DenseSearchSettings

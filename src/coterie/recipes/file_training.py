@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from math import exp, log1p
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation, Preference
@@ -46,6 +47,7 @@ from coterie.reports.page import Section
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
+from coterie.training.losses import DPO
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
@@ -53,6 +55,7 @@ SHOWN = 3
 CHUNK = 16
 """Number of held-out rows in one call of the engine."""
 NAMED = 5
+EQUAL_SIDES = "chosen and rejected are equal as the chat template shows them"
 
 
 class FileTraining(Recipe):
@@ -76,12 +79,20 @@ class FileTraining(Recipe):
 
     def stages(self) -> list[Stage]:
         uses = ("train", "rows", "long_rows", *self.uses)
-        before = [self.evaluation(0), self._measured(0)]
         train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
+        if not self.holds_out:
+            return [train]
+        before = [self.evaluation(0), self._measured(0)]
         return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
+    @property
+    def holds_out(self) -> bool:
+        """False if all rows are trained on, and nothing is evaluated."""
+        return "heldout" in self.environment.dataset.splits
+
     def sections(self, run: Run) -> list[Section]:
-        return [_held_out(self, run), *_curve(run), _rows(self)]
+        measures = [_held_out(self, run)] if self.holds_out else []
+        return [*measures, *_curve(run), _rows(self)]
 
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
         uses = ("evaluate.rows", *self.uses)
@@ -106,10 +117,10 @@ class FileTraining(Recipe):
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.settings.train}
 
-    def longest_rows(self) -> tuple[int | None, int]:
+    def longest_rows(self) -> tuple[int | None, int, int | None]:
         groups = [self.rows_of(item) for item in self.training_items]
         lengths = [len(row.ids) for rows in groups for row in rows]
-        return max(lengths, default=None), max(map(len, groups), default=1)
+        return max(lengths, default=None), max(map(len, groups), default=1), len(groups)
 
     def training_tasks(self) -> int:
         return 0
@@ -128,11 +139,15 @@ class FileTraining(Recipe):
     def plan(self) -> Plan:
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
-        self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
+        nothing = ("evaluation", "none: no rows are held out (dataset.heldout=0)")
+        if self.holds_out:
+            self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
         rows = [row for item in self.training_items for row in self.rows_of(item)]
         tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
         left_out = Counter(self.environment.dataset.left_out) + self._left_out
         details = (
+            *plan.details,
+            *([] if self.holds_out else [nothing]),
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
             *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
@@ -162,7 +177,7 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        return load_renderer(self.settings.model, self.settings.engine.template_args)
+        return load_renderer(self.settings.model, self.settings.engine.template)
 
     @cached_property
     def training_items(self) -> list[Any]:
@@ -171,8 +186,8 @@ class FileTraining(Recipe):
 
     @cached_property
     def heldout_items(self) -> list[Any]:
-        """First ``evaluate.rows`` items of the held-out split."""
-        return self._items("heldout", self.settings.evaluate.rows)
+        """First ``evaluate.rows`` items of the held-out split, if there is one."""
+        return self._items("heldout", self.settings.evaluate.rows) if self.holds_out else []
 
     def _fits(self, item: Any, limit: int) -> bool:
         return all(len(row.ids) <= limit for row in self.rows_of(item))
@@ -185,14 +200,16 @@ class FileTraining(Recipe):
     def _items(self, split: Split, count: int) -> list[Any]:
         """Return the items of the first ``count`` conversations of a split, without dropped rows."""
         items, limit = [], self._limit(split)
-        for one in self.environment.rows(split)[:count]:
+        for conversation in self.environment.rows(split)[:count]:
             try:
-                new_items = self.items_of(self._model[0], one)
-            except UserError:
+                new_items = self.items_of(self._model[0], conversation)
+            except UserError as error:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
-                self._left_out["not shown by the chat template"] += 1
+                is_equal = error.what.endswith(EQUAL_SIDES)
+                self._left_out[EQUAL_SIDES if is_equal else "not shown by the chat template"] += 1
                 continue
+            self._left_out["the last message is not trained"] += not new_items
             for item in new_items:
                 if self.settings.long_rows == "drop" and not self._fits(item, limit):
                     self._left_out["too long"] += 1
@@ -264,7 +281,11 @@ class DPOOnFile(FileTraining):
     uses = ("objective",)
 
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
-        return [preference_pair(renderer, conversation)]
+        pair = preference_pair(renderer, conversation)
+        if pair.equal_sides:
+            problem = f"{conversation.origin}: {EQUAL_SIDES}"
+            raise UserError(problem, "leave the row out: dataset.broken=skip")
+        return [pair]
 
     def rows_of(self, item: Pair) -> Sequence[Row]:
         return (*item.chosen, *item.rejected)
@@ -274,26 +295,30 @@ class DPOOnFile(FileTraining):
         return prefer(self, run, i, pairs, s.objective, s.train, progress, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""
-        pairs = self.heldout_items
+        """Return loss of the trained objective, and accuracy and margin of its implicit rewards, on held-out pairs."""
+        pairs, objective = self.heldout_items, DPO(self.settings.objective)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
-        sums = []
-        for one in sorted({0, version}):
-            engine = self.models(run).embedded(POLICY, one)
-            sums.append(await target_logprobs(engine, rows, progress, f"held-out pairs {one}"))
-        ratios = (sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True))
-        beta, margins = self.settings.objective.beta, []
+        logprobs = []
+        for policy in sorted({0, version}):
+            engine = self.models(run).embedded(POLICY, policy)
+            values = await target_logprobs(engine, rows, progress, f"held-out pairs {policy}")
+            logprobs.append([torch.tensor(row, dtype=torch.float64) for row in values])
+        losses, margins, stop = [], [], 0
         for pair in pairs:
-            chosen, rejected = (
-                beta * sum(islice(ratios, len(side))) for side in (pair.chosen, pair.rejected)
-            )
+            start, stop = stop, stop + len(self.rows_of(pair))
+            base, trained = logprobs[0][start:stop], logprobs[-1][start:stop]
+            better, worse = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
+            scored = replace(pair, reference=(float(better), float(worse)))
+            ratios = objective.log_ratios(scored, trained)
+            chosen, rejected = (self.settings.objective.beta * float(ratio) for ratio in ratios)
+            losses.append(float(objective.loss(scored, trained)))
             margins.append(chosen - rejected)
             key = ItemKey(version, MEASURE, pair.name)
             if not run.store.finished(key):
                 run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
         return {
             "held out": len(pairs),
-            "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
+            "loss": sum(losses) / len(losses),
             "accuracy": sum(m > 0 for m in margins) / len(margins),
             "margin": sum(margins) / len(margins),
         }
@@ -387,8 +412,8 @@ def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None 
         samples.append(Shown("reply", tuple(facts), own, trained=not rewards, side=side))
     if rewards:
         reason = (
-            "Held-out pair, not trained on. After training: beta * log(p / p_base) of chosen minus rejected is "
-            f"{rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
+            "Held-out pair, not trained on. After training: beta * log(p / p_base), reduced as in training, of chosen "
+            f"minus rejected is {rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
         )
     title = " over ".join(dict.fromkeys(rows[0].origin for rows in sides.values()))
     return example(None, samples, recipe.renderer, reason, title=title)

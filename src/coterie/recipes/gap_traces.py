@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import model_validator
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.conversations import parse_messages
 from coterie.datasets.files import read_rows
+from coterie.datasets.messages import parse_messages
 from coterie.datasets.rows import SetRow, Text, question_key
 from coterie.environments.protocol import (
     ActorKind,

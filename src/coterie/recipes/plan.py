@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
-from coterie.engines.chat_model import check_chat
-from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     Environment,
     draw_tasks,
     formats_of,
+    innermost,
     most_turns,
     persons_of,
 )
-from coterie.environments.user_simulator import (
-    REFERENCE,
-    SCRIPT,
-    UserSimulatorSettings,
-    check_script,
-)
+from coterie.environments.user_simulator import check_user, readable_secrets
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
@@ -47,6 +41,7 @@ from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.distributed import accelerate_config, check_launch, launches
 from coterie.training.losses import Reads
 from coterie.training.memory import (
+    LIBRARIES,
     MemoryPlan,
     ModelShape,
     TrainedModel,
@@ -162,14 +157,18 @@ def make_plan(recipe: "Recipe") -> Plan:
     _check_services(s, environment, trainings, policies=served, reach=recipe.reach_cluster)
     count = recipe.training_tasks()
     train = draw_tasks(environment, "train", count, s.seed) if count else []
-    heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
-    _check_disjoint(map(recipe.whole_task, train), map(recipe.whole_task, heldout))
+    heldout = []
+    if recipe.holds_out:
+        heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
+    tasks = train + heldout or draw_tasks(environment, "train", RENDERED, s.seed)
+    check_user(environment, s.user_simulator, tasks)
+    _check_disjoint(environment, map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
-        renderer, context = load_renderer(role.model, s.engine.template_args)
-        prompt = _first_prompt(environment, renderer, train + heldout, longest=True)
+        renderer, context = load_renderer(role.model, s.engine.template)
+        prompt = _first_prompt(environment, renderer, tasks, longest=True)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
-        shortest.append(_first_prompt(environment, renderer, train or heldout, longest=False))
+        shortest.append(_first_prompt(environment, renderer, train or tasks, longest=False))
         for name, training in trainings.items():
             if training.max_length > context:
                 raise UserError(
@@ -193,11 +192,12 @@ def make_plan(recipe: "Recipe") -> Plan:
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
         memory.append(_sampling_memory(s, policies, dialogues, min(length, *contexts)))
-    row, rows = recipe.longest_rows()
+    row, rows, items = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
         shape = max(shapes.values(), key=lambda one: one.weights)
-        model = TrainedModel(shape, training, row, rows, reads, s.engine.attention or "sdpa")
+        attention = s.engine.attention or "sdpa"
+        model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
     available = GPUS[s.gpu].memory if s.gpu else device_memory(torch.device(device))[1]
@@ -220,7 +220,15 @@ def make_plan(recipe: "Recipe") -> Plan:
         evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
         turns=turns,
         max_tokens=s.turn_tokens,
+        details=notes_of(environment),
     )
+
+
+def notes_of(environment: Any) -> tuple[tuple[str, str], ...]:
+    """Return notes about the rows of an environment, or else of its data set."""
+    environment = innermost(environment)
+    rows = getattr(environment, "dataset", None) or getattr(environment, "rows", None)
+    return tuple(getattr(environment, "notes", getattr(rows, "notes", ())))
 
 
 def planned(s: S) -> S:
@@ -239,8 +247,7 @@ def _sampling_memory(
     s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
 ) -> MemoryPlan:
     """Plan the memory of stages that sample in this process."""
-    terms: Counter[str] = Counter()
-    size = weight_dtype(s).itemsize
+    terms, size = Counter({"libraries": LIBRARIES}), weight_dtype(s).itemsize
     for shape in shapes:
         terms["weights"] += shape.weights * size
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))
@@ -270,7 +277,7 @@ def _check_services(
     policies: int,
     reach: bool,
 ) -> None:
-    """Raise ``UserError`` for unavailable servers, ranks, tracker, sandbox or user simulator."""
+    """Raise ``UserError`` for unavailable servers, ranks, tracker or sandbox."""
     sampled = {
         shared_group(s, key): one for key, one in trainings.items() if key != CRITIC_TRAINING
     }
@@ -283,10 +290,6 @@ def _check_services(
     check_tracker(s.tracker)
     if Sandbox in environment.needs:
         make_jail(getattr(s, "sandbox", SandboxSettings()))
-    simulator = getattr(s, "user_simulator", UserSimulatorSettings())
-    check_chat("user_simulator", simulator, SCRIPT)
-    if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
-        check_script(getattr(environment, "script", None))
 
 
 def cluster_needs(
@@ -309,25 +312,26 @@ def check_ranks(s: RecipeSettings, training: TrainingSettings, key: str) -> None
     check_launch(training, "cpu" if elsewhere else s.engine.device_name, key)
 
 
-def _check_disjoint(train: Iterable[Task], heldout: Iterable[Task]) -> None:
+def _check_disjoint(
+    environment: Environment, train: Iterable[Task], heldout: Iterable[Task]
+) -> None:
     """Raise ``UserError`` if a held-out task is also a training task, by id or by content."""
-    known = {key for task in train for key in (task.id, content_of(task))}
+    trained = {key for task in train for key in (task.id, content_of(task, environment))}
     for task in heldout:
-        if not known.isdisjoint((task.id, content_of(task))):
+        if not trained.isdisjoint((task.id, content_of(task, environment))):
             raise UserError(
                 f"held-out task {task.id} is also a training task",
                 "correct the environment's splits: a score on trained tasks says nothing",
             )
 
 
-def content_of(task: Task) -> str:
-    """Return the content of a task: its public fields, and the reference of a simulated user.
+def content_of(task: Task, environment: Environment) -> str:
+    """Return the content of a task: its public fields, and the secrets of simulated users.
 
     Users may write the same request and want different things.
     """
-    reference = task.secrets.get(REFERENCE)
-    reference_text = "" if reference is None else reference.reveal(GRADER)
-    return f"{sorted(task.public.items())} {reference_text}"
+    secrets = [sorted(readable_secrets(task, who).items()) for who in persons_of(environment)]
+    return f"{sorted(task.public.items())} {secrets}"
 
 
 # Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation

@@ -114,9 +114,9 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
     for role, shape in plan.shapes.items():
         if role == CRITIC:
             training = s.critic_training
-            critics.append(TrainedModel(shape, training, length, 1, "states", attention))
+            critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
             continue
-        policies.append(TrainedModel(shape, s.policy_training, length, 1, reads, attention))
+        policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
         if engine.kind == "inprocess":
             dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
             sampling.update(

@@ -22,6 +22,7 @@ from coterie.datasets.load import DatasetSettings
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
 from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.runs.folder import RunSettings
 from coterie.training.settings import TrainingSettings
 
@@ -72,6 +73,7 @@ class RecipeSettings(RunSettings, PlayedSettings):
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+    user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     gpu: GPUType | None = key(
         None, "Type of GPU that the plan assumes. Default: the devices of this machine."
     )

@@ -16,7 +16,7 @@ from statistics import fmean
 from coterie.config.folders import make_folder
 from coterie.config.resolve import flatten
 from coterie.errors import UserError
-from coterie.evaluation import bootstrap_interval
+from coterie.evaluation import mean_interval
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
@@ -56,7 +56,7 @@ class SweepRow:
     n: int
     score: float
     low: float
-    """Lower end of the score's 95% bootstrap interval over tasks."""
+    """Lower end of the score's 95% interval over tasks."""
     high: float
     tokens: float
     """Mean tokens of a rollout."""
@@ -191,7 +191,7 @@ def run_sweep(
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
     own = [row for row in rows if row.value == value]
     means = [fmean(scores[task]) for task in sorted(scores)]
-    score, low, high = (round(n, 4) for n in (fmean(means), *bootstrap_interval(means, seed=0)))
+    score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
     tokens = round(fmean(row.tokens for row in own), 2)
     return replace(
         own[-1], seed=None, n=len(means), score=score, low=low, high=high, tokens=tokens, folder=""

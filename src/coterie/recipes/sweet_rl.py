@@ -49,6 +49,7 @@ from coterie.engines.protocol import POLICY, EngineError, EngineGone
 from coterie.environments.coding import BackendProgramming, Coding
 from coterie.environments.collaboration import (
     CRITIC,
+    REFERENCE,
     Collaboration,
     transcript,
     visible,
@@ -57,7 +58,6 @@ from coterie.environments.collaboration import (
 from coterie.environments.frontend import Frontend
 from coterie.environments.protocol import AGENT
 from coterie.environments.registry import check_no_tools
-from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.prefix_trie import CostRule
@@ -126,7 +126,7 @@ class SweetRL(Recipe):
 
     def stages(self) -> list[Stage]:
         """Return the stages of the method. A judge needs no training stage."""
-        s, talk = self.settings, ("user_simulator", "rollout.max_tokens", "engine")
+        s, talk = self.settings, ("rollout.max_tokens", "engine")
         evaluation = partial(self.evaluation, uses=talk)
         offline = self.offline_content
         rollout = self.stage(FIRST, "rollout", self.rollout, (), offline, uses=(*talk, "rollout"))

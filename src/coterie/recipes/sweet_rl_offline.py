@@ -27,7 +27,7 @@ from coterie.environments.coding import BackendProgramming
 from coterie.environments.collaboration import visible
 from coterie.environments.protocol import AGENT, Grade, Shared, State, faults_of
 from coterie.environments.talk import ANSWERED
-from coterie.environments.user_simulator import PERSON
+from coterie.environments.user_simulator import PERSON, with_leaks
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -101,6 +101,7 @@ class Replay:
             try:
                 with faults_of(self.environment):
                     grade = await self.environment.grade(state, self.shared)
+                    grade = await with_leaks(self.environment, state, grade)
             except EngineError as error:
                 return Done(key, tokens, failure=str(error))
         assert state.end is not None
@@ -144,7 +145,7 @@ async def play_offline(
     """
     dialogues, left_out = _dialogues(environment, s, file, progress)
     run.store.put_tasks({task.id: task for task, _ in dialogues.values()}.values())
-    renderer, context = load_renderer(s.model, s.engine.template_args)
+    renderer, context = load_renderer(s.model, s.engine.template)
     async with AsyncExitStack() as stack:
         shared = Shared()
         if any(row.reward is None for _, row in dialogues.values()):
@@ -165,14 +166,14 @@ def _dialogues(
     held_out = {
         key
         for task in environment.tasks("heldout", 10**9, s.seed)
-        for key in (task.id, content_of(task))
+        for key in (task.id, content_of(task, environment))
     }
     limits, left_out = s.rollout, 0
     dialogues: dict[ItemKey, tuple[Task, OfflineDialogue]] = {}
     task_rows, repeats = dict[str, CodeRow](), Counter[str]()
     for row in read_rows(file, OfflineDialogue, progress):
         task = environment.task_of(row.task)
-        if task.id in held_out or content_of(task) in held_out:
+        if task.id in held_out or content_of(task, environment) in held_out:
             left_out += 1
             continue
         if task.id not in task_rows and len(task_rows) == limits.tasks:

@@ -6,7 +6,6 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
-from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.selection import RankedPairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -140,7 +139,6 @@ class SweetSettings(RecipeSettings):
         "(DPO of the policy on pairs of whole dialogues).",
         source="SWEET-RL table 2",
     )
-    user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
     rollout: RepeatSettings = RepeatSettings()
     offline: str | None = key(

@@ -88,6 +88,8 @@ Role = Literal["system", "user", "assistant", "tool", "inline"]
 Finish = Literal["end", "stop_string", "length"]
 """Finish reason: an end-of-turn token, a stop string, or the token limit."""
 
+SAMPLED = "sampled"
+"""Source of the text that a model sampled."""
 THOUGHT = "thought"
 """Source of the part with an agent's thought, which only the agent may see."""
 
@@ -173,8 +175,8 @@ class Request:
         tools: tuple[Tool, ...] = (),
     ) -> "Request":
         """Build a request as a delta on the running prompt. The id hashes the arguments, ``tools`` only if any."""
-        keep = _common(prompt, running)
-        keep_messages = _common(messages, running_messages)
+        keep = common_length(prompt, running)
+        keep_messages = common_length(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
         content = [[m.role, m.turn, [[p.text, p.source, p.image] for p in m.parts]] for m in new]
         offered = [[[t.name, t.description, t.parameters, t.alone] for t in tools]] if tools else []
@@ -325,7 +327,8 @@ def digest(*values: object) -> str:
     return hashlib.sha256(encoded(text, "what was said or shown")).hexdigest()[:32]
 
 
-def _common(new: tuple[object, ...], old: tuple[object, ...]) -> int:
+def common_length(new: tuple[object, ...], old: tuple[object, ...]) -> int:
+    """Return the number of first elements that two tuples share."""
     if new[: len(old)] == old:
         return len(old)
     for index, (a, b) in enumerate(zip(new, old, strict=False)):

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import datetime
 from typing import Any
 
 from coterie.environments.answers import known_answers, question_of
@@ -26,12 +26,13 @@ Usage = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """Names and date of a log that its store does not know."""
+    """Names and times of a log that its store does not know."""
 
     task: str
     model: str
     metric: str
-    created: date
+    start: datetime
+    end: datetime
 
 
 def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets: bool) -> Fields:
@@ -63,32 +64,38 @@ def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets
             number = int(key.sample) if key.sample.isdecimal() else 0
             error = {"message": why, "traceback": "", "traceback_ansi": ""}
             samples.append({**_sample(store.task(key.task), number), "error": error})
-    samples.sort(key=lambda one: (one["id"], one["epoch"]))
+    samples.sort(key=lambda sample: (sample["id"], sample["epoch"]))
     ungradable = left_out(store, iteration, stage)
-    ids = list(dict.fromkeys(one["id"] for one in samples))
-    all_scores = [one.get("scores") for one in samples if one["id"] not in ungradable]
+    ids = list(dict.fromkeys(sample["id"] for sample in samples))
+    all_scores = [sample.get("scores") for sample in samples if sample["id"] not in ungradable]
     values = [scores[head.metric]["value"] for scores in all_scores if scores]
     mean = {"name": "mean", "value": sum(values) / max(1, len(all_scores))}
-    leaves = [one.get("uuid") for one in samples]
+    leaves = [sample.get("uuid") for sample in samples]
     name = digest(head.task, head.model, iteration, stage, leaves)[:22]
     return {
         "version": 2,
         "status": "success",
         "eval": {
             **dict.fromkeys(("eval_id", "run_id", "task_id"), name),
-            "created": f"{head.created}T00:00:00+00:00",
+            "created": head.start.isoformat(),
             "task": head.task,
             "dataset": {"name": head.task, "samples": len(ids), "sample_ids": ids},
             "model": head.model,
-            "config": {"epochs": max((one["epoch"] for one in samples), default=1)},
+            "config": {"epochs": max((sample["epoch"] for sample in samples), default=1)},
             "metadata": {"iteration": iteration, "stage": stage},
         },
+        # Inspect reads headers alone by a parser of its own, which requires every section and has no defaults.
+        "plan": {"name": "coterie", "steps": [{"solver": stage}]},
         "results": {
             "total_samples": len(samples),
-            "completed_samples": sum("error" not in one for one in samples),
+            "completed_samples": sum("error" not in sample for sample in samples),
             "scores": [{"name": head.metric, "scorer": head.metric, "metrics": {"mean": mean}}],
         },
-        "stats": {"model_usage": _sum(one.get("model_usage", {}) for one in samples)},
+        "stats": {
+            "started_at": head.start.isoformat(),
+            "completed_at": head.end.isoformat(),
+            "model_usage": _sum(sample.get("model_usage", {}) for sample in samples),
+        },
         "samples": samples,
     }
 

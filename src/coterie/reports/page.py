@@ -32,7 +32,7 @@ GLOSSARY: Mapping[str, str] = {
     "failed": "rollouts that ended in an error, or that could not be graded; each counts with a score of 0",
     "fraction": "share of tests that an answer passes",
     "groups with an advantage": "groups whose rewards differ",
-    "leaks": "replies of the simulated user that quote 30 characters or more of the reference",
+    "leaks": "replies of the simulated user that quote 25 characters or more of a secret",
     "limit reached": "share of rollouts that a limit of turns, tokens or context ended, and not the environment",
     "majority": "score of the answer that most of the first k rollouts give",
     "no page": "share of dialogues in which the agent shows no page",
@@ -189,7 +189,7 @@ def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
     return Section(
         "scores",
         "Scores on held-out tasks",
-        f"{metric}, with its 95% bootstrap interval over tasks; the other columns are means over rollouts.",
+        f"{metric}, with its 95% interval over tasks; the other columns are means over rollouts.",
         ("policy", "tasks", "score", "95% interval", "tokens", "failed", *map(_words, names)),
         tuple(
             (

@@ -228,8 +228,6 @@ _LINE = r"^[^\w\n]*corrected {}[^\w\n:]*:[^\w\n]*\n{{0,3}}(?!\W*corrected )(.+)$
 _SUBGOALS = re.compile(_LINE.format("subgoals"), re.IGNORECASE | re.MULTILINE)
 _ACTIONS = re.compile(_LINE.format("actions"), re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(rf"(\bnot|n't|\bcannot|\bnever)\s+{ACCEPTED}\b", re.IGNORECASE)
-_BEGIN, _END = "<think>", "</think>"
-"""Thought marks. Some templates end with the first one, so replies begin inside the thought."""
 _CORRECTION_RULES = (
     "You check the actions that an agent wrote for the subgoals of a task.\n"
     f"- If carrying out the actions answers the task, reply with one word: {ACCEPTED}\n"
@@ -256,10 +254,9 @@ def correction_question(task: str, subgoals: str, actions: str, tools: str) -> l
 
 
 def read_correction(reply: str) -> Correction:
-    """Read a reply without its thoughts: both lines of a correction, or acceptance, and not both."""
-    text = reply.rpartition(_END)[2].partition(_BEGIN)[0]
-    subgoals, actions = _SUBGOALS.findall(text), _ACTIONS.findall(text)
-    accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", text) and not _REFUSED.search(text)
+    """Read a reply: both lines of a correction, or acceptance, and not both."""
+    subgoals, actions = _SUBGOALS.findall(reply), _ACTIONS.findall(reply)
+    accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", reply) and not _REFUSED.search(reply)
     if accepted and not subgoals and not actions:
         return Correction("accepted")
     if accepted or not (subgoals and actions):

@@ -15,6 +15,7 @@ The environment's reward defaults to its score. A path that was not graded has n
 ``malformed``, a path that violates the requested format gets this value instead of the first two terms.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from pydantic import field_validator, model_validator
 
 from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label
 from coterie.config.settings import Settings, key
+from coterie.config.user_code import SECONDS, as_number
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
 from coterie.record.tree import CONTEXT, LENGTH, Ending, Outcome
@@ -52,10 +54,13 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, P
 @cache
 def _find(name: str) -> Plugin:
     term = find(REWARDS, name)
-    if not callable(term.thing) or isinstance(term.thing, type):
-        raise UserError(
-            f"{term} is not a function", "write def NAME(sample): ... that returns a number"
-        )
+    try:
+        if isinstance(term.thing, type):
+            raise TypeError("it is a class")
+        inspect.signature(term.thing).bind("sample")
+    except TypeError as error:
+        fix = "write def NAME(sample): ... that returns a number"
+        raise UserError(f"{term} is not a function of one sample: {error}", fix) from error
     return term
 
 
@@ -85,10 +90,11 @@ class TermSettings(Settings):
         for (name, term), weight in zip(
             self.custom_terms().items(), self.terms.values(), strict=True
         ):
-            value = guarded(f"{term} failed", partial(term.thing, sample))
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            value = guarded(f"{term} failed", partial(term.thing, sample), SECONDS)
+            figure = as_number(value)
+            if figure is None:
                 raise UserError(f"{term} returned {value!r}", "return a finite number")
-            values[name] = weight * float(value)
+            values[name] = weight * figure
         return values
 
     def identity(self) -> str:

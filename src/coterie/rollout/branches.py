@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from coterie.config.user_code import in_steps
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     Environment,
@@ -28,6 +29,7 @@ from coterie.environments.protocol import (
     messages_of,
     wrong_return,
 )
+from coterie.environments.user_simulator import with_leaks
 from coterie.errors import UserError
 from coterie.record.tree import CONTEXT, TURNS, Ending, Task, Tree
 from coterie.record.turn import (
@@ -411,13 +413,13 @@ class Branches:
         except (TypeError, ValueError) as error:
             expected = f"a Grade of finite numbers: {error}"
             raise wrong_return(environment, "grade", grade, expected) from error
-        if grade.score is None:
-            return grade
-        low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
-        if not low <= grade.score <= high:
-            expected = f"a score from {low:g} to {high:g}, or declare score_range = (low, high)"
-            raise wrong_return(environment, "grade", grade.score, expected)
-        return replace(grade, score=(grade.score - low) / (high - low))
+        if grade.score is not None:
+            low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
+            if not low <= grade.score <= high:
+                expected = f"a score from {low:g} to {high:g}, or declare score_range = (low, high)"
+                raise wrong_return(environment, "grade", grade.score, expected)
+            grade = replace(grade, score=(grade.score - low) / (high - low))
+        return await with_leaks(environment, at.state, grade)
 
     def forget(self) -> None:
         """Drop the positions so far, which only branches and replays need."""
@@ -503,7 +505,7 @@ class Branches:
             limit = asyncio.timeout(self.seconds)
             try:
                 async with limit:
-                    return await work(*args, **named)
+                    return await in_steps(work(*args, **named))
             except TimeoutError as error:
                 if not limit.expired():  # raised by the environment itself
                     raise

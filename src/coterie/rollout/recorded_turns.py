@@ -12,15 +12,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from coterie.datasets.conversations import (
-    ChatMessage,
-    Conversation,
-    Preference,
-    Targets,
-    flaw_of,
-    parse_messages,
-    parse_tools,
-)
+from coterie.datasets.conversations import Conversation, Preference, Targets
+from coterie.datasets.messages import ChatMessage, flaw_of, parse_messages, parse_tools
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     Environment,
@@ -42,6 +35,7 @@ from coterie.record.turn import (
     Tool,
     ToolResult,
     Turn,
+    common_length,
     digest,
     make_turn,
 )
@@ -321,7 +315,7 @@ def rows_from_messages(
     if flaw := flaw_of(parsed, schemas):
         raise ValueError(flaw)
     conversation = Conversation(
-        id="?", question="?", answer="?", messages=parsed, tools=schemas, place=origin
+        id="?", question="?", answer="?", messages=parsed, tools=schemas, origin=origin
     )
     return conversation_rows(_renderer(tokenizer), conversation, targets)
 
@@ -342,7 +336,7 @@ def pairs_from_messages(
         raise ValueError(flaw)
     preference = Preference(
         id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
-        start=len(before), tools=schemas, place=origin,
+        start=len(before), tools=schemas, origin=origin,
     )  # fmt: skip
     return preference_pair(_renderer(tokenizer), preference)
 
@@ -350,7 +344,12 @@ def pairs_from_messages(
 def conversation_rows(
     renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
 ) -> list[Row]:
-    """Return the rows of a conversation. Raises ``UserError`` if the template cannot show it."""
+    """Return the rows of a conversation, none if no message is trained.
+
+    Raises ``UserError`` if the template cannot show it.
+    """
+    if targets == "last" and not conversation.messages[-1].is_trained:
+        return []
     rows = _rows_after(renderer, conversation, conversation.messages)
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
@@ -368,20 +367,26 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 def _rows_after(
     renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
 ) -> list[Row]:
-    place = conversation.place
+    origin = conversation.origin
     try:
-        prompts = _prompts(renderer, messages, conversation.tools, place)
+        prompts = _prompts(renderer, messages, conversation.tools, origin)
     except UserError as error:
-        where = f"{place}: " if place else ""
+        where = f"{origin}: " if origin else ""
         raise UserError(
             f"{where}{error.what}", "leave the row out, or use another model"
         ) from error
-    before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
-    trained = {turn.id for _, turn in prompts[before:]}
+    before = sum(message.role == ASSISTANT for message in messages[: conversation.start])
+    replies = [message for message in messages if message.role == ASSISTANT]
+    trained = {
+        turn.id
+        for (_, turn), message in zip(prompts[before:], replies[before:], strict=True)
+        if message.is_trained
+    }
     training_rows = []
-    for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
-        targets = tuple(one for one in row.targets if one.turn in trained)
-        training_rows.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    for number, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
+        targets = tuple(target for target in row.targets if target.turn in trained)
+        name = f"{origin}/{number}" if number else origin
+        training_rows.append(replace(row, targets=targets, origin=name))
     return [row for row in training_rows if row.targets]
 
 
@@ -406,6 +411,11 @@ def _prompts(
             if message.role != ASSISTANT:
                 history.append(Message(message.role, (Part(message.content),)))
                 continue
+            marks = renderer.template.thoughts
+            split = marks and marks.split(message.content, opened=False)
+            if split and split.thought and not message.thought:
+                parts = {"content": split.content, "thought": split.thought}
+                message = message.model_copy(update=parts)
             prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
             ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
             turn = _turn(renderer, message, last or tree.root, ids)
@@ -443,6 +453,9 @@ def _reply_ids(
     prompt: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
+    template, marks = renderer.template, renderer.template.thoughts
+    if marks and not marks.opened and template.opener.strip() and message.thought.strip():
+        raise _not_written("a thought after its prompts; try template_args={enable_thinking: true}")
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
@@ -450,15 +463,24 @@ def _reply_ids(
     trial.add(plain)
     chat = (*history, Message(ASSISTANT, turn=plain.id))
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
-    if whole[: len(prompt)] != prompt:
+    size = common_length(prompt, whole)
+    rest, ids = renderer.decode(prompt[size:]).strip(), whole[size:]
+    if rest and not (marks and marks.opened and rest == template.opener.strip()):
         raise _not_written("this call after its prompt")
-    ids = whole[len(prompt) :]
+    # Prompts may lack the header (DiffusionGemma after results), or open a thought that the text lacks.
+    header = renderer.control.encode([template.core])
+    ids = ids[len(header) :] if ids[: len(header)] == header else ids
+    ids = renderer.encode_turn("", end=False) + ids if rest else ids
     text, names = renderer.decode(ids), [call.name for call in message.calls]
+    first = renderer.tools.required().opening.search(text)
+    content = renderer.control.break_up(message.content.strip(), ASSISTANT)
+    if first and content not in text[: first.start()]:
+        raise _not_written("the text of a message before its calls")
     if any(text.count(name) < names.count(name) for name in names):
         raise _not_written("all calls of a message")
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
-    ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
-    if renderer.template.thoughts and message.thought.strip() not in text:
+    ids = ids[: ends[-1] + 1] if ends else ids + (tuple(renderer.tools.ends)[:1] or renderer.end)
+    if marks and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] != before:
             raise _not_written("the thought of a message that calls")

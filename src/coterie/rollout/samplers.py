@@ -14,6 +14,7 @@ from coterie.models.call_syntaxes import whole_text
 from coterie.record.rows import Render
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import (
+    SAMPLED,
     THOUGHT,
     Finish,
     Message,
@@ -31,7 +32,6 @@ from coterie.record.turn import (
 )
 from coterie.tools.calls import closing
 
-SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"
 NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8

@@ -41,7 +41,7 @@ from coterie.environments.registry import (
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
-from coterie.evaluation import Point, bootstrap_interval, scaling
+from coterie.evaluation import Point, mean_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Outcome, Task, Tree
@@ -387,7 +387,7 @@ def win_rate(store: Store, other: Store, name: str) -> WinRate:
         )
     pairs = [(own[task][0], others[task][0]) for task in sorted(both)]
     wins = [0.5 * (one.score > two.score) + 0.5 * (one.score >= two.score) for one, two in pairs]
-    interval = bootstrap_interval(wins, seed=0)
+    interval = mean_interval(wins, seed=0)
     n = len(skipped | others_skipped)
     return WinRate(name, sum(wins) / len(wins), interval, wins.count(0.5), len(wins), n)
 
@@ -427,7 +427,7 @@ async def score_best_of_n(
         ]
         scores = await asyncio.gather(*requests)
     scores += [0.0] * (len(tasks) - len(scores))
-    interval = bootstrap_interval(scores, seed=0)
+    interval = mean_interval(scores, seed=0)
     return BestOfN(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
 
 

@@ -66,19 +66,30 @@ class RunTracker:
         self._folder, self._settings, self._store = folder, settings, store
         self._name = settings.tracker if isinstance(settings, RunSettings) else "none"
         self._tracker: Tracker | None = None
+        self._stepped = set[str]()
+        """Stages that logged their steps; the metrics of the whole stage would look like another step."""
 
     def of(self, role: str) -> Tracker:
-        return _RoleTracker(self, role, self._steps()) if self._name != "none" else Tracker()
+        """Return a tracker that prefixes metrics with the role and continues the step count of the run."""
+        before = self._steps()
+
+        def write(metrics: Mapping[str, float], step: int) -> None:
+            self.log({f"{role}/{metric}": n for metric, n in metrics.items()}, before + step)
+
+        return Tracker(write)
 
     def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
         """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
-        if self._name != "none":
-            numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
-            self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
+        if updates:
+            self._stepped.add(name)
+        elif name in self._stepped:
+            return
+        numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
+        self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self._tracker is None:
-            folder, config = self._folder / "tracking", self._settings.model_dump()
+            folder, config = self._folder / "tracking", self._settings.model_dump(mode="json")
             self._tracker = make_tracker(self._name, folder, self._folder.absolute().name, config)
         self._tracker.log(metrics, step)
 
@@ -89,17 +100,6 @@ class RunTracker:
     def _steps(self) -> int:
         finished = [item.metrics for item in self._store.items(sample=FINISHED)]
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
-
-
-class _RoleTracker(Tracker):
-    """Tracker that prefixes metrics with the role and continues the step count of the run."""
-
-    def __init__(self, tracker: RunTracker, role: str, before: int) -> None:
-        self._run, self._role, self._before = tracker, role, before
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        named = {f"{self._role}/{metric}": n for metric, n in metrics.items() if metric != "step"}
-        self._run.log(named, self._before + step)
 
 
 COMMANDS = "commands.txt"

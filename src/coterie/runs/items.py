@@ -27,14 +27,13 @@ from coterie.environments.protocol import (
     persons_of,
 )
 from coterie.environments.user_simulator import (
-    SCRIPT,
     ModelUserSimulator,
     UserSimulator,
     UserSimulatorSettings,
     check_script,
 )
 from coterie.errors import UserError
-from coterie.evaluation import Draw, bootstrap_interval
+from coterie.evaluation import Draw, mean_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Credit, Item, ItemKey, Metrics, Task, Tree
@@ -85,12 +84,15 @@ async def open_actors(
         for name in persons_of(environment):
             simulator: UserSimulator
             user = user_simulator
-            if user is None or (user.url is None and user.model == SCRIPT):
-                simulator = check_script(getattr(environment, "script", None))
+            if user is None or user.is_script:
+                simulator = check_script(environment)
             else:
                 chat = await stack.enter_async_context(open_chat(user))
                 make = getattr(environment, "chat_user", None)
-                simulator = make(chat, user, shared) if make else ModelUserSimulator(chat, user)
+                if make is None:
+                    simulator = ModelUserSimulator(chat, user, environment, name)
+                else:
+                    simulator = make(chat, user, shared)
             persons[name] = UserSampler(simulator)
         yield Actors(environment, persons, shared)
 
@@ -115,7 +117,7 @@ class Evaluation:
     """Failed or ungraded dialogues. Each scores 0."""
     score: float
     low: float
-    """Lower bound of the score's 95% bootstrap interval."""
+    """Lower bound of the score's 95% interval."""
     high: float
     tokens: float
     means: Mapping[str, float] = field(default_factory=dict)
@@ -168,7 +170,7 @@ def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
 def evaluation(store: Store, version: int) -> Evaluation:
     results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
-    low, high = bootstrap_interval(scores, seed=0)
+    low, high = mean_interval(scores, seed=0)
     n = len(scores)
     failed = sum(result.failed for result in results)
     tokens = sum(result.tokens for result in results) / n

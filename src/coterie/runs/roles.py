@@ -119,7 +119,7 @@ class Roles:
     ) -> LoadedModel:
         """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
         s, source = self.settings, self.source(name, version, merge=merge, trainable=trainable)
-        return source.load(s.device_name, s.template_args)
+        return source.load(s.device_name, s.template)
 
     def source(
         self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
@@ -354,7 +354,7 @@ def open_learner(
     samples = engine.kind == "inprocess" and config.like is None
     loaded = None
     if ranks is None or samples:
-        loaded = source.load(engine.device_name, engine.template_args)
+        loaded = source.load(engine.device_name, engine.template)
     trainer: Trainer[Row] | RankTrainer[Row]
     if ranks is not None:
         trainer = RankTrainer(*(ranks, source, config.objective, settings, folder, Row), **named)

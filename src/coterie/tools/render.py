@@ -10,6 +10,9 @@ before the browser sees it (:func:`inline_resources`); all other requests fail a
 Equal HTML gives equal bytes on one machine. Time in a page is virtual: it starts at the same date, stands still while
 the page loads, and then runs for a second (``RUN``), however long that takes. ``Math.random`` has a seed. Animations
 stand still and are then put at their end. Only workers, videos and events of frames, such as scrolling, take real time.
+
+A screenshot shows the whole page, with what a reader reveals by scrolling. A page can't close its window, and one that
+goes to another page within its second has no screenshot.
 """
 
 import asyncio
@@ -74,13 +77,14 @@ FLAGS = (
 )
 """Flags for equal bytes; animated images show their first frame, and no image waits until it is seen."""
 SEED = "--js-flags=--random-seed=1"
-CLOCK = """
+PRELUDE = """
 window.name = "";
+Object.defineProperty(window, "close", {value: () => {}});
 Object.defineProperty(History.prototype, "length", {value: 1});
 {
     const time = performance.now.bind(performance);
     let first = time();
-    window.startClock = () => { first = time(); delete window.startClock };
+    window.startClock = () => { first = time(); setTimeout(reveal, 500); delete window.startClock };
     performance.now = () => Math.round(time() - first);
     Date.now = () => performance.now() + 1.7e12;
     window.Date = new Proxy(Date, {
@@ -90,21 +94,53 @@ Object.defineProperty(History.prototype, "length", {value: 1});
     window.requestAnimationFrame = (draw) => setTimeout(() => draw(performance.now()), 16);
     window.requestIdleCallback = (run) => setTimeout(() => run({didTimeout: false, timeRemaining: () => 50}), 1);
     window.cancelAnimationFrame = window.cancelIdleCallback = (id) => clearTimeout(id);
+
+    // A screenshot shows the whole page, so all of it is in the window of an observer, except for one that follows
+    // the middle of the window, such as that of a table of contents.
+    window.IntersectionObserver = class extends IntersectionObserver {
+        constructor(call, options = {}) {
+            const {root, rootMargin = "0px"} = options;
+            const [top, right = top, bottom = top, left = right] = rootMargin.trim().split(/\\s+/);
+            const isWindow = (root ?? document) === document && !(bottom.endsWith("%") && parseFloat(bottom) <= -30);
+            super(call, {...options, ...(isWindow && {rootMargin: `${top} ${right} 99999px ${left}`})});
+        }
+    };
+    // Listeners of scrolling see a window of the page's height for a moment.
+    const listen = EventTarget.prototype.addEventListener;
+    let listens = false;
+    EventTarget.prototype.addEventListener = function (type, ...more) {
+        listens ||= type === "scroll";
+        return listen.call(this, type, ...more);
+    };
+    const reveal = () => {
+        if (!listens && !window.onscroll && !document.onscroll) return;
+        const value = document.documentElement.scrollHeight;
+        const before = Object.getOwnPropertyDescriptor(window, "innerHeight");
+        Object.defineProperty(window, "innerHeight", {value, configurable: true});
+        Object.defineProperty(document.documentElement, "clientHeight", {value, configurable: true});
+        document.dispatchEvent(new Event("scroll", {bubbles: true}));
+        setTimeout(() => {
+            Object.defineProperty(window, "innerHeight", before);
+            delete document.documentElement.clientHeight;
+        }, 250);
+    };
 }
 """
-"""Script that sets a page's clocks, makes its frames timers, and hides earlier pages."""
+"""Script that runs before a page: it sets clocks, makes frames timers, reveals what scrolling does, and hides earlier
+pages."""
 FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 FINISH = """
 (function finish(view) {
     for (let i = 0; i < view.length; i++)
         try { finish(view[i]) } catch { }  // a frame of another origin
     for (const animation of Document.prototype.getAnimations.call(view.document))
-        try { animation.finish() } catch { animation.cancel() }
+        if (animation.timeline?.constructor.name === "ViewTimeline") animation.currentTime = view.CSS.percent(50);
+        else try { animation.finish() } catch { animation.cancel() }
     for (const svg of Document.prototype.querySelectorAll.call(view.document, "svg"))
         svg.pauseAnimations(), svg.setCurrentTime(1)
 })(window)
 """
-"""Script that puts animations at their end, or without an end at their start."""
+"""Script that puts animations at their end, or without an end at their start, and those of scrolling in mid-window."""
 INSTALL = "pip install -e '.[frontend]', then `playwright install chromium`, or your system's package chromium"
 LIBRARIES = "install them: `playwright install-deps chromium`, or your system's package chromium"
 LOGGED = re.compile(r"(?:bwrap|setpriv): .*|\S+: error while loading shared libraries: .*")
@@ -378,7 +414,7 @@ class _Slot:
             locale="en-US",
             timezone_id="UTC",
         )
-        await context.add_init_script(CLOCK)
+        await context.add_init_script(PRELUDE)
         self._page = await context.new_page()
         session = self._session = await context.new_cdp_session(self._page)
         self._rendered = 0
@@ -399,35 +435,41 @@ class _Slot:
         send, settings = self._session.send, self.settings
         expired = asyncio.Event()
         self._session.once("Emulation.virtualTimeBudgetExpired", lambda _: expired.set())
-        results = await asyncio.gather(  # Chromium executes them in this order
+        await asyncio.gather(  # Chromium executes them in this order
             send("Emulation.setVirtualTimePolicy", STAND),
             send("Runtime.evaluate", {"expression": "startClock()"}),
             send("Page.setDocumentContent", {"frameId": self._frame, "html": html}),
-            send("Page.createIsolatedWorld", {"frameId": self._frame}),
         )
-        world = {"contextId": results[-1]["executionContextId"], "awaitPromise": True}
-        frames, finish = ({"expression": text, **world} for text in (FRAMES, FINISH))
         if "Observer" in html:  # observers first call at a frame
-            drawing: asyncio.Future[Any] = asyncio.ensure_future(send("Runtime.evaluate", frames))
-            waiting: list[asyncio.Future[Any]] = [drawing, self._leaves]
-            await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
-            drawing.cancel()
-            await asyncio.gather(drawing, return_exceptions=True)
-        if not self._leaves.done():
-            await send("Emulation.setVirtualTimePolicy", RUN)
-            await expired.wait()
-        if self._leaves.done():
-            self._page = None
-            raise _Fault(f"the page goes to {self._leaves.result()}")
-        await send("Runtime.evaluate", finish)
+            await self._stay(self._evaluate(FRAMES))
+        await send("Emulation.setVirtualTimePolicy", RUN)
+        await self._stay(expired.wait())
+        await self._stay(self._evaluate(FINISH))
         layout = await send("Page.getLayoutMetrics")
         height = min(layout["cssContentSize"]["height"], MAX_HEIGHT)
         options: dict[str, Any] = {"optimizeForSpeed": True}
         if height > settings.height:
             clip = {"x": 0, "y": 0, "width": settings.width, "height": height, "scale": 1}
             options |= {"clip": clip, "captureBeyondViewport": True}
-        result = await send("Page.captureScreenshot", options)
+        result = await self._stay(send("Page.captureScreenshot", options))
         return base64.b64decode(result["data"])
+
+    async def _evaluate(self, expression: str) -> None:
+        """Run a script out of reach of the page's own; a page may have replaced its document since the last script."""
+        world = await self._session.send("Page.createIsolatedWorld", {"frameId": self._frame})
+        place = {"contextId": world["executionContextId"], "awaitPromise": True}
+        await self._session.send("Runtime.evaluate", {"expression": expression, **place})
+
+    async def _stay(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of work, unless the page leaves: a page that leaves has no picture, however far it came."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait([task, self._leaves], return_when="FIRST_COMPLETED")
+        if not self._leaves.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._page = None
+        raise _Fault(f"the page goes to {self._leaves.result()}")
 
     async def _clear(self) -> None:
         """Leave a page. Time passes on an empty page, since Chromium may get stuck after a pause of seconds."""

@@ -36,7 +36,8 @@ from coterie.models.adapters import (
     save_adapter,
     split_head,
 )
-from coterie.models.loading import TOKENIZER_FILES, check_whole, reading, with_weights, writing
+from coterie.models.loading import check_whole, reading, with_weights, writing
+from coterie.models.saving import save_model, save_tokenizer
 from coterie.training.settings import TrainingSettings
 
 METRICS, REPORT, STATE = "metrics.jsonl", "training.json", "trainer/state.safetensors"
@@ -69,7 +70,7 @@ def save_checkpoint(
             if write:
                 tensors[f"optimizer/{name}/{key}"] = gathered.contiguous().cpu()
     target = checkpoint_folder(folder, step)
-    save_model(model, target, {"step": step, **facts}, tensors, write=write)
+    save_weights(model, target, {"step": step, **facts}, tensors, write=write)
     if write and keep_last is not None:
         remove_checkpoints(folder, keep_last)
 
@@ -124,7 +125,7 @@ def load_optimizer(
         torch.cuda.set_rng_state(tensors["random/cuda"])
 
 
-def save_model(
+def save_weights(
     model: Any,
     folder: Path,
     facts: Mapping[str, Any],
@@ -134,8 +135,8 @@ def save_model(
 ) -> None:
     """Save a model, with ``facts`` about its training, and the ``tensors`` of a checkpoint.
 
-    Writes weights and config with ``save_pretrained``, the tokenizer files, and the value head if any. Every rank calls
-    this; only a rank with ``write`` writes.
+    Writes the model or its adapter, the tokenizer with the trained ends of turn, and the value head if any. Every rank
+    calls this; only a rank with ``write`` writes.
     """
     state = model.state_dict(keep_vars=True)
     gathered = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
@@ -143,17 +144,13 @@ def save_model(
     if not write:
         return
     with writing(folder), whole_folder(folder) as temporary:
-        source = Path(model.config.name_or_path or ".")
-        if (source / "config.json").is_file():
-            for pattern in TOKENIZER_FILES:
-                for path in sorted(source.glob(pattern)):
-                    shutil.copy2(path, temporary)
         weights, head = split_head(weights)
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
+            save_tokenizer(model, temporary)
         else:
             with _without_bar():
-                model.save_pretrained(temporary, state_dict=weights)
+                save_model(model, temporary, weights)
         if head:
             save_file(head, temporary / HEAD_FILE)
         (temporary / REPORT).write_text(json.dumps(facts, indent=1))
@@ -162,7 +159,7 @@ def save_model(
             save_file(dict(tensors), temporary / STATE)
 
 
-def load_model(model: Any, folder: Path) -> None:
+def load_weights(model: Any, folder: Path) -> None:
     """Load the weights of a checkpoint or of a finished training into ``model``, in place."""
     head = find_head(model)
     with reading(folder):
@@ -333,7 +330,7 @@ class Record:
         if final.exists():
             identity, report = read_report(final)
             self._check(identity)
-            load_model(self._model, final)
+            load_weights(self._model, final)
             return report
         if (newest := newest_checkpoint(self._folder)) is not None:
             state = newest / REPORT
@@ -341,7 +338,7 @@ class Record:
                 facts = json.loads(state.read_text())
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
-            load_model(self._model, newest)
+            load_weights(self._model, newest)
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
             with reading(self._metrics, advice), self._metrics.open() as lines:
@@ -436,7 +433,7 @@ class Record:
             "report": {k: v for k, v in asdict(report).items() if k != "final"},
         }
         write = self._accelerator.is_main_process
-        save_model(self._model, final, facts, write=write)
+        save_weights(self._model, final, facts, write=write)
         if write and self._keep_last is not None:
             remove_checkpoints(self._folder, 0)
         self._accelerator.wait_for_everyone()

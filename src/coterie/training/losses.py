@@ -229,18 +229,26 @@ class DPO(OnPairs):
             )
         return weight
 
-    def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
+    def log_ratios(
+        self, item: Pair, read: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log p / p_ref of the chosen and of the rejected side, reduced by ``normalise``."""
         assert item.reference is not None, "count() raises for a pair without a reference"
-        s = self.settings
         chosen, rejected = read[: len(item.chosen)], read[len(item.chosen) :]
-        better = side_statistic(item.chosen, chosen, s.normalise) - item.reference[0]
-        worse = side_statistic(item.rejected, rejected, s.normalise) - item.reference[1]
+        return (
+            side_statistic(item.chosen, chosen, self.settings.normalise) - item.reference[0],
+            side_statistic(item.rejected, rejected, self.settings.normalise) - item.reference[1],
+        )
+
+    def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        s = self.settings
+        better, worse = self.log_ratios(item, read)
         margin = s.beta * (better - worse)
         loss = -logsigmoid(margin)
         if s.label_smoothing:
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
         if s.nll:
-            loss = loss - s.nll * side_statistic(item.chosen, chosen, "tokens")
+            loss = loss - s.nll * side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
         return item.weight * loss
 
 

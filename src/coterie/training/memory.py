@@ -1,7 +1,7 @@
 """Estimate of the memory that training and sampling need on one device, from a model's shape and the settings.
 
 Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
-``eager``; other architectures are estimated in the same way. Allocators and libraries need some hundred MiB more.
+``eager``; other architectures are estimated in the same way.
 """
 
 from collections import Counter
@@ -20,6 +20,8 @@ from coterie.training.losses import Reads
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import BUCKET
 
+LIBRARIES = 2**29
+"""Bytes of a process without a model: PyTorch and Transformers (0.44 GiB measured on a CPU), or a CUDA context."""
 MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""
 UPDATE = 19
@@ -122,6 +124,8 @@ class TrainedModel:
     """Tokens of the longest row; ``None`` for ``settings.max_length`` or the context."""
     rows: int = 1
     """Rows that must be in the same micro-batch, such as the 2 rows of a pair."""
+    items: int | None = None
+    """Items (rows or pairs) of the training data; ``None`` if unknown."""
     reads: Reads = "logprobs"
     attention: str = "sdpa"
 
@@ -146,7 +150,10 @@ class TrainedModel:
 
     @property
     def tokens(self) -> int:
-        return max(self.settings.tokens_per_microbatch, self.rows * self.length)
+        item, tokens = self.rows * self.length, self.settings.tokens_per_microbatch
+        if self.items is not None:  # a micro-batch holds no more than all items of a step
+            tokens = min(tokens, item * min(self.items, self.settings.batch_rows))
+        return max(tokens, item)
 
     def resident(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps."""
@@ -301,7 +308,7 @@ def training_memory(
     share the memory of a CPU. ``references`` is the number of frozen copies of the policy, ``sampling`` the bytes of an
     engine that samples between steps, without the weights, which it shares.
     """
-    terms: Counter[str] = Counter()
+    terms = Counter({"libraries": LIBRARIES})
     for model in models:
         terms.update(model.resident())
     policy = models[0]
@@ -325,6 +332,7 @@ def training_memory(
     if device == "cpu" and ranks > 1:
         terms = Counter({name: size * ranks for name, size in terms.items()})
         terms["model of the process that starts the ranks"] = policy.resident()["weights"]
+        terms["libraries"] += LIBRARIES
     terms.update(sampling or {})
     sizes = {name: size for name, size in terms.items() if size}
     own = advice(key, shared or key, policy.settings, ranks=sampling is None)

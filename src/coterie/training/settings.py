@@ -1,15 +1,19 @@
 """Settings of a training and of its objective, and experiment trackers that receive its metrics."""
 
-import hashlib
+import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from uuid import uuid4
 
 from pydantic import Field, model_validator
 
+from coterie.config.plugins import error_message
+from coterie.config.resolve import flatten
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.errors import UserError
 
@@ -265,60 +269,77 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
 
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
-PROJECT = "coterie"
 
 
+@dataclass(frozen=True, slots=True)
 class Tracker:
-    """Receiver of the metrics of a training. This class discards them."""
+    """Receiver of the metrics of a training, which are discarded by default."""
+
+    write: Callable[[dict[str, float], int], object] = lambda metrics, step: None
+    finish: Callable[[], object] = lambda: None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of an optimizer step (counted from 1)."""
+        self.write({name: n for name, n in metrics.items() if name != "step"}, step)
 
     def close(self) -> None:
         """Flush and finish; also called after a failed training."""
-
-
-class _AccelerateTracker(Tracker):
-    def __init__(self, tracker: Any, config: Mapping[str, Any]) -> None:
-        self._tracker = tracker
-        tracker.start()
-        kinds = (bool, int, float, str, type(None))
-        plain = {key: one if isinstance(one, kinds) else str(one) for key, one in config.items()}
-        tracker.store_init_configuration(plain)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._tracker.log({name: n for name, n in metrics.items() if name != "step"}, step=step)
-
-    def close(self) -> None:
-        self._tracker.finish()
+        self.finish()
 
 
 def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
     """Return a tracker that writes to ``folder`` under the run name ``run``.
 
     Nothing leaves the machine by default: ``wandb`` and ``swanlab`` start offline unless ``WANDB_MODE`` or
-    ``SWANLAB_MODE`` is set. ``trackio`` has one local database for all runs (``TRACKIO_DIR`` moves it). Raises
-    ``UserError`` if its package is not installed.
+    ``SWANLAB_MODE`` is set. ``trackio`` has one local database for all runs (``TRACKIO_DIR`` moves it). The folder
+    holds the id of the experiment, so that a tracker that is made again continues it. Raises ``UserError`` if the
+    package is not installed or does not start.
     """
     if name == "none":
         return Tracker()
     check_tracker(name)
+    folder = folder.absolute()  # wandb's process keeps the folder in which it started
     folder.mkdir(parents=True, exist_ok=True)
-    from accelerate import tracking
+    try:
+        return _start(name, folder, run, flatten(config))
+    except Exception as error:  # each package has errors of its own: no login, no network, ...
+        problem = f"tracker={name} does not start: {error_message(error)}"
+        raise UserError(problem, "fix the cause, or use tracker=none") from error
 
-    mode = os.environ.get(f"{name.upper()}_MODE", "offline")
+
+def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
+    """Start an experiment, or continue the one whose id the folder holds."""
     if name == "tensorboard":
-        tracker: Any = tracking.TensorBoardTracker(run, folder)
-    elif name == "wandb":
-        id_ = hashlib.sha256(f"{folder.absolute()} {run}".encode()).hexdigest()[:16]
-        resume = {"id": id_, "resume": "allow", "dir": str(folder), "mode": mode}
-        tracker = tracking.WandBTracker(PROJECT, name=run, **resume)
-    elif name == "swanlab":
-        place = {"logdir": str(folder), "mode": mode}
-        tracker = tracking.SwanLabTracker(PROJECT, experiment_name=run, **place)
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / run))
+        is_plain = bool | int | float | str
+        plain = {key: n if isinstance(n, is_plain) else str(n) for key, n in config.items()}
+        writer.add_hparams(plain, {}, run_name=".")
+
+        def write(metrics: dict[str, float], step: int) -> None:
+            for metric, value in metrics.items():
+                writer.add_scalar(metric, value, step)
+            writer.flush()
+
+        return Tracker(write, writer.close)
+    id_file = folder / "id"
+    if not id_file.is_file():
+        id_file.write_text(uuid4().hex[:16])
+    id_ = id_file.read_text()
+    options: dict[str, Any] = {"project": "coterie", "resume": "allow", "config": config}
+    if name == "trackio":  # continues an experiment by its name
+        options["name"] = f"{run}-{id_[:8]}"
     else:
-        tracker = tracking.TrackioTracker(PROJECT, name=run, resume="allow")
-    return _AccelerateTracker(tracker, config)
+        mode = os.environ.get(f"{name.upper()}_MODE", "offline")
+        options |= {"name": run, "id": id_, "mode": mode}
+        options["dir" if name == "wandb" else "log_dir"] = str(folder)
+    experiment = importlib.import_module(name).init(**options)
+    if name != "wandb":
+        return Tracker(experiment.log, experiment.finish)
+    # Several roles log the same steps one after another, but wandb's own step only grows.
+    experiment.define_metric("*", step_metric="step")
+    return Tracker(lambda metrics, n: experiment.log({**metrics, "step": n}), experiment.finish)
 
 
 def check_tracker(name: TrackerName) -> None:

@@ -8,6 +8,7 @@ process the final weights are bitwise the same as without an interruption.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -38,7 +39,7 @@ from coterie.training.batches import (
     rank_microbatches,
 )
 from coterie.training.checkpoint import Record, TrainingReport, hash_items, open_folder
-from coterie.training.distributed import open_accelerator
+from coterie.training.distributed import launches, open_accelerator
 from coterie.training.losses import SFT, Item, Objective
 from coterie.training.reference import LossModule, RowValue, ShardedModel, rank_row_values
 from coterie.training.settings import Tracker, TrainingSettings
@@ -192,8 +193,8 @@ class Trainer(Generic[Item]):
         at: Optimizer step to return to: its checkpoint, or the newest before it (0: the start).
 
     Raises:
-        UserError: The folder has another training, the model has dropout, or the objective reads values of a head that
-            the model does not have.
+        UserError: The folder has another training, the model has dropout, the objective reads values of a head that
+            the model does not have, or the settings ask for ranks, which only runs start.
     """
 
     def __init__(
@@ -216,6 +217,12 @@ class Trainer(Generic[Item]):
                 f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} needs the number of steps, "
                 "which is unknown",
                 "give the number of steps, or use schedule=constant warmup_ratio=0",
+            )
+        if launches(settings) and "WORLD_SIZE" not in os.environ:
+            asked = f"processes={settings.processes}" if settings.processes else "launch"
+            raise UserError(
+                f"{asked} starts ranks in a run, and this training is in one process",
+                "leave it out and start the script with torchrun, or train by coterie run",
             )
         self.objective = objective
         self.settings = settings
@@ -354,7 +361,7 @@ class Trainer(Generic[Item]):
         self._refuse_closed()
         facts = {"steps": self.done, "settings": self.settings.model_dump(mode="json")}
         with self._prepared.training():
-            checkpoint.save_model(self.model, folder, facts, write=self.is_main)
+            checkpoint.save_weights(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
     def send(self, kind: str, url: str) -> None:

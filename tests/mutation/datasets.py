@@ -1,0 +1,20 @@
+"""Faults in reading users' files: what is trained, what is shown, and how much is held out."""
+
+from tests.mutation.fault import Fault, becomes, given, returns
+
+D = "coterie.datasets."
+FORMS = "tests/test_published_forms.py::"
+CHATS = f"{FORMS}test_conversations_train_what_their_form_means"
+PAIRS = f"{FORMS}test_preferences_train_what_their_form_means"
+QUESTIONS = f"{FORMS}test_questions_show_and_grade_what_their_form_means"
+SHARES = "tests/test_conversations.py::test_a_share_of_rows_is_held_out_even_if_they_open_alike"
+FAULTS = [
+    Fault(f"{D}columns:message_is_trained", returns(True), [CHATS]),
+    Fault(f"{D}columns:check_training_keys", returns(None), [CHATS]),
+    Fault(f"{D}columns:check_media", returns(None), [CHATS]),
+    Fault(f"{D}conversations:repeats_prompt", returns(True), [PAIRS]),
+    Fault(f"{D}problems:read_options", returns(None), [QUESTIONS]),
+    Fault(f"{D}question_files:system_of", returns(""), [QUESTIONS]),
+    Fault(f"{D}files:SLACK", becomes(10.0), [SHARES]),
+    Fault(f"{D}files:divided", given(share=lambda share: share / 2), [SHARES]),
+]
