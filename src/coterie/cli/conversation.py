@@ -205,10 +205,10 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
         own = [word for word in words if word.startswith("engine")]
         folder, step = found or (Path(source), None)
         with recorded_run(folder, own) as (recipe, run):
-            engine, version = recipe.settings.engine, recipe.versions(run)[-1]
-            role = recipe.main_role
+            engine, role = recipe.settings.engine, recipe.main_role
+            version: int | Path = recipe.versions(run)[-1]
             if iteration is not None or step is not None:
-                version = exported_version(recipe, run, role, iteration, step)  # type: ignore
+                version = exported_version(recipe, run, role, iteration, step)
             loaded = recipe.load_policy(run, version)
     return InProcessEngine(loaded, max_batch=engine.max_batch)
 
