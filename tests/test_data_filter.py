@@ -21,7 +21,7 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings, evaluate
 from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce import STEP
+from coterie.runs.reinforce_record import STEP
 from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, Killing, made, run_whole
 
