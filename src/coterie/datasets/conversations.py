@@ -351,10 +351,8 @@ class Conversations(UserFileSet):
                         "of docs/recipes/sft.md",
                     )
                 if form != first or not form:
-                    names = [" and ".join(columns) for columns in (form, first)]
-                    raise ValueError(
-                        f"it has the form {names[0]!r}, and the first row {names[1]!r}"
-                    )
+                    names = map(" and ".join, (form, first))
+                    raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
                 check_media(row, "it")
                 check_training_keys(row)
                 conversation = self.parse(row, form, position)

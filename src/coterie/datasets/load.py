@@ -514,6 +514,5 @@ class UserFileSet(DividedSet):
             split: [row for file in paths for row in self.read_file(file)]
             for split, paths in files.items()
         }
-        if self.unread:
-            self.remarks.insert(0, (UNUSED, ", ".join(self.unread)))
+        self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
         return rows, is_published
