@@ -33,7 +33,8 @@ from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import summary
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce import DRAWS, step_records
+from coterie.runs.reinforce import DRAWS
+from coterie.runs.reinforce_record import step_records
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"

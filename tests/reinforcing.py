@@ -12,7 +12,7 @@ from coterie.recipes.registry import settings
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE, run_steps
-from coterie.runs.reinforce import step_records
+from coterie.runs.reinforce_record import step_records
 from coterie.training.checkpoint import weight_hash
 
 SMALL = (

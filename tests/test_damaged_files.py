@@ -17,10 +17,10 @@ from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reading, reload
 from coterie.record.rows import Pair, Row, Target
 from coterie.training.checkpoint import (
-    load_checkpoint,
-    load_final,
+    load_optimizer,
+    load_weights,
     save_checkpoint,
-    save_final,
+    save_weights,
 )
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
@@ -91,7 +91,7 @@ def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(tmp_p
         for read in (
             lambda odd: load(odd),
             lambda odd: reload(model, odd),
-            lambda odd: load_final(model.model, odd),
+            lambda odd: load_weights(model.model, odd),
         ):
             with pytest.raises(UserError, match=problem):
                 read(odd)
@@ -103,24 +103,23 @@ def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(tmp_p
         lambda odd: load_adapter(load(TINY).model, odd),
         lambda odd: load_adapter(saved, odd),
         lambda odd: load_adapter(saved, odd, name="other"),
-        lambda odd: load_final(saved, odd),
+        lambda odd: load_weights(saved, odd),
     ):
         with pytest.raises(UserError, match=r"tensors are missing from .*: 1, such"):
             read(odd)
 
 
 def test_a_training_that_goes_on_from_a_truncated_checkpoint_says_so(tmp_path: Path) -> None:
-    layer = torch.nn.Linear(4, 4)
-    weights = dict(layer.named_parameters())
-    optimizer = torch.optim.AdamW(layer.parameters())
-    save_checkpoint(tmp_path, 3, weights, optimizer, {"identity": {}})
+    model = load(TINY).model
+    weights, optimizer = dict(model.named_parameters()), torch.optim.AdamW(model.parameters())
+    save_checkpoint(tmp_path, 3, model, weights, optimizer, {"identity": {}})
     (checkpoint,) = tmp_path.glob("checkpoint-*")
-    file = checkpoint / "state.safetensors"
+    file = checkpoint / "trainer" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(
         UserError, match=rf"{file.name} is cut off(.|\n)*remove .*{checkpoint.name}"
     ):
-        load_checkpoint(checkpoint, weights, optimizer)
+        load_optimizer(checkpoint, weights, optimizer)
 
 
 @contextmanager
@@ -140,8 +139,8 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
     pair = Pair(*((Row((1, 2, last), (Target(1, 3, "policy"),)),) for last in (3, 4)))
     own = TrainingSettings()
     for size, write in (
-        (2**18, lambda: save_checkpoint(tmp_path, 1, weights, optimizer, {})),
-        (2**18, lambda: save_final(model, tmp_path / "final", {})),
+        (2**18, lambda: save_checkpoint(tmp_path, 1, model, weights, optimizer, {})),
+        (2**18, lambda: save_weights(model, tmp_path / "final", {})),
         (64, lambda: with_reference(model, [pair], own, tmp_path, normalise="none")),
     ):
         with pytest.raises(OSError, match="File too large"), _no_file_above(size):

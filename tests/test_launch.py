@@ -76,6 +76,11 @@ class Steps(Silent):
         self.closed = True
 
 
+def in_process(settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings without ranks."""
+    return settings.model_copy(update={"processes": None, "launch": None})
+
+
 def held_out(model: torch.nn.Module, read=row_logprobs) -> torch.Tensor:
     with torch.no_grad():
         return torch.cat(read(model, some_rows(10, seed=9)))
@@ -95,7 +100,7 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
     before = held_out(saved.model)
     report = train_on_ranks(saved, items, settings, tmp_path / "two", objective, watched, Tracker())
     assert torch.equal(held_out(saved.model), before), "the model itself is left as it is"
-    one = train(saved.model, items, settings, tmp_path / "one", objective=objective)
+    one = train(saved.model, items, in_process(settings), tmp_path / "one", objective=objective)
     counts = (report.steps, report.rows, report.targets)
     assert counts == (one.steps, one.rows, one.targets)
     assert watched.total == one.steps == len(watched.losses) and watched.closed
@@ -128,7 +133,8 @@ def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
     report = train_on_ranks(
         saved, some_pairs(), settings, tmp_path / "two", Regression(), Silent(), Tracker()
     )
-    train(saved.model, some_pairs(), settings, tmp_path / "one", objective=Regression())
+    alone = in_process(settings)
+    train(saved.model, some_pairs(), alone, tmp_path / "one", objective=Regression())
     if settings is LORA:
         loaded = load_adapter(load(tmp_path / "model").model, report.final)
     else:
@@ -177,7 +183,8 @@ def test_ranks_start_again_at_the_last_checkpoint_when_one_dies(saved, tmp_path,
         assert not rank_processes()
         return
     report = train_on_ranks(*arguments)
-    whole = train(load(tmp_path / "model").model, some_rows(), settings, tmp_path / "one")
+    model = load(tmp_path / "model").model
+    whole = train(model, some_rows(), in_process(settings), tmp_path / "one")
     assert report.steps == whole.steps == len(watched.losses)
     assert (report.rows, report.tokens) == (whole.rows, whole.tokens)
     assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-5)

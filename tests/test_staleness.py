@@ -15,7 +15,7 @@ from coterie.record.turn import Sample
 from coterie.rollout.episodes import Driver, Episode
 from coterie.runs.group_queue import GroupQueue, groups_taken
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce import step_records
+from coterie.runs.reinforce_record import step_records
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 from tests.separate_engine import SpellingEngine, use_separate_engines, versions_of

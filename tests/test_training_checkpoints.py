@@ -72,7 +72,7 @@ def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
     ("file", "damage", "reason"),
     [
         ("final/training.json", {"report": {}}, "it has no 'rows'"),
-        ("state.json", {"counts": {}}, "it has no 'rows'"),
+        ("training.json", {"counts": {}}, "it has no 'rows'"),
     ],
 )
 def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, file, damage, reason):

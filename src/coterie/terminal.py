@@ -53,7 +53,8 @@ Words = Annotated[
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
+        metavar="RUN|MODEL",
+        help="Run folder, or RUN@STEP of reinforcement learning; or packaged model, model folder or hub name.",
     ),
 ]
 Version = Annotated[

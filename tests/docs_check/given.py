@@ -153,7 +153,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "errands.jsonl": lambda _, path: write(path), "backend_tasks": upstream_tasks,
     },
     "docs/howto/evaluate.md": {
-        "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"),
+        "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"), "runs/rl": run("rl"),
         "pddl": pddl_game, "m3": tool_tasks,
     },
     "docs/recipes/moat.md": {
@@ -172,7 +172,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/howto/export.md": {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
-    "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
+    "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft"), "runs/rl": run("rl")},
     "docs/howto/search.md": {"passages.jsonl": lines(OSLO)},
     "docs/howto/tools.md": {
         "passages.jsonl": lines(OSLO),

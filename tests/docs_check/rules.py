@@ -85,6 +85,7 @@ KEYS = {"run": "config"}
 GPUs (``make test-ranks`` trains on CPU ranks). wandb is not installed; tensorboard stands in for it."""
 
 SAMPLE = {"data": "sample"}
+STEP = {"runs/rl@50": "runs/rl@1"}
 
 RULES = (
     Rule("coterie run sft", FILE),
@@ -110,6 +111,8 @@ RULES = (
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
     Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", f"{REINFORCED} model=tiny-exchange", has="dataset=questions.jsonl"),
+    Rule("coterie run rl/grpo", f"{REINFORCED} steps.count=2", has="--fork", instead={"50": "1"}),
+    Rule("coterie run rl/grpo", REINFORCED, has="runs/rl@50", instead=STEP),
     Rule("coterie run rl/grpo", REINFORCED),
     Rule("coterie run rl/dapo", REINFORCED),
     Rule("coterie run gap/tiny", TINY_RL, has="method=sft_rl"),
@@ -126,6 +129,8 @@ RULES = (
     Rule("coterie sweep optima/isft", SMALL, instead={"0,0.3,0.6": "0,0.6"}),
     Rule("coterie run examples/recipe.py:BestOfN", f"tasks=2 {EVALUATED}"),
     Rule("coterie evaluate runs/mine"),
+    Rule("coterie evaluate runs/rl", FEW, instead={"50,100": "1"}),
+    Rule("coterie evaluate", FEW, has="runs/rl@50", instead=STEP),
     Rule("coterie evaluate mhqa", FEW, has="dataset.source=data ", instead=SAMPLE),
     Rule("coterie evaluate", f"{FEW} samples=3", has="samples="),
     Rule("coterie evaluate", f"{FEW} best_of=2", has="best_of="),
@@ -135,9 +140,10 @@ RULES = (
     Rule("coterie doctor"),
     Rule("coterie config"),
     Rule("coterie chat", "--max-tokens=8", lines="hello\n"),
-    Rule("coterie serve model", "--port=0", stop=True),
+    Rule("coterie serve model", "--port=0", stop=True, instead=STEP),
     Rule("coterie serve tools", "--port=0", stop=True),
     Rule("coterie export model", has="--merge", instead={"RUN": "runs/lora"}),
+    Rule("coterie export model", has="--step", instead={"50": "1"}),
     Rule("coterie export"),
     Rule("coterie models"),
     Rule("coterie data filter", "--least=0 --most=1", has="--from"),

@@ -49,6 +49,10 @@ PAIRED = f"{STATISTICS}test_a_paired_test_by_hand"
 BOOTSTRAP_INTERVAL_NEARS = (
     f"{STATISTICS}test_bootstrap_interval_nears_the_normal_one_on_many_values"
 )
+CHECKPOINTS = "tests/test_rl_checkpoints.py::"
+STEP_WEIGHTS = f"{CHECKPOINTS}test_a_step_has_the_weights_that_sampled_the_next_one"
+BEST = f"{CHECKPOINTS}test_the_best_step_is_kept_and_becomes_the_result"
+CTRL_C = f"{CHECKPOINTS}test_ctrl_c_saves_the_newest_step_and_the_run_ends_as_if_it_had_not_been[sampling]"
 JUDGE_PICKS = f"{SCALING}test_a_judge_picks_one_of_several_dialogues"
 
 
@@ -92,6 +96,14 @@ FAULTS = (
         result(lambda steps: dict(list(steps.items())[:1])),
         [NEXT_RUN],
     ),
+    # Checkpoints by step.
+    Fault(
+        "coterie.runs.reinforce_record:updates_after",
+        around(lambda original, records, step, role: original(records, max(step - 1, 0), role)),
+        [STEP_WEIGHTS],
+    ),
+    Fault("coterie.runs.reinforce:finish_with", returns(None), [BEST]),
+    Fault("coterie.runs.interruption:Interruption._save_once", returns(None), [CTRL_C]),
     # Roles: versions, shared bases.
     Fault("coterie.runs.roles:check_roles", returns(None), [ROLES_CANNOT]),
     Fault("coterie.runs.loop:check_stages", returns(None), [STAGES_CANNOT]),

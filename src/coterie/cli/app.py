@@ -3,7 +3,9 @@
 Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is fast.
 """
 
+import atexit
 import errno
+import gc
 import os
 import re
 import sqlite3
@@ -29,6 +31,7 @@ from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
+from coterie.runs.interruption import INTERRUPTED
 from coterie.terminal import Source, Version, Words, notes, results
 
 EPILOG = (
@@ -52,11 +55,11 @@ export_app = typer.Typer(
 )
 app.add_typer(export_app, name="export")
 console = notes()
+# The interpreter's last collection takes seconds, and frees what ends anyway.
+atexit.register(gc.freeze)
 
 USER_ERROR = 2
 """Exit status after a user error."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
 """Errors of a disk, which may lack a file name."""
 WORDING = {
@@ -114,6 +117,9 @@ def run(
     folder: NewFolder = None,
     dry_run: DryRun = False,
     fork: Fork = None,
+    from_step: Annotated[
+        int | None, typer.Option(help="With --fork: also keep this many steps of rl.", min=1)
+    ] = None,
 ) -> None:
     """Run a recipe, or resume a run.
 
@@ -130,6 +136,8 @@ def run(
         coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
+
+        coterie run rl/grpo reward.overlong=0.5 --folder runs/rl --fork runs/shorter --from-step 20
     """
     from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
@@ -138,6 +146,8 @@ def run(
 
         if (job := torchrun_job()).rank:
             return job.serve()
+    if from_step and fork is None:
+        raise UserError("--from-step needs the folder of a new run", "add --fork FOLDER")
     arguments = read_arguments(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
@@ -150,7 +160,7 @@ def run(
     elif dry_run:
         execution.dry_run(own, results(), console)
     else:
-        execution.run_recipe(own, folder, console, fork_to=fork)
+        execution.run_recipe(own, folder, console, fork_to=fork, from_step=from_step)
 
 
 app.command("sweep")(sweep)
@@ -185,7 +195,10 @@ Target = Annotated[
     ),
 ]
 Which = Annotated[
-    Literal["last", "all"], typer.Option(help="Policies to evaluate, if the policy is a run.")
+    str,
+    typer.Option(
+        help="Policies to evaluate, if the policy is a run: last, all, or steps such as 50,100."
+    ),
 ]
 Paper = Annotated[
     bool,
@@ -222,10 +235,18 @@ def evaluate(
         coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --paper tasks=100
 
         coterie evaluate runs/mine --iteration 1
+
+        coterie evaluate runs/rl --checkpoints 50,100
     """
     from coterie.environments.registry import ALIASES, is_played
+    from coterie.runs.folder import find_run
 
-    words = words or []
+    words, found = words or [], find_run(target)
+    if found and (checkpoints != "last" or found[1] is not None):
+        from coterie.cli.evaluate import own_benchmark
+
+        words = [f"policy={target}", *own_benchmark(found[0]), *words]
+        target = words.pop(1)
     benchmark = target if is_played(target) else target.replace("-", "_")
     benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
@@ -235,7 +256,7 @@ def evaluate(
 
         if paper:
             words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
-        show(*play_benchmark(benchmark, words, every=checkpoints == "all", console=console))
+        show(*play_benchmark(benchmark, words, checkpoints=checkpoints, console=console))
         return
     _check_run(target)
     from coterie.cli.execution import run_stage
@@ -422,6 +443,9 @@ def export_model(
         str | None, typer.Option(help="Role of the model; default: the policy.")
     ] = None,
     iteration: Version = None,
+    step: Annotated[
+        int | None, typer.Option(help="The policy after this step of reinforcement learning.")
+    ] = None,
 ) -> None:
     """Write the weights and the tokenizer of a run's policy, with a model card.
 
@@ -433,10 +457,12 @@ def export_model(
         coterie export model runs/optima-isft --out mine
 
         coterie export model runs/lora --out mine --merge
+
+        coterie export model runs/rl --out mine --step 100
     """
     from coterie.cli import export
 
-    export.export_model(folder, out, merge=merge, role=role, iteration=iteration)
+    export.export_model(folder, out, merge=merge, role=role, iteration=iteration, step=step)
     print(out)
 
 

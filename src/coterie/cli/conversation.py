@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coterie.cli.evaluate import is_run
 from coterie.cli.export import exported_version
 from coterie.config.resolve import resolve
 from coterie.config.settings import Settings
@@ -22,6 +21,7 @@ from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
+from coterie.runs.folder import find_run
 from coterie.terminal import notes
 from coterie.tools.calls import (
     Function,
@@ -198,14 +198,17 @@ def read_settings(words: Sequence[str]) -> ChatSettings:
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
     """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
     engine = read_settings(words).engine
-    if iteration is None and not is_run(source):
+    found = find_run(source)
+    if iteration is None and found is None:
         loaded = load(source, device=engine.device_name, template_args=engine.template)
     else:
         own = [word for word in words if word.startswith("engine")]
-        with recorded_run(Path(source), own) as (recipe, run):
-            engine, version = recipe.settings.engine, recipe.versions(run)[-1]
-            if iteration is not None:
-                version = exported_version(recipe, run, recipe.main_role, iteration)
+        folder, step = found or (Path(source), None)
+        with recorded_run(folder, own) as (recipe, run):
+            engine, role = recipe.settings.engine, recipe.main_role
+            version: int | Path = recipe.versions(run)[-1]
+            if iteration is not None or step is not None:
+                version = exported_version(recipe, run, role, iteration, step)
             loaded = recipe.load_policy(run, version)
     return InProcessEngine(loaded, max_batch=engine.max_batch)
 

@@ -36,8 +36,8 @@ from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.folder import read_config
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import EVALUATION, REINFORCE
-from coterie.runs.reinforce import step_records
 from coterie.runs.reinforce_batch import step_stage
+from coterie.runs.reinforce_record import step_records
 from coterie.terminal import ConsoleProgress, results
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import format_value, has_nan, same
@@ -226,7 +226,7 @@ def filter_rows(
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
         words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
         _, settings, (figures, *_), _ = play_benchmark(
-            benchmark, words, every=False, console=console, split=split
+            benchmark, words, checkpoints="last", console=console, split=split
         )
         file = figures.store
     else:

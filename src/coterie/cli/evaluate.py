@@ -1,6 +1,6 @@
 """``coterie evaluate BENCHMARK policy=...``: evaluate policies on the tasks of a benchmark.
 
-A policy is a run folder (its newest checkpoint, or all checkpoints), a model, or the URL of an OpenAI-compatible
+A policy is a run folder (its newest policy, all, or steps), ``RUN@STEP``, a model, or the URL of an OpenAI-compatible
 server. ``policy=NAME`` plays all agents, ``policy.AGENT=NAME`` one of them. In a run with several roles, each agent is
 played by its role, or by the main role if it has no role.
 """
@@ -21,6 +21,7 @@ from rich.console import Console
 from coterie.cli.figures import Figures
 from coterie.config.folders import check_new, expanded, make_folder
 from coterie.config.plugins import absolute_name
+from coterie.config.resolve import flatten
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
@@ -64,8 +65,9 @@ from coterie.runs.benchmark import (
     win_rate,
     write_dialogues,
 )
-from coterie.runs.folder import Run, read_config
+from coterie.runs.folder import Run, find_run, read_config
 from coterie.runs.loop import EVALUATION
+from coterie.runs.reinforce_record import step_folder
 from coterie.terminal import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 
@@ -120,15 +122,15 @@ def agent_policies(
         raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
     named = {agent: own.get(agent, policy or "") for agent in agents}
     for name in dict.fromkeys(named.values()):
-        if not is_run(name):
+        if find_run(name) is None:
             resolve_model(name)
     return named
 
 
 def candidates(
-    named: Mapping[str, str], engine: EngineSettings, *, every: bool
+    named: Mapping[str, str], engine: EngineSettings, checkpoints: str
 ) -> Iterator[Candidate]:
-    """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
+    """Yield the candidates of named policies. ``checkpoints`` of a run are ``last``, ``all``, or steps."""
     names = list(dict.fromkeys(named.values()))
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
     given = engine.model_dump(include={"template_args", "reasoning_parser"}, exclude_defaults=True)
@@ -138,51 +140,61 @@ def candidates(
         for name in names:
             agents = tuple(agent for agent, own in named.items() if own == name)
             before = f"{', '.join(agents)}: " * (len(names) > 1)
-            if is_run(name):
-                recipe, run = runs.enter_context(recorded_run(Path(name), words))
+            if found := find_run(name):
+                folder, step = found
+                recipe, run = runs.enter_context(recorded_run(folder, words))
+                chosen = checkpoints if step is None else str(step)
                 part = [
                     (
-                        f"{before}{Path(name).name} {version or 'base'}",
-                        _of_run(recipe, run, version, agents),
+                        f"{before}{folder.name} {f'step {n}' if n else version or 'base'}",
+                        _of_run(recipe, run, version, n, agents),
                     )
-                    for version in _versions(recipe, run, agents, every=every)
+                    for version, n in _versions(recipe, run, agents, chosen)
                 ]
             else:
                 source, args = resolve_model(name), engine.template
                 own = partial(load, source, device=engine.device_name, template_args=args)
                 part = [(f"{before}{name}", (Player(agents, 0, source, source, own, args),))]
             parts.append(part)
-        own_folder = len(names) == 1 and is_run(names[0])
-        folder = Path(names[0]) / "evaluations" if own_folder else FOLDER
+        only = find_run(names[0]) if len(names) == 1 else None
+        stores = only[0] / "evaluations" if only else FOLDER
         for choice in zip(*parts, strict=True):
             players = tuple(player for _, some in choice for player in some)
             newest = max(player.version for player in players)
-            yield Candidate("; ".join(label for label, _ in choice), newest, players, folder)
+            yield Candidate("; ".join(label for label, _ in choice), newest, players, stores)
 
 
-def is_run(name: str) -> bool:
-    """Return True if a policy is a run folder."""
-    return (Path(name) / "config.yaml").is_file()
+def _versions(
+    recipe: Recipe, run: Run, agents: Sequence[str], checkpoints: str
+) -> list[tuple[int, int | None]]:
+    """Return versions of the roles that play, without a step: the last, or all. Or 0 with each step of a list."""
+    if checkpoints in ("last", "all"):
+        roles = {_role(recipe, agent) for agent in agents}
+        versions = sorted({version for role in roles for version in recipe.versions(run, role)})
+        return [(version, None) for version in versions[-1 if checkpoints == "last" else 0 :]]
+    if not checkpoints.replace(",", "").isdecimal():
+        raise UserError(
+            f"--checkpoints {checkpoints} is no list of steps",
+            "use last, all, or steps of reinforcement learning, such as 50,100",
+        )
+    return [(0, int(step)) for step in checkpoints.split(",")]
 
 
-def _versions(recipe: Recipe, run: Run, agents: Sequence[str], *, every: bool) -> list[int]:
-    """Return all versions of the roles that play, or only the newest."""
-    roles = {_role(recipe, agent) for agent in agents}
-    versions = sorted({version for role in roles for version in recipe.versions(run, role)})
-    return versions if every else versions[-1:]
-
-
-def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tuple[Player, ...]:
+def _of_run(
+    recipe: Recipe, run: Run, version: int, step: int | None, agents: Sequence[str]
+) -> tuple[Player, ...]:
     models = {role.name: role.model for role in recipe.roles()}
     roles = dict.fromkeys(_role(recipe, agent) for agent in agents)
     players = []
     for role in roles:
-        newest = recipe.newest(run, role, version)
+        newest: int | Path = recipe.newest(run, role, version)
+        if step is not None:
+            newest = step_folder(run, role, step)
         path = recipe.policy_path(run, newest, role)
         players.append(
             Player(
                 tuple(agent for agent in agents if _role(recipe, agent) == role),
-                newest,
+                step or recipe.newest(run, role, version),
                 models[role],
                 path if newest else resolve_model(path),
                 partial(recipe.load_policy, run, newest, role),
@@ -304,7 +316,7 @@ def play_benchmark(
     benchmark: str,
     words: Sequence[str],
     *,
-    every: bool,
+    checkpoints: str = "last",
     console: Console,
     split: Split = "heldout",
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
@@ -324,9 +336,9 @@ def play_benchmark(
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     words, as_trained = _as_trained(benchmark, words, policy, console)
     named = [name for name in dict.fromkeys([policy, *own.values()]) if name]
-    if every and (len(named) != 1 or not is_run(named[0])):
+    if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
         raise UserError(
-            f"--checkpoints all: {', '.join(named) or 'no policy'} is not one run folder",
+            f"--checkpoints {checkpoints}: {', '.join(named) or 'no policy'} is not one run folder",
             "give one run folder as policy=",
         )
     if is_url:
@@ -344,7 +356,16 @@ def play_benchmark(
         )
     policies = agent_policies(model, model.policy, own)
     _check(model, split, console)
-    return model.played, model, _by_models(model, policies, every, console, split), None
+    return model.played, model, _by_models(model, policies, checkpoints, console, split), None
+
+
+def own_benchmark(folder: Path) -> list[str]:
+    """Return the benchmark that a run plays, and the words of its evaluations."""
+    _, stored = read_config(folder)
+    values, choice = flatten(stored), Choice.of(stored)
+    keys = {"tasks": "evaluate.tasks", "temperature": "evaluate.temperature", "seed": "seed"}
+    words = [f"{key}={values[name]}" for key, name in keys.items()]
+    return [choice.dataset or choice.environment or "", *words]
 
 
 def _as_trained(
@@ -357,9 +378,9 @@ def _as_trained(
     file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
     words = [*file_words, *with_file(words)]
     name = "qa" if file_words else absolute_name(benchmark)
-    if not is_run(policy):
+    if (found := find_run(policy)) is None:
         return words, {}
-    recipe, stored = read_config(Path(policy))
+    recipe, stored = read_config(found[0])
     run, choice = Choice.of(stored), Choice.among(words)
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
@@ -399,10 +420,14 @@ def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
 
 
 def _by_models(
-    settings: ModelSettings, named: Mapping[str, str], every: bool, console: Console, split: Split
+    settings: ModelSettings,
+    named: Mapping[str, str],
+    checkpoints: str,
+    console: Console,
+    split: Split,
 ) -> list[Figures]:
     figures = []
-    for candidate in candidates(named, settings.engine, every=every):
+    for candidate in candidates(named, settings.engine, checkpoints):
         make_folder(candidate.folder)
         base = candidate.players[0].base
         engines = RunEngines(settings.engine, base, candidate.folder / "servers")

@@ -53,6 +53,7 @@ def run_recipe(
     console: Console,
     *,
     fork_to: Path | None = None,
+    from_step: int | None = None,
 ) -> None:
     """Print the plan, then run or resume all steps and write the report."""
     recipe = recipe_of(own)
@@ -63,8 +64,9 @@ def run_recipe(
             "add --dry-run to see the plan only, or use gpu=none",
         )
     if fork_to is not None:
-        steps = fork(recipe, folder, fork_to, recipe.settings)
-        console.print(f"kept from {folder}: {', '.join(map(str, steps)) or 'nothing'}")
+        steps = fork(recipe, folder, fork_to, recipe.settings, from_step)
+        kept = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
+        console.print(f"kept from {folder}: {', '.join(kept) or 'nothing'}")
         folder = fork_to
     with open_run(folder, own.recipe, own) as run:
         run_all(recipe, run, console)

@@ -41,6 +41,7 @@ from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run
 from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
+from coterie.runs.reinforce_record import step_folder
 
 ROWS, PAIRS, LEFT_OUT, NO_ANSWER = "rows", "pairs", "left out", "tasks left out"
 
@@ -220,7 +221,7 @@ def _program_tests(task: Task) -> str:
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
+def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = next(one.model for one in recipe.roles() if one.name == role)
@@ -229,12 +230,11 @@ def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: b
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
     kind = "A LoRA adapter of" if adapter else "Trained from"
-    after = f"version {version} of the role `{role}`, after {version} iterations"
     ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
-        f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: {after}.", "",
+        f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {made}.", "",
         *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
         "## Settings", "",
@@ -277,19 +277,21 @@ def export_model(
     merge: bool = False,
     role: str | None = None,
     iteration: int | None = None,
+    step: int | None = None,
 ) -> None:
     """Write a new folder. Raises ``UserError`` before a model is loaded."""
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
-        version = exported_version(recipe, run, role, iteration)
+        version = exported_version(recipe, run, role, iteration, step)
         with whole_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
-            card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            made = f"after {version} iterations" if step is None else f"after {step} steps"
+            card = _model_card(recipe, run, role, made, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def _write(
-    recipe: Recipe, run: Run, role: str, version: int, partial: Path, *, merge: bool
+    recipe: Recipe, run: Run, role: str, version: int | Path, partial: Path, *, merge: bool
 ) -> None:
     path = recipe.policy_path(run, version, role)
     if version and not merge:
@@ -312,8 +314,12 @@ def checked_role(recipe: Recipe, name: str | None) -> str:
     return name or names[0]
 
 
-def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -> int:
-    """Return a version of a role, by default the newest. Raises ``UserError`` if it does not exist."""
+def exported_version(
+    recipe: Recipe, run: Run, role: str, version: int | None, step: int | None = None
+) -> int | Path:
+    """Return a version of a role, by default the newest, or after a step. Raises ``UserError`` if it does not exist."""
+    if step is not None:
+        return step_folder(run, role, step)
     versions = recipe.versions(run, role)
     if version is not None and version not in versions:
         names = ", ".join(map(str, versions))
@@ -324,6 +330,6 @@ def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -
     if version is None and versions[-1] == 0:
         raise UserError(
             f"{run.folder} has not trained {role!r} yet",
-            "continue the run, or give --iteration 0 for the base",
+            "continue the run, or give --iteration 0 for the base, or a step of reinforcement learning",
         )
     return versions[-1] if version is None else version

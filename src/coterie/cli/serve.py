@@ -75,13 +75,15 @@ def model(
     from coterie.engines.server import absolute
     from coterie.engines.settings import VLLMSettings
     from coterie.models.loading import resolve
+    from coterie.runs.folder import find_run
 
     with _listener(port) as probe:
         port = probe.getsockname()[1]
-    if iteration is None and not (Path(source) / "config.yaml").is_file():
+    found = find_run(source)
+    if iteration is None and found is None:
         settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
-        settings, weights, merge = _policy(Path(source), iteration)
+        settings, weights, merge = _policy(*(found or (Path(source), None)), iteration)
     name = Path(source).resolve().name if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})
     vllm = _vllm_command(settings, weights, name, port)
@@ -126,7 +128,7 @@ def _listener(port: int) -> socket.socket:
 
 
 def _policy(
-    run: Path, iteration: int | None
+    run: Path, step: int | None, iteration: int | None
 ) -> "tuple[VLLMSettings, str, Callable[[], None] | None]":
     """Return a run's settings of vLLM, the folder of its policy, and a function that merges an adapter into it."""
     from coterie.cli.export import export_model, exported_version
@@ -137,7 +139,7 @@ def _policy(
 
     with recorded_run(run) as (recipe, opened):
         role = recipe.main_role
-        version = exported_version(recipe, opened, role, iteration)
+        version = exported_version(recipe, opened, role, iteration, step)
         path = recipe.policy_path(opened, version, role)
     own = recipe.settings.engine.vllm
     one = {"servers": 1, "devices": own.devices[:1], "urls": (), "lora_rank": 0}
@@ -145,8 +147,9 @@ def _policy(
     if not is_adapter(path):
         return settings, absolute(resolve(path)), None
     digest = sha256(Path(path) / "adapter_model.safetensors")[:8]
-    out = run.absolute() / "served" / f"{role}-{version}-{digest}"
-    merge = partial(export_model, run, out, merge=True, role=role, iteration=version)
+    out = run.absolute() / "served" / f"{role}-{digest}"
+    which = {"iteration": iteration, "step": step}
+    merge = partial(export_model, run, out, merge=True, role=role, **which)
     return settings, str(out), merge
 
 

@@ -32,6 +32,7 @@ from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.runs.loop import EVALUATION, Stage
+from coterie.runs.reinforce_record import step_folder
 from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, weight_dtype
@@ -322,11 +323,11 @@ class Recipe(ABC):
         finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in finished)]
 
-    def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:
+    def policy_path(self, run: Run, version: int | Path, role: str | None = None) -> Path | str:
         return self.models(run).path(role or self.main_role, version)
 
     def load_policy(
-        self, run: Run, version: int, role: str | None = None, *, merge: bool = False
+        self, run: Run, version: int | Path, role: str | None = None, *, merge: bool = False
     ) -> LoadedModel:
         """Load a version of a role with its tokenizer and renderer.
 
@@ -438,17 +439,19 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
         yield recipe, run
 
 
-def last_policy(folder: Path) -> str:
-    """Return the weights of a run's newest policy, or its base model if no policy is trained.
+def policy_of(folder: Path, step: int | None) -> str:
+    """Return the weights of a run's newest policy, or of its policy after a step of reinforcement learning.
 
-    Raises ``UserError`` for a run whose policies are adapters.
+    They are those of its base model if no policy is trained. Raises ``UserError`` for adapters.
     """
     with recorded_run(folder) as (source, run):
-        path = source.policy_path(run, source.versions(run)[-1])
+        newest, role = source.versions(run)[-1], source.main_role
+        path = source.policy_path(run, newest if step is None else step_folder(run, role, step))
     if is_adapter(path):
+        merging = f"coterie export model {folder} --merge --out MERGED"
         raise UserError(
-            f"model={folder}: the last policy of this run is a LoRA adapter ({path}), and a run needs a full model",
-            f"merge the adapter into {source.settings.model} (docs/howto/bring-your-own.md has the lines) "
-            f"and give model=MERGED; to evaluate or serve {folder}, no merging is needed",
+            f"model={folder}: this policy of the run is a LoRA adapter ({path}), and a run needs a full model",
+            f"run `{merging}{'' if step is None else f' --step {step}'}` and give model=MERGED; to evaluate or serve "
+            f"{folder}, no merging is needed",
         )
     return str(path)

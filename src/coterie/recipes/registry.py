@@ -169,7 +169,8 @@ def settings(
 
     Args:
         name: Method.
-        words: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder.
+        words: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder,
+            ``model=RUN@STEP`` the one after a step of reinforcement learning.
         stored: Values of a run folder, which override ``over``.
         over: Values that override the preset.
     """
@@ -237,14 +238,16 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
 
 
 def _of_run(word: str) -> str:
-    from coterie.config.folders import expanded
-
     key, _, text = word.partition("=")
-    if key != "model" or not (expanded(text) / "config.yaml").is_file():
+    if key != "model":
         return word
-    from coterie.recipes.base import last_policy
+    from coterie.runs.folder import find_run
 
-    return f"model={last_policy(expanded(text))}"
+    if (found := find_run(text)) is None:
+        return word
+    from coterie.recipes.base import policy_of
+
+    return f"model={policy_of(*found)}"
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":

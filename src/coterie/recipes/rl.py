@@ -48,8 +48,14 @@ from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE, Stage
-from coterie.runs.reinforce import ReinforcementLoop, step_records
+from coterie.runs.reinforce import ReinforcementLoop
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
+from coterie.runs.reinforce_record import (
+    heldout_means,
+    learning_warnings,
+    sampling_warnings,
+    step_records,
+)
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
 from coterie.training.losses import Reads, ValueLoss
@@ -64,7 +70,8 @@ CRITIC = "critic"
 def reinforce_uses(s: ReinforceSettings) -> list[str]:
     """Return the settings that the RL stage depends on."""
     own = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
-    return own + ["critic.loss", "critic_training"] * s.has_critic
+    own += ["critic.loss", "critic_training"] * s.has_critic
+    return own + ["evaluate"] * (s.steps.keep == "best")
 
 
 def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
@@ -92,7 +99,9 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
         check_room(name, training, result.context, result.shortest_prompt)
     memory = _training_memory(s, result)
     memory.check(result.available, result.device, s.model)
-    return replace(result, memory=(*result.memory, memory))
+    during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
+    evaluations = result.evaluations + during * result.heldout
+    return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
 
 
 def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
@@ -162,6 +171,8 @@ async def reinforce(
         work = ReinforcementLoop(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
             *(PathReward(s.reward), recipe.settings.seed, policies, critic),
+            heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
+            heldout_temperature=recipe.settings.evaluate.temperature,
         )
         return await work.learn(progress)
 
@@ -256,7 +267,15 @@ def step_sections(
         reward, error = (float(records[n][name]) for name in ("reward", "reward_error"))
         title = f"step {n + 1}: reward {reward:.3f}, standard error {error:.3f}"
         points.append(Point(n + 1, reward, title, reward - error, reward + error))
-    series = (Series("reward", tuple(points)),)
+    charts = [_chart(iteration, "reward", "Reward by step", points)]
+    if len(means := heldout_means(run, iteration)) > 1:
+        scores = [(n, float(means[n]["score"])) for n in sorted(means)]
+        points = [Point(n, score, f"step {n}: held-out score {score:.3f}") for n, score in scores]
+        charts.append(_chart(iteration, "score", "Held-out score by step", points))
+    greedy = not recipe.settings.evaluate.temperature
+    texts = [*sampling_warnings(run, iteration, greedy=greedy), *learning_warnings(records)]
+    rows = tuple((text,) for text in texts)
+    warnings = Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)
     steps = Section(
         f"reinforce-{iteration}",
         "Steps of reinforcement learning",
@@ -267,7 +286,7 @@ def step_sections(
             (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
             for n in _spaced(numbers, ROWS)
         ),
-        (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", series),),
+        tuple(charts),
     )
     rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
     groups = Section(
@@ -278,7 +297,12 @@ def step_sections(
         "its terms.",
         examples=tuple(_groups(recipe, s, run, iteration, numbers)),
     )
-    return steps, groups
+    return warnings, steps, groups
+
+
+def _chart(iteration: int, name: str, title: str, points: Sequence[Point]) -> Chart:
+    series = (Series(name, tuple(points)),)
+    return Chart(f"{name}-{iteration}", title, "step", name, series)
 
 
 def _groups(

@@ -7,7 +7,7 @@ concurrent episodes.
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
@@ -195,12 +195,15 @@ class Driver:
 
     @asynccontextmanager
     async def play_all(
-        self, episodes: Sequence[Episode]
+        self, episodes: Sequence[Episode], sessions: Sessions | None = None
     ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
-        """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``."""
+        """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``.
+
+        They may share ``sessions`` with other episodes.
+        """
         limit = len(episodes) if self.environment.pure else self.environment.max_sessions
-        async with self.sessions() as sessions:
-            work = (self.play(one, sessions) for one in episodes)
+        async with nullcontext(sessions) if sessions else self.sessions() as opened:
+            work = (self.play(episode, opened) for episode in episodes)
             async with bounded_gather(work, max(limit, 1)) as playing:
                 yield playing
 

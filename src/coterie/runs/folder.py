@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from coterie.clusters.cluster import open_cluster
-from coterie.config.folders import check_new, flush, make_folder, pinned, today, whole_folder
+from coterie.config.folders import (
+    check_new,
+    expanded,
+    flush,
+    make_folder,
+    pinned,
+    today,
+    whole_folder,
+)
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import POLICY
@@ -248,6 +256,15 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
     if "recipe" not in values:
         raise UserError(f"{path} does not name its recipe", "restore it from a copy")
     return str(values.pop("recipe")), values
+
+
+def find_run(name: str) -> tuple[Path, int | None] | None:
+    """Return the folder and the step of ``RUN`` or ``RUN@STEP``; ``None`` if this is not a run."""
+    run, _, step = name.rpartition("@")
+    for path, number in ((name, None), (run, int(step) if step.isdecimal() else None)):
+        if path and (expanded(path) / "config.yaml").is_file():
+            return expanded(path), number
+    return None
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:

@@ -334,6 +334,7 @@ async def play(
     episodes: Sequence[Episode],
     progress: Progress,
     sampled_tokens: Callable[[], int],
+    sessions: Sessions | None = None,
 ) -> None:
     """Play the unfinished episodes of one iteration and stage. Raises :class:`UserError` if all of them fail."""
     iteration, stage = episodes[0].iteration, episodes[0].stage
@@ -343,7 +344,7 @@ async def play(
     progress.start(len(left), f"{stage} {iteration}")
     before = sampled_tokens()
     with going_on(f"{stage} {iteration}", progress):
-        async with driver.play_all(left) as playing:
+        async with driver.play_all(left, sessions) as playing:
             done = (done_of(result) async for result in playing)
             await record(store, done, progress, "dialogues", lambda: sampled_tokens() - before)
 

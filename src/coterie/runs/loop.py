@@ -150,16 +150,19 @@ def _changed_files(run: Run) -> list[str]:
     return named
 
 
-def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[Step]:
+def fork(
+    recipe: Any, source: Path, target: Path, settings: Settings, from_step: int | None = None
+) -> list[Step]:
     """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``; return them.
 
-    The source may be a run of another recipe with equal steps. The folder appears when it is complete.
+    The source may be a run of another recipe with equal steps. The folder appears when it is complete. ``from_step``
+    also keeps that many steps of its reinforcement learning, whose settings may have changed.
     """
     with (
         open_run(source, read_config(source)[0], settings, write=False) as old,
         new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
-        steps = _valid_steps(recipe, old)
+        steps = _valid_steps(recipe, old, changed=REINFORCE if from_step else "")
         with new.store.beside(old.store.path) as db:
             for step in steps:
                 copy_step(db, step.iteration, step.stage, {}, marks=True)
@@ -167,14 +170,19 @@ def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[St
             for role in recipe.at(step).trains:
                 if (folder := old.training_folder(step.iteration, role)).exists():
                     shutil.copytree(folder, new.training_folder(step.iteration, role))
+        if from_step:
+            from coterie.runs.reinforce_record import fork_steps
+
+            fork_steps(old, new, from_step)
     return steps
 
 
-def _valid_steps(recipe: Any, run: Run) -> list[Step]:
+def _valid_steps(recipe: Any, run: Run, changed: str) -> list[Step]:
+    """Return the finished steps that do not depend on a changed setting, or on the stage ``changed``."""
     steps: list[Step] = []
     for stage in recipe.stages():
         step, has_inputs = stage.step, all(required in steps for required in stage.after)
         is_same = run.start_fingerprint(step) == recipe.fingerprint(step)
-        if has_inputs and is_same and run.is_finished(step):
+        if has_inputs and is_same and step.stage != changed and run.is_finished(step):
             steps.append(step)
     return steps

@@ -120,15 +120,37 @@ class StepSettings(Settings):
         10, "Stop after this number of consecutive steps without a non-zero advantage.", ge=1
     )
     save_every: int = key(5, "Steps between checkpoints.", ge=1)
+    keep_last: int = key(
+        2,
+        "Newest checkpoints to keep. Each is a model (`RUN@STEP`) and the start of a fork (`--from-step`).",
+        ge=1,
+    )
+    evaluate_every: int | None = key(
+        None,
+        "Steps between evaluations on the held-out tasks, with the settings of `evaluate`. The last step is evaluated, "
+        "too.",
+        ge=1,
+    )
+    keep: Literal["last", "best"] = key(
+        "last",
+        "Result of the stage: the policy after the last step, or the one with the highest held-out score.",
+    )
 
     @property
     def updates(self) -> int:
         return self.count * self.minibatches * self.epochs
 
-    def identity(self) -> str:
-        fields = type(self).model_fields
-        same = {name: fields[name].default for name in ("patience", "save_every")}
-        return self.model_copy(update=same).fingerprint()
+    def identity(self) -> dict[str, object]:
+        """Return the settings that results depend on."""
+        names = ["count", "minibatches", "epochs"]
+        names += ["keep", "evaluate_every"] if self.keep == "best" else []
+        return self.model_dump(include={*names})
+
+    @model_validator(mode="after")
+    def _refuse_unmeasured(self) -> Self:
+        if self.keep == "best" and self.evaluate_every is None:
+            raise ValueError("keep=best needs held-out scores; set evaluate_every, such as 10")
+        return self
 
 
 class UpdateSettings(PhaseSettings):

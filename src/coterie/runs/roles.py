@@ -35,7 +35,6 @@ from coterie.record.rows import Row, Target
 from coterie.record.tree import Selection, Tree
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
-from coterie.training import checkpoint
 from coterie.training.losses import Objective
 from coterie.training.ranks import Ranks, RankScorer, RankTrainer
 from coterie.training.reference import row_values, with_row_reference
@@ -107,20 +106,23 @@ class Roles:
 
     # -- weights --------------------------------------------------------------------------------
 
-    def path(self, name: str, version: int) -> Path | str:
+    def path(self, name: str, version: int | Path) -> Path | str:
+        """Return the weights of a version of a role, which may be the folder of a checkpoint itself."""
+        if isinstance(version, Path):
+            return version
         if version:
             return self.run.training_folder(version - 1, name) / "final"
         return self.known[name].model
 
     def load(
-        self, name: str, version: int, *, merge: bool = True, trainable: bool = False
+        self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
     ) -> LoadedModel:
         """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
         s, source = self.settings, self.source(name, version, merge=merge, trainable=trainable)
         return source.load(s.device_name, s.template)
 
     def source(
-        self, name: str, version: int, *, merge: bool = True, trainable: bool = False
+        self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
     ) -> ModelSource:
         """Return what :meth:`load` loads."""
         role, path = self.known[name], self.path(name, version)
@@ -199,8 +201,6 @@ def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]
         yield tree, selection
 
 
-KEPT = 2
-"""Checkpoints per role. With two, all roles share at least one step wherever a run was killed."""
 SERVED = "served-"
 
 
@@ -220,7 +220,7 @@ class LearnerConfig:
 
 @dataclass(eq=False)
 class Learner:
-    """Open role, made by :func:`learner`."""
+    """Open role, made by :func:`open_learner`."""
 
     _models: Roles
     config: LearnerConfig
@@ -321,7 +321,7 @@ class Learner:
 
 
 @contextmanager
-def learner(
+def open_learner(
     run: Run,
     models: Roles,
     iteration: int,
@@ -345,10 +345,10 @@ def learner(
     named: dict[str, Any] = {
         "steps": config.updates,
         "tracker": run.tracker.of(config.role),
-        "keep_last": KEPT,
+        "keep_last": None,
         "at": at,
     }
-    # The loop saves all roles at the same step.
+    # The loop saves all roles at the same step, and removes old checkpoints.
     settings = config.settings.model_copy(update={"save_every_seconds": None})
     engine = models.settings
     samples = engine.kind == "inprocess" and config.like is None
@@ -373,8 +373,3 @@ def _forget_served(folder: Path, keep: int = 0) -> None:
     folders = sorted(folder.glob(f"{SERVED}*"))
     for served in folders[: len(folders) - keep]:
         shutil.rmtree(served)
-
-
-def saved_updates(folder: Path) -> set[int]:
-    """Return the numbers of optimizer steps from which a training can resume; 0 is its start."""
-    return {0, *checkpoint.saved_steps(folder)}

@@ -1,8 +1,8 @@
 """Checkpoints that resume exactly, final weights, and the metrics of a training.
 
-A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, states of
-random number generators) and ``state.json``, flushed to disk under a temporary name and renamed. Weights that are
-sharded over ranks are gathered when saved, so the files do not depend on the number of ranks.
+A checkpoint is a folder ``checkpoint-STEP`` with a model, like the final weights, and in ``trainer/`` the state of its
+training: optimizer moments and states of random number generators. It is flushed to disk under a temporary name and
+renamed. Weights that are sharded over ranks are gathered when saved, so the files do not depend on the number of ranks.
 """
 
 import hashlib
@@ -28,75 +28,96 @@ from transformers.utils import logging
 
 from coterie.config.folders import flush, whole_folder
 from coterie.errors import UserError
-from coterie.models.adapters import HEAD_FILE, adapter_weights, load_head, save_adapter, split_head
+from coterie.models.adapters import (
+    HEAD,
+    HEAD_FILE,
+    adapter_weights,
+    find_head,
+    save_adapter,
+    split_head,
+)
 from coterie.models.loading import check_whole, reading, with_weights, writing
 from coterie.models.saving import save_model, save_tokenizer
 from coterie.training.settings import TrainingSettings
+
+METRICS, REPORT, STATE = "metrics.jsonl", "training.json", "trainer/state.safetensors"
+"""Files of a training: metrics of its steps, facts about saved weights, and the state of a checkpoint's optimizer."""
+START = "starting weights"
+"""Key of the identity of a training that its forks share."""
 
 
 def save_checkpoint(
     folder: Path,
     step: int,
+    model: Any,
     weights: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     facts: Mapping[str, Any],
     *,
     write: bool = True,
-    keep_last: int = 1,
+    keep_last: int | None = 1,
 ) -> None:
-    """Write ``checkpoint-STEP`` into ``folder`` and remove all but the ``keep_last`` newest checkpoints.
+    """Write ``checkpoint-STEP`` into ``folder``, and keep only the ``keep_last`` newest checkpoints (``None``: all).
 
     Every rank calls this; only a rank with ``write`` writes.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in weights.items():
-        tensors[f"weight/{name}"] = whole(weight)
-        for key, value in optimizer.state[weight].items():
-            tensors[f"optimizer/{name}/{key}"] = whole(value)
-    if not write:
-        return
-    tensors["random/cpu"] = torch.get_rng_state()
+    tensors: dict[str, torch.Tensor] = {"random/cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    target = folder / f"checkpoint-{step:08d}"
-    with writing(target), whole_folder(target) as temporary:
-        save_file(tensors, temporary / "state.safetensors")
-        (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
-    for old in _checkpoints(folder)[:-keep_last]:
-        shutil.rmtree(old)
+    for name, weight in weights.items():
+        for key, value in optimizer.state[weight].items():
+            gathered = whole(value)
+            if write:
+                tensors[f"optimizer/{name}/{key}"] = gathered.contiguous().cpu()
+    target = checkpoint_folder(folder, step)
+    save_weights(model, target, {"step": step, **facts}, tensors, write=write)
+    if write and keep_last is not None:
+        remove_checkpoints(folder, keep_last)
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after an optimizer step."""
+    return folder / f"checkpoint-{step:08d}"
+
+
+def remove_checkpoints(folder: Path, keep_last: int, best: int | None = None) -> None:
+    """Remove all but the ``keep_last`` newest checkpoints and the one after the optimizer step ``best``."""
+    checkpoints = _checkpoints(folder)
+    for old in checkpoints[: max(len(checkpoints) - keep_last, 0)]:
+        if _step_of(old) != best:
+            # A checkpoint that is half removed must not have the name of a whole one.
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.partial")))
+
+
+def fork_checkpoint(checkpoint: Path, target: Path) -> None:
+    """Copy a checkpoint to the folder of another training, whose settings and objective may differ."""
+    copied = target / checkpoint.name
+    shutil.copytree(checkpoint, copied)
+    shutil.copy2(checkpoint.parent / METRICS, target)
+    facts = json.loads((copied / REPORT).read_text())
+    facts["identity"] = {START: facts["identity"][START]}
+    (copied / REPORT).write_text(json.dumps(facts, indent=1))
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Return the optimizer steps of the checkpoints in ``folder``, or of the finished training."""
-    final = folder / "final" / "training.json"
-    if final.is_file():
-        with reading(final, _advice(folder)):
-            return [int(json.loads(final.read_text())["report"]["steps"])]
-    return [int(path.name.rpartition("-")[2]) for path in _checkpoints(folder)]
+    """Return the optimizer steps of the checkpoints in ``folder``, in order."""
+    return list(map(_step_of, _checkpoints(folder)))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     return max(_checkpoints(folder), default=None)
 
 
-def load_checkpoint(
+def load_optimizer(
     checkpoint: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    file = checkpoint / "state.safetensors"
+    """Load the optimizer state and the random number generators of a checkpoint, whose model has its ``weights``."""
+    file = checkpoint / STATE
     with reading(file, _advice(checkpoint)):
         tensors = load_file(file)
-    saved = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
-    if saved != set(weights):
-        raise UserError(
-            f"{checkpoint} has the weights of another model or adapter",
-            "use another folder, or restart the training (resume=False)",
-        )
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
-        if kind == "weight":
-            weights[rest].data.copy_(_shard_like(tensor, weights[rest]))
-        elif kind == "optimizer":
+        if kind == "optimizer":
             weight, _, field = rest.rpartition("/")
             optimizer.state[weights[weight]][field] = _shard_like(tensor, weights[weight])
     torch.set_rng_state(tensors["random/cpu"])
@@ -104,14 +125,22 @@ def load_checkpoint(
         torch.cuda.set_rng_state(tensors["random/cuda"])
 
 
-def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: bool = True) -> None:
-    """Save the model or its adapter, the tokenizer with the trained ends of turn, and the value head if any.
+def save_weights(
+    model: Any,
+    folder: Path,
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    *,
+    write: bool = True,
+) -> None:
+    """Save a model, with ``facts`` about its training, and the ``tensors`` of a checkpoint.
 
-    Every rank calls this; only a rank with ``write`` writes.
+    Writes the model or its adapter, the tokenizer with the trained ends of turn, and the value head if any. Every rank
+    calls this; only a rank with ``write`` writes.
     """
     state = model.state_dict(keep_vars=True)
-    tensors = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
-    weights = {name: tensors[id(weight)] for name, weight in state.items()}
+    gathered = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
+    weights = {name: gathered[id(weight)] for name, weight in state.items()}
     if not write:
         return
     with writing(folder), whole_folder(folder) as temporary:
@@ -124,24 +153,40 @@ def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: boo
                 save_model(model, temporary, weights)
         if head:
             save_file(head, temporary / HEAD_FILE)
-        (temporary / "training.json").write_text(json.dumps(facts, indent=1))
+        (temporary / REPORT).write_text(json.dumps(facts, indent=1))
+        if tensors is not None:
+            (temporary / STATE).parent.mkdir()
+            save_file(dict(tensors), temporary / STATE)
 
 
-def load_final(model: Any, folder: Path) -> None:
-    """Load the weights that :func:`save_final` wrote into ``model``, in place."""
+def load_weights(model: Any, folder: Path) -> None:
+    """Load the weights of a checkpoint or of a finished training into ``model``, in place."""
+    head = find_head(model)
+    with reading(folder):
+        head_weights = load_file(folder / HEAD_FILE) if head else {}
     if isinstance(model, PeftModel):
         file = folder / "adapter_model.safetensors"
         with reading(file):
             tensors = load_file(file)
         check_whole(file, adapter_weights(model, model.active_adapter) - tensors.keys())
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
-        if (folder / HEAD_FILE).is_file():
-            load_head(model, folder)
+        if head:
+            head.load_state_dict(
+                {name.removeprefix(f"{HEAD}."): w for name, w in head_weights.items()}
+            )
     else:
         with _without_bar(), reading(folder):
             saved = with_weights(type(model), folder, dtype=model.dtype)
-            head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
-        model.load_state_dict({**saved.state_dict(), **head})
+        model.load_state_dict({**saved.state_dict(), **head_weights})
+
+
+def finish_with(folder: Path, step: int) -> None:
+    """Replace the final weights of a finished training by those of a checkpoint."""
+    final, ignored = folder / "final", shutil.ignore_patterns(Path(STATE).parent.name)
+    with whole_folder(final) as temporary:
+        weights = checkpoint_folder(folder, step)
+        shutil.copytree(weights, temporary, dirs_exist_ok=True, ignore=ignored)
+        shutil.copy2(final / REPORT, temporary)
 
 
 def weight_hash(model: Path | nn.Module) -> str:
@@ -220,6 +265,10 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
 
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 @dataclass
 class Counts:
     """Counts of a training so far."""
@@ -260,7 +309,7 @@ class Record:
     _accelerator: Accelerator
     total: int | None
     _identity: Mapping[str, str]
-    _keep_last: int = 1
+    _keep_last: int | None = 1
     counts: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0, 0, 0))
     _losses: list[float] = field(default_factory=list)
     _seconds: float = 0.0
@@ -272,31 +321,36 @@ class Record:
     def done(self) -> int:
         return len(self._losses)
 
-    def finished(self) -> TrainingReport | None:
-        """Load the weights of a finished training and return its report; ``None`` if it has not finished."""
-        final = self._folder / "final"
-        if not final.exists():
-            return None
-        identity, report = read_report(final)
-        self._check(identity)
-        load_final(self._model, final)
-        return report
+    def load(self) -> TrainingReport | None:
+        """Load the weights of the finished training and return its report, or those of the newest checkpoint.
 
-    def restore(
-        self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> None:
-        newest = newest_checkpoint(self._folder)
-        if newest is not None:
-            state, advice = newest / "state.json", _advice(self._folder)
+        Called before ranks shard the model.
+        """
+        final, advice = self._folder / "final", _advice(self._folder)
+        if final.exists():
+            identity, report = read_report(final)
+            self._check(identity)
+            load_weights(self._model, final)
+            return report
+        if (newest := newest_checkpoint(self._folder)) is not None:
+            state = newest / REPORT
             with reading(state, advice):
                 facts = json.loads(state.read_text())
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
-            load_checkpoint(newest, weights, optimizer)
+            load_weights(self._model, newest)
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
             with reading(self._metrics, advice), self._metrics.open() as lines:
                 self._losses = [json.loads(lines.readline())["loss"] for _ in range(facts["step"])]
+        return None
+
+    def restore(
+        self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Load the optimizer state of the checkpoint whose weights :meth:`load` has loaded."""
+        if (newest := newest_checkpoint(self._folder)) is not None:
+            load_optimizer(newest, weights, optimizer)
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:  # remove the metrics of later steps, which run again
             with self._metrics.open("a+b") as file:
@@ -357,7 +411,7 @@ class Record:
             "seconds": self._seconds,
         }
         save_checkpoint(
-            *(self._folder, self.done, weights, optimizer, facts),
+            *(self._folder, self.done, self._model, weights, optimizer, facts),
             write=write,
             keep_last=self._keep_last,
         )
@@ -379,22 +433,22 @@ class Record:
             "report": {k: v for k, v in asdict(report).items() if k != "final"},
         }
         write = self._accelerator.is_main_process
-        save_final(self._model, final, facts, write=write)
-        if write:
-            for old in _checkpoints(self._folder):
-                shutil.rmtree(old)
+        save_weights(self._model, final, facts, write=write)
+        if write and self._keep_last is not None:
+            remove_checkpoints(self._folder, 0)
         self._accelerator.wait_for_everyone()
         return report
 
     @property
     def _metrics(self) -> Path:
-        return self._folder / "metrics.jsonl"
+        return self._folder / METRICS
 
     def _check(self, identity: Mapping[str, str]) -> None:
-        other = [name for name, value in self._identity.items() if identity.get(name) != value]
-        if other:
+        names = identity if [*identity] == [START] else self._identity  # a fork has other settings
+        changed = [name for name in names if identity.get(name) != self._identity[name]]
+        if changed:
             raise UserError(
-                f"{self._folder} has a training that differs in its {', '.join(other)}",
+                f"{self._folder} has a training that differs in its {', '.join(changed)}",
                 "use another folder, restart the training (resume=False), or repeat the arguments of the "
                 "earlier training (with the starting weights as first loaded)",
             )
@@ -402,7 +456,7 @@ class Record:
 
 def read_report(final: Path) -> tuple[dict[str, str], TrainingReport]:
     """Return the identity and the report of a finished training. Raises ``UserError`` if the file is damaged."""
-    file = final / "training.json"
+    file = final / REPORT
     with reading(file, _advice(final.parent)):
         record = json.loads(file.read_text())
         fields = {**record["report"], "final": final}
@@ -425,8 +479,8 @@ def open_folder(
         for path in (*folder.glob(".*.partial"), *(() if resume else folder.glob("final"))):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in _checkpoints(folder):
-            if not resume or (at is not None and int(path.name.rpartition("-")[2]) > at):
+            if not resume or (at is not None and _step_of(path) > at):
                 shutil.rmtree(path)
         if not resume:
-            (folder / "metrics.jsonl").unlink(missing_ok=True)
+            (folder / METRICS).unlink(missing_ok=True)
     accelerator.wait_for_everyone()

@@ -129,7 +129,7 @@ class Job:
     item: str
     steps: int | None
     identity: Mapping[str, str]
-    keep_last: int
+    keep_last: int | None
     at: int | None
 
     def make_objective(self) -> Objective[Any]:
@@ -367,7 +367,7 @@ class RankTrainer(Generic[Item]):
         steps: int | None = None,
         tracker: Tracker | None = None,
         identity: Mapping[str, str] | None = None,
-        keep_last: int = 1,
+        keep_last: int | None = 1,
         at: int | None = None,
     ) -> None:
         own = getattr(objective, "settings", None)
@@ -399,6 +399,8 @@ class RankTrainer(Generic[Item]):
 
     is_main = True
     """The process of this object reports the progress."""
+    torn = True
+    """Ranks always finish a step."""
 
     def __enter__(self) -> "RankTrainer[Item]":
         return self

@@ -189,7 +189,7 @@ class Trainer(Generic[Item]):
         resume: False to remove the earlier training in ``folder``.
         tracker: Receives the metrics of every step; the caller closes it.
         identity: Further values that have to be equal to resume the training.
-        keep_last: Number of newest checkpoints to keep.
+        keep_last: Number of newest checkpoints to keep; ``None`` to keep all, also after the end of the training.
         at: Optimizer step to return to: its checkpoint, or the newest before it (0: the start).
 
     Raises:
@@ -209,7 +209,7 @@ class Trainer(Generic[Item]):
         resume: bool = True,
         tracker: Tracker | None = None,
         identity: Mapping[str, str] | None = None,
-        keep_last: int = 1,
+        keep_last: int | None = 1,
         at: int | None = None,
     ) -> None:
         if steps is None and (settings.schedule != "constant" or settings.warmup_ratio):
@@ -230,7 +230,8 @@ class Trainer(Generic[Item]):
         self._tracker = tracker or Tracker()
         self.report: TrainingReport | None = None
         """Report of the finished training; if an earlier process finished it, the model has its weights."""
-        self._closed = self._torn = False
+        self._closed = self.torn = False
+        """``torn``: a step is changing the weights."""
         self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
         """States of the random number generators of the CPU and the CUDA device since the last block of work."""
         with ExitStack() as stack, self._scope():
@@ -291,7 +292,7 @@ class Trainer(Generic[Item]):
             try:
                 loss, norm = self._gradient(batch, splitter, families)
                 measures = self._tally.result()
-                self._torn = True
+                self.torn = True
                 self._wrapped_optimizer.step()
             finally:
                 self._wrapped_optimizer.zero_grad()
@@ -309,7 +310,7 @@ class Trainer(Generic[Item]):
             metrics = self._record.add(
                 loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds, measures=measures
             )
-            self._torn = False
+            self.torn = False
             if self.is_main:
                 self._tracker.log(metrics, self.done)
             if self._record.save_is_due:
@@ -352,16 +353,15 @@ class Trainer(Generic[Item]):
 
     def save(self) -> None:
         self._refuse_closed()
-        if self.done:
-            with self._scope(), self._prepared.training():
-                self._record.save(self._weights, self._optimizer)
+        with self._scope(), self._prepared.training():
+            self._record.save(self._weights, self._optimizer)
 
     def publish(self, folder: Path) -> None:
         """Save the current weights (of the adapter, for lora) to ``folder`` for engines to load."""
         self._refuse_closed()
         facts = {"steps": self.done, "settings": self.settings.model_dump(mode="json")}
         with self._prepared.training():
-            checkpoint.save_final(self.model, folder, facts, write=self.is_main)
+            checkpoint.save_weights(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
     def send(self, kind: str, url: str) -> None:
@@ -405,7 +405,7 @@ class Trainer(Generic[Item]):
                 self._random = (torch.get_rng_state(), on_device)
                 torch.set_num_threads(threads)
 
-    def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int) -> None:
+    def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int | None) -> None:
         """Wrap the model and restore the state of the folder."""
         own = getattr(self.objective, "settings", None)
         names = self._prepared.names
@@ -417,13 +417,13 @@ class Trainer(Generic[Item]):
             "objective's settings": numbers,
             "settings": self.settings.identity(),
             "steps": str(steps),
-            "starting weights": checkpoint.hash_tensors(starting),
+            checkpoint.START: checkpoint.hash_tensors(starting),
             **identity,
         }
         self._record = Record(
             *(self.model, self.folder, self.settings, self._accelerator, steps, identity), keep_last
         )
-        self.report = self._record.finished()
+        self.report = self._record.load()
         if self.report is not None:
             return
         module = LossModule(self.model, self.objective, self._rule)
@@ -472,7 +472,7 @@ class Trainer(Generic[Item]):
         return loss, norm
 
     def _refuse_closed(self) -> None:
-        if self._torn:
+        if self.torn:
             raise UserError(
                 f"the training in {self.folder} was interrupted while a step changed the weights",
                 "close it and open it again with the model as first loaded; it resumes from its last checkpoint",

@@ -1,0 +1,74 @@
+"""Ctrl-C while a stage samples and trains: the first one saves and stops, the second one ends the process."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from coterie.errors import UserError
+from coterie.progress import Progress
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+
+class Interruption:
+    """Handler of Ctrl-C in a block of the current task, which then ends with ``KeyboardInterrupt``.
+
+    Args:
+        save: Saves the newest state. It is called before sessions and servers are closed, which may take long.
+        can_leave: Returns True if work that blocks the event loop may be left now.
+        progress: Receives messages.
+    """
+
+    def __init__(
+        self, save: Callable[[], None], can_leave: Callable[[], bool], progress: Progress
+    ) -> None:
+        self._save, self._can_leave, self._progress = save, can_leave, progress
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._requested = self._saved = self._working = False
+
+    def __enter__(self) -> "Interruption":
+        with suppress(ValueError):  # only the main thread handles signals
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._requested:  # the handler stays, because closing servers may take long
+            self._save_once()
+            raise KeyboardInterrupt
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, self._before)
+
+    def working(self, works: bool) -> None:
+        """Say if trainers change the weights that are to be saved, so that this has to wait."""
+        if works and self._requested:
+            raise KeyboardInterrupt
+        self._working = works
+        if self._requested:
+            self._loop.call_soon(self._stop)
+
+    def _handle(self, *_: object) -> None:
+        if self._requested:
+            self._progress.close()  # shows the cursor again
+            os._exit(INTERRUPTED)
+        self._requested = True
+        when = "" if not self._working or self._can_leave() else " when this step is trained"
+        self._progress.say(f"saving a checkpoint{when}; press Ctrl-C again to end at once")
+        if self._working and not when:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._task is not None and not self._working and not self._saved:
+            self._save_once()
+            self._task.cancel()
+
+    def _save_once(self) -> None:
+        if not self._saved:
+            self._saved = True
+            try:
+                self._save()
+            except (OSError, UserError) as error:
+                self._progress.say(f"the checkpoint can't be saved: {error}")

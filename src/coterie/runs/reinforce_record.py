@@ -1,0 +1,193 @@
+"""Record of the steps of reinforcement learning: metrics, held-out means, checkpoints, and warnings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coterie.errors import UserError
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey, Metrics
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import evaluation
+from coterie.runs.loop import EVALUATION, REINFORCE
+from coterie.training.checkpoint import checkpoint_folder, fork_checkpoint, saved_steps
+
+STEP, HELDOUT = "step-", "heldout-"
+"""Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
+REWARDED = "/paths_rewarded"
+"""Metric of each role: number of paths with a reward other than 0."""
+LEFT_OUT = {
+    "paths_failed": "paths without a reward",
+    "paths_stale": "paths of other weights",
+    "paths_masked": "paths that reached a limit",
+    "paths_too_long": "paths that are too long",
+    "rows_too_long": "rows that are too long",
+    "groups_small": "groups with fewer than two paths",
+}
+"""Descriptions of metrics that count paths and rows left out of training."""
+
+
+def describe_step(step: int, steps: int, metrics: Metrics) -> str:
+    reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
+    parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
+    parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
+    short_names = {
+        "entropy": "entropy",
+        "reference_kl": "KL to the reference",
+        "grad_norm": "gradient",
+    }
+    for name, value in metrics.items():
+        short = short_names.get(name.rpartition("/")[2])
+        if short and not isinstance(value, str) and not name.startswith("critic/"):
+            parts.append(f"{short} {value:.3g}")
+    if "staleness" in metrics:
+        parts.append(f"staleness {metrics['staleness']:.2g}")
+    if missing := left_out([metrics]):
+        parts.append(f"left out: {missing}")
+    return ", ".join(parts)
+
+
+def left_out(steps: Sequence[Metrics]) -> str:
+    sums = {
+        what: sum(int(metrics.get(name, 0)) for metrics in steps) for name, what in LEFT_OUT.items()
+    }
+    return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
+
+
+def is_constant(recent: Sequence[Metrics]) -> bool:
+    first = float(recent[0]["reward"])
+    return all(
+        not metrics["reward_error"] and math.isclose(float(metrics["reward"]), first, abs_tol=1e-12)
+        for metrics in recent
+    )
+
+
+def no_signal_error(recent: Sequence[Metrics]) -> UserError:
+    if not any(metrics["paths"] for metrics in recent) and (missing := left_out(recent)):
+        return UserError(
+            f"the last {len(recent)} steps had no path to train on; left out: {missing}",
+            "look at some paths with `coterie report`. Paths without a reward were not graded, or their reward is not "
+            "a number. For paths too long for the critic raise critic.train.max_length. For paths that were cut off "
+            "allow more turns or tokens, or set advantage.truncated=train",
+        )
+    mean, cut = (
+        sum(float(metrics[name]) for metrics in recent) / len(recent)
+        for name in ("reward", "truncated")
+    )
+    limited = f" {cut:.0%} of the rollouts reached a limit of turns or tokens." if cut else ""
+    return UserError(
+        f"in the last {len(recent)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
+        f"advantages are zero.{limited}",
+        "look at some rollouts with `coterie report`. A mean near the maximum or minimum reward means that the tasks "
+        "are too easy or too hard for this policy. Choose other tasks, raise rollout.samples or rollout.temperature, "
+        "or fine-tune the policy first",
+    )
+
+
+def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
+    """Return a warning if the start is far better in a ``greedy`` evaluation than in the first groups.
+
+    That is if the lower end of the score's interval is above their mean by a quarter of the score.
+    """
+    records = step_records(run.store, iteration, REINFORCE)
+    if not greedy or not records or not run.is_finished(Step(iteration, EVALUATION)):
+        return []
+    start, sampled = evaluation(run.store, iteration), float(records[0]["score"])
+    # Equal scores of few tasks have a narrow interval, so the rule of three bounds it, too.
+    low = min(start.low, start.score - abs(start.score) * 3 / start.n)
+    if low - sampled <= abs(start.score) / 4:
+        return []
+    return [
+        f"the starting policy scores {start.score:.3f} greedily, but {sampled:.3f} in the first groups: it mostly "
+        "learns to sample what it decodes greedily. Lower rollout.temperature, or set evaluate.temperature=1 to see "
+        "this progress"
+    ]
+
+
+def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
+    """Return warnings about roles that got no reward, and about last steps without an informative group."""
+    steps = [records[n] for n in sorted(records)]
+    recent, warnings = steps[-max(3, len(steps) // 10) :], list[str]()
+    roles = [name.removesuffix(REWARDED) for name in steps[-1] if name.endswith(REWARDED)]
+    without = [role for role in roles if not any(metrics[f"{role}{REWARDED}"] for metrics in steps)]
+    if without:
+        warnings.append(
+            f"no rollout of {' and '.join(without)} had a reward other than 0 in any step, so nothing was "
+            "learned from them. Look at some with `coterie report`, give partial rewards, or fine-tune the policy first"
+        )
+    if without != roles and not any(
+        metrics["groups_telling"] and metrics["paths"] for metrics in recent
+    ):
+        error = no_signal_error(recent)
+        warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")
+    return warnings
+
+
+def step_records(
+    store: Store, iteration: int, stage: str, prefix: str = STEP
+) -> dict[int, Metrics]:
+    items = store.metrics(iteration, stage)
+    return {
+        int(key.sample.removeprefix(prefix)): metrics
+        for key, metrics in items.items()
+        if key.sample.startswith(prefix)
+    }
+
+
+def heldout_means(run: Run, iteration: int) -> dict[int, Metrics]:
+    """Return the held-out means by number of steps, from 0 (the starting policy) if it was evaluated."""
+    start = run.metrics(Step(iteration, EVALUATION))
+    steps = step_records(run.store, iteration, REINFORCE, HELDOUT)
+    return {**({0: start} if start else {}), **steps}
+
+
+def kept_steps(run: Run, iteration: int, roles: Sequence[str]) -> list[int]:
+    """Return the numbers of steps after which all roles have a checkpoint, in order."""
+    records = step_records(run.store, iteration, REINFORCE)
+    saved = {role: saved_steps(run.training_folder(iteration, role)) for role in roles}
+    numbers = [step + 1 for step in sorted(records)]
+    return [n for n in numbers if all(updates_after(records, n, r) in saved[r] for r in roles)]
+
+
+def step_folder(run: Run, role: str, step: int) -> Path:
+    """Return the checkpoint of a role after a step. Raises ``UserError`` if it is not kept."""
+    kept = list[int]()
+    for iteration in run.store.iterations(REINFORCE):
+        kept = kept_steps(run, iteration, [role])
+        if step in kept:
+            updates = updates_after(step_records(run.store, iteration, REINFORCE), step, role)
+            return checkpoint_folder(run.training_folder(iteration, role), updates)
+    raise UserError(
+        f"{run.folder} has no checkpoint of {role} after step {step} of reinforcement learning",
+        f"use one of: {', '.join(map(str, kept)) or 'none'} (steps.save_every and steps.keep_last say which are kept)",
+    )
+
+
+def fork_steps(old: Run, new: Run, count: int) -> None:
+    """Copy the metrics of the first ``count`` steps, and the checkpoints after them, but no samples.
+
+    Later samples would be of other policies than those of the new run, under the same names of versions.
+    """
+    iteration = next(iter(old.store.iterations(REINFORCE)), None)
+    if iteration is None:
+        raise UserError(
+            f"{old.folder} has no reinforcement learning to start from", "leave out --from-step"
+        )
+    # Steps have numbers from 0, and held-out means the number of steps before them.
+    for prefix, stop in ((STEP, count), (HELDOUT, count + 1)):
+        for number, metrics in step_records(old.store, iteration, REINFORCE, prefix).items():
+            if number < stop:
+                key = ItemKey(iteration, REINFORCE, "", f"{prefix}{number:05d}")
+                new.store.finish(key, metrics=metrics)
+    for folder in (old.folder / "training").glob(f"*/iteration-{iteration:02d}"):
+        role = folder.parent.name
+        fork_checkpoint(step_folder(old, role, count), new.training_folder(iteration, role))
+
+
+def updates_of(role: str) -> str:
+    return f"{role}/updates"
+
+
+def updates_after(records: Mapping[int, Metrics], step: int, role: str) -> int:
+    """Return the number of optimizer steps of a role in the first ``step`` steps."""
+    return int(records[step - 1].get(updates_of(role), 0)) if step else 0
