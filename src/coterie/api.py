@@ -31,7 +31,7 @@ from coterie.errors import UserError
 from coterie.models.catalogue import ADAPTER_FILE
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer, reading, reload
 from coterie.models.loading import load as load_model
-from coterie.recipes.base import recorded_run
+from coterie.recipes.base import stored_policy
 from coterie.record.export import begin_with_user, chat
 from coterie.record.rows import Pair, Row, prompts, view
 from coterie.record.rows import rows as rows_of_view
@@ -46,6 +46,7 @@ from coterie.rollout.recorded_turns import (
 )
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.runs.benchmark import benchmark_settings
+from coterie.runs.folder import find_run
 from coterie.runs.items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training import trainer
@@ -112,13 +113,12 @@ def load(name_or_path: str | Path, **options: Any) -> LoadedModel:
 
     Args:
         name_or_path: Packaged model, catalogue entry, Hugging Face name, folder of a model or of a LoRA adapter (which
-            is merged into its base), or run folder (its last policy).
+            is merged into its base), or run folder: its last policy, or
+            with ``RUN@STEP`` its policy after a step of reinforcement learning.
         **options: ``dtype``, ``device``, ``template_args`` and ``attention`` of :func:`coterie.models.loading.load`.
     """
-    source: str | Path = name_or_path
-    if (expanded(source) / "config.yaml").is_file():
-        with recorded_run(expanded(source)) as (recipe, run):
-            source = recipe.policy_path(run, recipe.versions(run)[-1])
+    run = find_run(str(name_or_path))
+    source = name_or_path if run is None else stored_policy(*run)
     if not is_adapter(folder := expanded(source)):
         return load_model(source, **options)
     with reading(folder):
