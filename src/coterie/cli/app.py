@@ -228,6 +228,8 @@ def evaluate(
 
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
 
+        coterie evaluate questions.jsonl policy=smollm2 policy=runs/mine by=kind
+
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
