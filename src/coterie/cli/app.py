@@ -448,7 +448,7 @@ def export_model(
         int | None, typer.Option(help="The policy after this step of reinforcement learning.")
     ] = None,
 ) -> None:
-    """Write the weights and the tokenizer of a run's policy, with a model card.
+    """Write the weights and the tokenizer of a run's policy, with a model card; or merge a PEFT adapter into its base.
 
     coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
     uploads it to the Hugging Face hub.
@@ -460,6 +460,8 @@ def export_model(
         coterie export model runs/lora --out mine --merge
 
         coterie export model runs/rl --out mine --step 100
+
+        coterie export model adapter --out merged --merge
     """
     from coterie.cli import export
 
