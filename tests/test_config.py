@@ -36,6 +36,8 @@ def test_words_lie_over_stored_values_and_these_over_the_preset() -> None:
         ("lambda_tokens=1", "reward.lambda_token"),
         ("train.method=half", "train.method=half: must be full or lora"),
         ("tracker=wandbb", "did you mean wandb?"),
+        ("gpu=A6000", "must be A100, L40S, H100, H200 or B200\n"),
+        (r"model=C:\models\qwen", "in WSL write model=/mnt/c/models/qwen"),
         ("seed=99999999999999999999", "seed=99999999999999999999: must be at most 4294967295"),
         ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),
         ("rollout.top_p=0", "rollout.top_p=0: must be more than 0"),

@@ -160,6 +160,8 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
     [
         (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'instruct"),
         (Conversations, [{"text": "hello"}], "line 1 is of no known form: it has text"),
+        (Conversations, [{"prompt": "a", "chosen": "b", "rejected": "c"}], "use `coterie run dpo"),
+        (Preferences, [{"messages": [ASK, SAY]}], "use `coterie run sft"),
         (Conversations, [{"instruction": "a", "input": 21, "output": "b"}], "its input is a int"),
         (Preferences, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "chosen and rejected are equal"),
         (Preferences, [{"chosen": [ASK, SAY], "rejected": [{**ASK, "content": "3?"}, BAD]}], "begin with different"),

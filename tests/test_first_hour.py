@@ -185,9 +185,9 @@ def test_models_and_machines_that_cannot_train_are_refused(
     config.write_text(json.dumps(values))
     assert "chat template" in refused(cli, "run", "optima/isft", "model=mute")
     with monkeypatch.context() as patch:
-        patch.setattr(plan_of_run, "device_memory", lambda device: (0, 2**24))
+        patch.setattr(plan_of_run, "device_memory", lambda device: (0, 2**29 + 5 * 2**22))
         message = refused(cli, "run", "optima/isft", "engine.device=cpu")
-    assert "on cpu, which has 0.02 GiB" in message and "train.method=lora" in message
+    assert "on cpu, which has 0.52 GiB" in message and "train.method=lora" in message
     monkeypatch.setattr(run_folder, "MIN_FREE", 2**60)  # no disk has that much
     assert "MiB are free" in refused(cli, "run", "optima/isft", *SMALL)
 

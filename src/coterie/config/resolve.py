@@ -153,7 +153,7 @@ def _key_problem(error: ErrorDetails, key: "SettingsKey") -> str:
     if error["type"] == "string_pattern_mismatch":
         return f"{problem}: {key.meaning}"
     choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-    near = nearest(str(error["input"]), choices, cutoff=0.5)
+    near = nearest(str(error["input"]), choices, cutoff=0.7)  # A6000 is not A100
     return f"{problem}; did you mean {near}?" if near else problem
 
 
@@ -331,6 +331,11 @@ def resolve(
         if not equals or not path:
             raise UserError(
                 f"{word!r} is not a setting", "write key=value without spaces, such as iterations=2"
+            )
+        if re.fullmatch(r"[A-Za-z]:\\\S*", text):
+            raise UserError(
+                f"{word} is a path of Windows, and coterie runs on Linux and macOS",
+                f"in WSL write {path}=/mnt/{text[0].lower()}{text[2:].replace(chr(92), '/')}",
             )
         path = mains.get(path, path)
         _check_known(path, known, where)

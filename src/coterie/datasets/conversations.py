@@ -343,6 +343,13 @@ class Conversations(UserFileSet):
                 return name
         return ""
 
+    def _fitting_command(self, row: Columns, file: Path) -> str:
+        """Return advice to use the recipe for a row's kind, if another kind of file is read."""
+        for reader, recipe in ((Preferences, "dpo"), (Conversations, "sft")):
+            if type(self) is not reader and reader(self.settings).format_of(row):
+                return f"use `coterie run {recipe} {file}` for such rows, or "
+        return ""
+
     def read_file(self, file: Path) -> list[Conversation]:
         rows, form, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
         faults: dict[str, list[str]] = defaultdict(list)
@@ -354,7 +361,8 @@ class Conversations(UserFileSet):
                 if not name and not skips:
                     raise UserError(
                         f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
-                        f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md",
+                        f"{self._fitting_command(row, file)}rename its columns to {self.usual}, or to another form "
+                        "of docs/recipes/sft.md",
                     )
                 if name != form or not name:
                     raise ValueError(f"it has the form {name!r}, and the first row {form!r}")

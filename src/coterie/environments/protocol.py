@@ -192,7 +192,10 @@ class Environment(Protocol):
         """Return the actors whose turn it is. Several act simultaneously: none sees the turns of the others."""
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the prompt of an actor. A dict of ``role`` and ``content`` is accepted as a message."""
+        """Return the prompt of an actor. A dict of ``role`` and ``content`` is accepted as a message.
+
+        Before the first turn, the plan asks for the prompts of all agents, including those who do not act first.
+        """
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
 
