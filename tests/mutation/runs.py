@@ -142,7 +142,11 @@ FAULTS = (
     ),
     Fault(
         "coterie.runs.reinforce_batch:role_metrics",
-        around(lambda original, samples, policies: original(samples, policies[:1] * len(policies))),
+        around(
+            lambda original, samples, policies: original(
+                samples, [replace(one, agents=("Alice", "Bob")) for one in policies]
+            )
+        ),
         [BY_ROLE],
     ),
     Fault(
