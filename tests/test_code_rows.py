@@ -23,7 +23,7 @@ from coterie.datasets.code_rows import (
     LiveCodeRow,
 )
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import CatalogueSet, SourceSettings, load, load_rows
+from coterie.datasets.load import CatalogueSet, SourceSettings, load
 from coterie.datasets.rows import SetRow, question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
@@ -64,7 +64,7 @@ def checked(rows: Sequence[CodeRow]) -> list[Finding | None]:
 def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     source: str, counts: list[int]
 ) -> None:
-    splits = [load_rows("colbench_code", split, source) for split in SPLITS]
+    splits = [load("colbench_code", source).rows[split] for split in SPLITS]
     assert list(map(len, splits)) == counts
     every = [row for rows in splits for row in rows if isinstance(row, CodeRow)]
     distinct = {(row.question, row.answer) for row in every}
@@ -73,7 +73,7 @@ def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     assert not names[0] & names[1]
     assert not any(checked(every[:: len(every) // 90]))
     if source == "synthetic":
-        samples = [load_rows("colbench_code", split, "sample") for split in SPLITS]
+        samples = [load("colbench_code", "sample").rows[split] for split in SPLITS]
         assert samples == [
             rows[: len(sample)] for rows, sample in zip(splits, samples, strict=True)
         ]
@@ -236,7 +236,7 @@ def test_private_tests_of_every_published_form_are_read(private: Any, tmp_path: 
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
     assert read("livecodebench", tmp_path / "b.jsonl") == row
     file = jsonl(tmp_path / "c.jsonl", LIVE, LIVE | {"public_test_cases": "[]"})
-    assert len(load_rows("livecodebench", "heldout", file)) == 1, "a problem without tests"
+    assert len(load("livecodebench", file).rows["heldout"]) == 1, "a problem without tests"
 
 
 def test_a_pickled_text_of_any_length_is_read(tmp_path: Path) -> None:

@@ -200,6 +200,29 @@ def test_a_prompt_that_both_sides_repeat_is_taken_off(
     assert first.start == len(first.messages) - 1
 
 
+@pytest.mark.parametrize(("rest", "share"), [(" {}", "75%"), ("{}", "100%")])
+def test_prompts_that_may_be_repeated_are_named(rest: str, share: str, tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": f"Q{n}?",
+            **{side: f"Q{n}?" + rest.format(side) for side in ("chosen", "rejected")},
+        }
+        for n in range(4)
+    ]
+    if share != "100%":
+        rows[3] |= {"chosen": "yes"}
+    dataset = Preferences(FileSettings(source=str(write(tmp_path, rows)), heldout=0))
+    assert dataset.rows("train")[0].answer == "Q0?" + rest.format("chosen")
+    (note,) = dataset.notes
+    assert note[0] == "warning" and f"begin with their prompt in {share} of the rows" in note[1]
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "rows.csv").write_text("prompt,completion,completion\n1,2,3\n")
+    with pytest.raises(UserError, match="2 columns are called 'completion'"):
+        read(file)
+
+
 def test_openings_divide_rows_and_only_equal_rows_are_duplicates(tmp_path: Path) -> None:
     rows = [
         {"messages": [{**ASK, "content": f"{n % 20}?"}, {**SAY, "content": f"{n}"}]}
@@ -261,7 +284,9 @@ def test_a_share_of_rows_is_held_out_even_if_they_open_alike(
     assert sum(map(len, splits)) == len({row.id for split in splits for row in split}) == len(rows)
     held = len(splits[1]) if share else 0
     assert held == pytest.approx(held_out, rel=0.1, abs=1 if warning else 0)
-    assert [text.partition(":")[0] for text in own.warnings] == [warning] * bool(warning)
+    assert [text.partition(":")[0] for title, text in own.notes if title == "warning"] == [
+        warning
+    ] * bool(warning)
 
 
 def test_published_training_rows_may_open_as_held_out_rows(tmp_path: Path) -> None:
@@ -314,6 +339,8 @@ ULTRA = (TRAIN, TRAIN.replace("0-of", "1-of"), TEST, TRAIN.replace("sft", "prefs
          {"train": ["main/train/0000.parquet"], "heldout": ["main/test/0000.parquet"]}),
         (["train.jsonl", "validation.jsonl", "test.jsonl"], "o/n",
          {"train": ["train.jsonl"], "heldout": ["validation.jsonl"]}),
+        *((["train.jsonl", f"{name}.jsonl"], "o/n", {"train": ["train.jsonl"], "heldout": [f"{name}.jsonl"]})
+          for name in ("val", "eval", "holdout", "held_out")),
         (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 training splits: a:train, b:train"),
         (["train_a.jsonl", "train_b.jsonl"], "o/n", "2 training splits: train_a, train_b"),
         (["test.jsonl"], "o/n", "no training split; it has test"),

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.datasets.catalogue import CATALOGUE, FOLDER, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import Rows, dataset_type, load, load_rows
+from coterie.datasets.load import Rows, dataset_type, load
 from coterie.datasets.question_files import QuestionsAndAnswers
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
@@ -34,7 +34,7 @@ def sums(start: int, stop: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", [name for name, one in CATALOGUE.items() if one.packaged])
 def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) -> None:
     splits, least = find(name).splits, 9 if name == "musique" else 20  # its rows are long
-    rows = {split: load_rows(name, split, "sample") for split in splits}
+    rows = {split: load(name, "sample").rows[split] for split in splits}
     every = [row for some in rows.values() for row in some]
     assert all(len(some) >= least for some in rows.values()) and len(every) <= 100
     assert {type(row) for row in every} == {find(name).row}
@@ -136,11 +136,10 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
     settings = dataset_type("bamboogle").model_validate({"name": "bamboogle", "source": str(file)})
     rows = Rows(settings)
     assert [row.answer for row in rows.split("heldout")] == ["Ann"] and rows.content()
-    for read in (rows.split, lambda split: load_rows("bamboogle", split, file)):
-        with pytest.raises(UserError, match="for evaluation only"):
-            read("train")
+    with pytest.raises(UserError, match="for evaluation only"):
+        rows.split("train")
     with pytest.raises(UserError, match="coterie has no packaged rows of aime24") as error:
-        load_rows("aime24", "heldout", "sample")
+        load("aime24", "sample").rows["heldout"]
     assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
 
 

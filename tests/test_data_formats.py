@@ -12,7 +12,7 @@ import pytest
 
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import load, load_rows
+from coterie.datasets.load import load
 from coterie.datasets.problems import SvampRow, boxed_answer, value
 from coterie.datasets.rows import (
     IMAGE,
@@ -277,7 +277,7 @@ def test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason(
     if find(name).train is None:
         other = {"question": "Other?", "problem": "Other?", "Question": "Other?"}
         file = jsonl(tmp_path / "test.jsonl", RAW[name], bad | other)
-        assert len(load_rows(name, "heldout", file)) == 1
+        assert len(load(name, file).rows["heldout"]) == 1
     elif name == "trivia_qa":
         jsonl(tmp_path / "train.jsonl", bad, RAW[name], bad)
         jsonl(tmp_path / "dev.jsonl", RAW[name] | {"question": "Which?", "question_id": "tc_2"})

@@ -153,6 +153,15 @@ def test_a_last_message_that_is_not_trained_leaves_its_row_out(tmp_path: Path) -
         assert recipe._left_out["the last message is not trained"] == left_out  # type: ignore[attr-defined]
 
 
+def test_thoughts_that_the_template_does_not_show_are_counted(tmp_path: Path) -> None:
+    rows = sums(20)
+    rows[4]["messages"][3]["reasoning_content"] = "hm"
+    own = ["model=tiny-exchange", f"dataset.source={jsonl(tmp_path / 'rows.jsonl', *rows)}"]
+    plan = recipe_of(settings("sft", [*own, "dataset.heldout=0"])).plan()
+    warning = "the chat template has no place for thoughts: 1 are left out"
+    assert ("warning", warning) in plan.details
+
+
 def test_pairs_that_the_template_makes_equal_are_skipped_and_counted(tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
     thinking = {"role": "assistant", "content": "Sure.", "reasoning_content": "hm"}

@@ -4,7 +4,7 @@ import json
 import random
 from base64 import b64decode
 from dataclasses import replace
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -188,7 +188,8 @@ def test_secrets_stay_home_unless_asked_for(tmp_path):
 def test_secrets_are_out_of_logs_for_inspect_unless_asked_for(tmp_path: Path) -> None:
     tree = with_secret_prompt()
     tree.end(Outcome(tree.leaves()[-1].id, 0, Ending("answered"), "yes", None))
-    head = LogHead("riddles", "model@2", "exact match", date(2026, 1, 1))
+    start = datetime(2026, 1, 1)
+    head = LogHead("riddles", "model@2", "exact match", start, start)
     with Store.open(store_of(tmp_path / "store.sqlite", tree), read_only=True) as store:
         hidden, shown = (
             eval_log(store, 0, "rollout", head, secrets=secrets) for secrets in (False, True)

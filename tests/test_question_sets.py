@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.load import load_rows
+from coterie.datasets.load import load
 from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
 from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.discussion import (
@@ -185,7 +185,7 @@ def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: flo
 
 def test_aliases_are_secrets_and_count() -> None:
     environment = talk_in("trivia_qa")
-    row = next(row for row in load_rows("trivia_qa", "heldout", "sample") if len(row.aliases) > 1)  # type: ignore[attr-defined]
+    row = next(row for row in load("trivia_qa", "sample").rows["heldout"] if len(row.aliases) > 1)  # type: ignore[attr-defined]
     (own,) = (t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
     assert gold_answers(own) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
     assert environment.score(own, row.aliases[1]) == 1.0  # type: ignore[attr-defined]

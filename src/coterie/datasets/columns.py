@@ -21,6 +21,7 @@ ROW_KEYS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "roles_to_train": ((["assistant"], ["gpt"]), _ROLES),
     "mask": (("user", "User", "human"), _ROLES),
     "mask_history": ((0,), "use targets=last"),
+    "initial_reason_steps": ((), "append them to the prompt as a message"),
     **dict.fromkeys(("label", "kto_tag"), ((1,), _JUDGED)),
     **dict.fromkeys(
         ("chat_template_kwargs", "enable_thinking"), ((), "use engine.template_args for the whole file")
@@ -38,6 +39,13 @@ _PLACEHOLDER = re.compile(
     re.MULTILINE,
 )
 """Place of media in a text. ``<video>`` and ``<audio>`` are also tags of HTML, mostly within a line or closed."""
+_TEMPLATED = re.compile(
+    r"\A\s*(?:(?:<s>|<\|begin_of_text\|>)\s*)?(?:\[INST\]|<\|(?:im_start|start_header_id|start|user|system)\|>"
+    r"|<start_of_turn>|Human:(?=.*\n\nAssistant:))"
+    r"|(?:<\|(?:im_end|eot_id|endoftext|end_of_text|end)\|>|<end_of_turn>|(?<!\S)</s>|(?<=[.!?])</s>)\s*\Z",
+    re.DOTALL,
+)
+"""Beginning or end of a text that a chat template has already been applied to."""
 
 
 class Columns(dict[str, Any]):
@@ -79,9 +87,12 @@ def check_media(row: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where} has media in {name!r}, which are not read")
 
 
-def check_placeholders(text: str, where: str) -> None:
-    """Raise ``ValueError`` for a text with a place of media."""
-    for match in _PLACEHOLDER.finditer(text):
+def check_text(text: str, where: str, *, is_shown: bool = True) -> None:
+    """Raise ``ValueError`` for a text that is written in a chat template, or is shown and has a place of media."""
+    if match := _TEMPLATED.search(text):
+        token = match[0].strip()
+        raise ValueError(f"{where} has {token!r} of a chat template; give its messages without it")
+    for match in _PLACEHOLDER.finditer(text) if is_shown else ():
         if f"</{match[0][1:]}" not in text:
             raise ValueError(f"{where} has {match[0]}, a place of media, which are not read")
 

@@ -1,24 +1,12 @@
-r"""Conversations and preferences of a user's source, in the usual formats.
-
-| format | columns of a row |
-|---|---|
-| messages | ``messages``, also ``tools`` (OpenAI, Hugging Face), or a list of messages as the whole row |
-| sharegpt | ``conversations`` or ``conversation`` of ``from`` and ``value``, also ``system`` and ``tools`` |
-| question with options | the options, and the right one, in the forms of ``question_files.read_options`` |
-| prompt and reply | ``instruction`` (also ``input``), ``prompt``, ``question``, ``query`` or ``problem``, and \
-``output``, ``completion``, ``response``, ``solution`` or ``answer``: texts or messages; also ``system``, ``history`` |
-| verl | ``prompt`` messages, and the reply in ``extra_info.answer`` or ``reward_model.ground_truth`` |
-| preference | ``chosen`` and ``rejected``: texts or messages, with the prompt in ``prompt``, ``instruction``, ... or \
-``conversations``, or as the common beginning of both sides; dialogues in one text after ``Human:`` and ``Assistant:`` |
-"""
+"""Conversations and preferences of a user's source, in the formats of docs/recipes/sft.md."""
 
 import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, product, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict
 
@@ -30,7 +18,7 @@ from coterie.datasets.load import ColumnSettings, UserFileSet
 from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
 from coterie.datasets.problems import usual_name
 from coterie.datasets.question_files import QUESTIONS, has_options, read_prompt, system_of
-from coterie.datasets.rows import QuestionRow, Raw, kind_of, parsed_json
+from coterie.datasets.rows import QuestionRow, Raw, first_of, kind_of, parsed_json
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 
@@ -68,6 +56,9 @@ class Preference(Conversation):
     """Prompt with a better and a worse continuation."""
 
 
+C = TypeVar("C", bound=Conversation)
+
+
 def _hash_texts(messages: Messages) -> str:
     return _hash([[message.role, " ".join(message.text.split())] for message in messages])
 
@@ -78,33 +69,30 @@ def _hash(value: object) -> str:
 
 # -- formats --------------------------------------------------------------------------------------
 
-Formats = Mapping[str, tuple[str, ...]]
+Columned = tuple[str, ...]
+"""Columns of a format: the prompt, which is not trained, and the reply, or the two sides."""
 CHATS = ("messages", "conversations", "conversation")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 REPLIES = ("output", "completion", "response", "solution")
-OPTIONS = "question with options"
-CONVERSATIONS: Formats = {
-    **{column: (column,) for column in CHATS},
-    **{f"{prompt} and {reply}": (prompt, reply) for prompt in PROMPTS for reply in REPLIES},
-    "verl": ("prompt", "reward_model"),
-    OPTIONS: (),
-    **{f"{prompt} and answer": (prompt, "answer") for prompt in PROMPTS},
-}
-"""Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
-PREFERENCES: Formats = {
-    **{
-        f"preference with {prompt}": (prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)
-    },
-    "preference without a prompt": ("chosen", "rejected"),
-}
+OPTIONS, VERL = ("a question", "its options"), ("prompt", "reward_model")
+CONVERSATIONS: tuple[Columned, ...] = (
+    *((column,) for column in CHATS),
+    *product(PROMPTS, REPLIES),
+    VERL,
+    OPTIONS,
+    *((prompt, "answer") for prompt in PROMPTS),
+)
+"""A row has the first format that fits."""
+PREFERENCES: tuple[Columned, ...] = (
+    *((prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)),
+    ("chosen", "rejected"),
+)
 SIDES = {
     "chosen_response": "chosen", "rejected_response": "rejected",
     "preferred_output": "chosen", "non_preferred_output": "rejected",
 }  # fmt: skip
 """Other names of the sides: axolotl's and OpenAI's."""
-JSON_COLUMNS = {
-    name for forms in (CONVERSATIONS, PREFERENCES) for form in forms.values() for name in form
-}
+JSON_COLUMNS = {name for form in (*CONVERSATIONS, *PREFERENCES) for name in form}
 """Columns that may hold messages as JSON text."""
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
@@ -124,32 +112,30 @@ def _prompt(row: Raw, column: str) -> Messages:
 
 
 def _reply(value: Any) -> Messages:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = {"role": "assistant", "content": str(value)}
     if isinstance(value, Mapping):
         value = [value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if isinstance(value, str):
-        value = [{"role": "assistant", "content": value}]
     if not isinstance(value, list | tuple):
         raise ValueError(f"its reply is {kind_of(value)}, not a text or messages")
     return parse_messages(value)
 
 
 def _verl_reply(row: Raw) -> Messages:
-    columns = [row.get("extra_info"), row.get("reward_model")]
-    extra, gold = (column if isinstance(column, Mapping) else {} for column in columns)
-    reply = extra.get("answer") or gold.get("ground_truth")
+    names = ("extra_info.answer", "reward_model.ground_truth")
+    reply = next(filter(None, [first_of(row, (name,)) for name in names]), None)
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
     return _reply(reply)
 
 
-def repeats_prompt(rows: Iterable[Raw]) -> bool:
-    """Return True if both sides of all preferences in texts begin with their prompt and a space or line break.
+def repeated_prompts(rows: Iterable[Raw]) -> tuple[bool, float]:
+    """Return whether the sides of a file of preferences in texts repeat the prompt, and the share of rows that may.
 
-    A single prompt is no evidence: a reply to ``Hello`` may begin with ``Hello``.
+    Both sides of all rows, with several prompts, then begin with the prompt and a space or line break. A single prompt
+    is no evidence: a reply to ``Hello`` may begin with ``Hello``.
     """
-    prompts = set[str]()
+    prompts, count, separated = list[str](), 0, 0
     for row in rows:
         texts = [peek(row, name) for name in ("prompt", "chosen", "rejected")]
         if not all(has_text(text) for text in texts):
@@ -157,10 +143,12 @@ def repeats_prompt(rows: Iterable[Raw]) -> bool:
         prompt, *sides = texts
         rests = [side.removeprefix(prompt) for side in sides if side.startswith(prompt)]
         ends = prompt[-1].isspace() or all(rest[:1].isspace() for rest in rests)
-        if len(rests) < 2 or not ends:
-            return False
-        prompts.add(prompt)
-    return len(prompts) > 1
+        count += 1
+        if len(rests) == 2:
+            prompts.append(prompt)
+            separated += ends
+    is_repeated = separated == count and len(set(prompts)) > 1
+    return is_repeated, len(prompts) / max(count, 1)
 
 
 def _name_sides(row: dict[str, Any]) -> None:
@@ -179,18 +167,19 @@ def _name_sides(row: dict[str, Any]) -> None:
 
 def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
     """Remove what the sides of a preference in texts repeat, and split transcripts into messages."""
+    prompt: Any
     sides: list[Any]
     prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
-    if not all(isinstance(side, str) for side in sides) or not isinstance(prompt, str | None):
+    if not all(isinstance(text, str) for text in (prompt or "", *sides)):
         return
-    is_transcript = bool(prompt) and HUMAN in f"\n\n{prompt}"
-    if prompt and (is_repeated or is_transcript) and all(side.startswith(prompt) for side in sides):
-        sides = sides if is_transcript else [side.removeprefix(prompt) for side in sides]
-        prompt = None if is_transcript else prompt
-    if prompt is None and all(HUMAN in f"\n\n{side}" for side in sides):
+    repeats = bool(prompt) and all(side.startswith(prompt) for side in sides)
+    is_transcript, *are_transcripts = (HUMAN in f"\n\n{text or ''}" for text in (prompt, *sides))
+    if is_transcript and not repeats:
+        prompt = _transcript(prompt)
+    elif all(are_transcripts) and (is_transcript or prompt is None):
         prompt, sides = [], [_transcript(side) for side in sides]
-    elif is_transcript:
-        prompt = _transcript(prompt or "")
+    elif is_repeated and repeats:
+        sides = [side.removeprefix(prompt) for side in sides]
     row.update(chosen=sides[0], rejected=sides[1])
     if prompt is not None:
         row["prompt"] = prompt
@@ -198,12 +187,13 @@ def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
 
 def _transcript(text: str) -> list[dict[str, str]]:
     """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
-    messages = []
-    for piece in f"\n\n{text.strip()}".split(HUMAN)[1:]:
+    before, *pieces = f"\n\n{text.strip()}".split(HUMAN)
+    messages = [{"role": "system", "content": before.strip()}]
+    for piece in pieces:
         user, *replies = piece.split(ASSISTANT)
         messages.append({"role": "user", "content": user.strip()})
         messages += [{"role": "assistant", "content": reply.strip()} for reply in replies]
-    return messages if not messages or messages[-1]["content"] else messages[:-1]
+    return messages if messages[-1]["content"] else messages[:-1]
 
 
 def _side(value: Any, prompt: Messages, name: str) -> Messages:
@@ -220,79 +210,76 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def parse_conversation(row: Raw, name: str, origin: str = "") -> Conversation:
+def parse_conversation(row: Raw, form: Columned, origin: str = "") -> Conversation:
     """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
-    column, *reply = CONVERSATIONS[name] or (usual_name(row, QUESTIONS),)
-    column = "question" if name == "verl" and "question" in row else column
-    prompt, tools = _prompt(row, column), parse_tools(row.get("tools"))
+    column, *reply = form if form != OPTIONS else (usual_name(row, QUESTIONS),)
+    column = "question" if form == VERL and "question" in row else column
+    prompt = _prompt(row, column)
     replies: Messages = ()
-    if name == OPTIONS:
+    if form == OPTIONS:
         replies = _reply(read_prompt(row, row[column], column).right)
     elif reply:
-        replies = _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
-    messages = (*prompt, *replies)
-    if flaw := flaw_of(messages, tools):
-        raise ValueError(flaw)
+        replies = _verl_reply(row) if form == VERL else _reply(row[reply[0]])
     # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
-    start = len(prompt) if replies and is_empty(row.get("history")) else 0
-    _check_trained(messages[start:])
-    return Conversation(**_fields(messages, tools, start, origin))
+    has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
+    start = len(prompt) if replies and not has_history else 0
+    return _build(Conversation, row, prompt, [replies], start, origin)
 
 
 def parse_preference(
-    row: dict[str, Any], name: str, origin: str = "", is_repeated: bool = False
+    row: dict[str, Any], form: Columned, origin: str = "", is_repeated: bool = False
 ) -> Preference:
     """Parse a preference. ``is_repeated``: its sides in texts begin with the prompt, which is removed.
 
     Raises ``ValueError`` if it cannot be trained on.
     """
     _split_sides(row, is_repeated)
-    column = PREFERENCES[name][0]
+    column = form[0]
     prompt = () if column == "chosen" and not row.get("prompt") else _prompt(row, column)
-    tools = parse_tools(row.get("tools"))
-    chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
+    chosen, rejected = sides = [_side(row[side], prompt, side) for side in ("chosen", "rejected")]
     if not prompt:
-        both = zip(chosen, rejected, strict=False)
+        both = zip(*sides, strict=False)
         common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
         while common and chosen[common - 1].role == "assistant":
             common -= 1
         if not common:
             raise ValueError("chosen and rejected begin with different messages")
-        prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    messages = (*prompt, *chosen)
-    if flaw := flaw_of(messages, tools) or flaw_of((*prompt, *rejected), tools):
-        raise ValueError(flaw)
-    for side in (chosen, rejected):
-        _check_trained(side)
-    texts = [[(m.role, m.thought, m.text) for m in side] for side in (chosen, rejected)]
+        prompt, sides = chosen[:common], [chosen[common:], rejected[common:]]
+    preference = _build(Preference, row, prompt, sides, len(prompt), origin)
+    texts = [[(m.role, m.thought, m.text) for m in side] for side in sides]
     if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
-    return Preference(**_fields(messages, tools, len(prompt), origin, rejected))
+    return preference
 
 
-def _check_trained(messages: Messages) -> None:
-    if not any(message.role == "assistant" and message.is_trained for message in messages):
-        raise ValueError("none of its replies is trained")
+def _build(
+    of: type[C], row: Raw, prompt: Messages, sides: Sequence[Messages], start: int, origin: str
+) -> C:
+    """Return a row of a prompt and its replies, or the two sides of a preference.
 
-
-def _fields(
-    messages: Messages, tools: Sequence[Tool], start: int, origin: str, rejected: Messages = ()
-) -> dict[str, Any]:
-    """Return the fields of a row: id, the user's last message, the last reply, and the messages."""
-    question = next(message.text for message in reversed(messages) if message.role == "user")
-    everything = (*messages, *rejected)
+    Raises ``ValueError`` if one of them cannot be trained on.
+    """
+    tools, messages = parse_tools(row.get("tools")), (*prompt, *sides[0])
+    for side in sides:
+        if flaw := flaw_of((*prompt, *side), tools):
+            raise ValueError(flaw)
+        trained = (*prompt, *side)[start:]
+        if not any(message.role == "assistant" and message.is_trained for message in trained):
+            raise ValueError("none of its replies is trained")
+    everything = (*prompt, *chain(*sides))
     texts = [message.model_dump(mode="json", exclude={"is_trained"}) for message in everything]
     schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
     untrained = [index for index, message in enumerate(everything) if not message.is_trained]
-    id_ = _hash([texts, len(messages), schemas, *untrained])
-    fields = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
-    return {
-        "id": id_,
-        "question": question,
-        "answer": messages[-1].text,
-        "origin": origin,
-        **fields,
-    }
+    return of(
+        id=_hash([texts, len(messages), schemas, *untrained]),
+        question=next(message.text for message in reversed(messages) if message.role == "user"),
+        answer=messages[-1].text,
+        messages=messages,
+        tools=tools,
+        rejected=() if len(sides) == 1 else sides[1],
+        start=start,
+        origin=origin,
+    )
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -321,7 +308,7 @@ class Conversations(UserFileSet):
     settings_type = FileSettings
     kind = "sft"
     row: ClassVar[type[Conversation]] = Conversation
-    formats: ClassVar[Formats] = CONVERSATIONS
+    formats: ClassVar[tuple[Columned, ...]] = CONVERSATIONS
     usual: ClassVar[str] = "messages, or to prompt and completion"
     environment = "conversation"
 
@@ -331,17 +318,16 @@ class Conversations(UserFileSet):
         sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
 
-    def parse(self, row: Columns, name: str, origin: str) -> Conversation:
-        return parse_conversation(row, name, origin)
+    def parse(self, row: Columns, form: Columned, origin: str) -> Conversation:
+        return parse_conversation(row, form, origin)
 
-    def format_of(self, row: Columns) -> str:
-        """Return the name of the first format that has its columns in a row, or an empty text."""
-        for name, columns in self.formats.items():
-            if columns and set(columns) <= row.keys():
-                return name
-            if name == OPTIONS and has_options(row, usual_name(row, QUESTIONS)):
-                return name
-        return ""
+    def format_of(self, row: Columns) -> Columned:
+        """Return the first format that has its columns in a row, or nothing."""
+        for form in self.formats:
+            is_options = form == OPTIONS and has_options(row, usual_name(row, QUESTIONS))
+            if is_options or set(form) <= row.keys():
+                return form
+        return ()
 
     def _fitting_command(self, row: Columns, file: Path) -> str:
         """Return advice to use the recipe for a row's kind, if another kind of file is read."""
@@ -351,24 +337,25 @@ class Conversations(UserFileSet):
         return ""
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, form, skips = dict[str, Conversation](), "", self.settings.broken == "skip"
+        rows, first, skips = dict[str, Conversation](), Columned(), self.settings.broken == "skip"
         faults: dict[str, list[str]] = defaultdict(list)
         for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
             try:
                 row = self._opened(raw, file.suffix == ".parquet")
-                name = self.format_of(row)
-                form = form or name
-                if not name and not skips:
+                form = self.format_of(row)
+                first = first or form
+                if not form and not skips:
                     raise UserError(
                         f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
                         f"{self._fitting_command(row, file)}rename its columns to {self.usual}, or to another form "
                         "of docs/recipes/sft.md",
                     )
-                if name != form or not name:
-                    raise ValueError(f"it has the form {name!r}, and the first row {form!r}")
+                if form != first or not form:
+                    names = map(" and ".join, (form, first))
+                    raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
                 check_media(row, "it")
                 check_training_keys(row)
-                conversation = self.parse(row, name, position)
+                conversation = self.parse(row, form, position)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 faults[str(error)].append(position)
             else:
@@ -412,20 +399,20 @@ class Preferences(Conversations):
 
     def read_file(self, file: Path) -> list[Conversation]:
         rows = (raw for _, raw in numbered(file, broken=[]) if isinstance(raw, dict))
-        self.is_repeated = repeats_prompt(rows)
+        self.is_repeated, share = repeated_prompts(rows)
+        if self.is_repeated:
+            self.remarks.append(("prompts that both sides repeat", "removed from them"))
+        elif share > 0.5:
+            text = f"both sides begin with their prompt in {share:.0%} of the rows of {file.name}"
+            self.remarks.append(("warning", f"{text}, and keep it"))
         return super().read_file(file)
 
-    @property
-    def notes(self) -> list[tuple[str, str]]:
-        notes = super().notes
-        return notes + [("prompts that both sides repeat", "removed from them")] * self.is_repeated
-
-    def format_of(self, row: Columns) -> str:
+    def format_of(self, row: Columns) -> Columned:
         _name_sides(row)
         return super().format_of(row)
 
-    def parse(self, row: Columns, name: str, origin: str) -> Preference:
-        return parse_preference(row, name, origin, self.is_repeated)
+    def parse(self, row: Columns, form: Columned, origin: str) -> Preference:
+        return parse_preference(row, form, origin, self.is_repeated)
 
 
 def _chat_in_json(text: str) -> Any:

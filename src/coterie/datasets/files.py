@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -78,9 +78,8 @@ def numbered(
         if bar is not None:
             with _open(file) as lines:
                 bar.start(sum(1 for line in lines if line.strip()), file.name)
-        is_parquet = kind == ".parquet"
-        rows = _parquet(file, columns) if is_parquet else _READERS[kind](file, broken)
-        for number, (position, raw) in enumerate(rows, 1):  # noqa: B007  # noqa: B007
+        rows = _READERS[kind](file, broken) if kind in _READERS else _parquet(file, columns)
+        for number, (position, raw) in enumerate(rows, 1):  # noqa: B007
             yield f"{unit} {position}", raw
             if bar is not None:
                 bar.advance(1)
@@ -170,9 +169,11 @@ def _table(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, An
 def _cells(file: Path, quoting: Literal[0, 3]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # texts are longer than csv's default of 128 KiB
     with _open(file, newline="") as opened:
-        for row in csv.DictReader(
-            opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting
-        ):
+        table = csv.DictReader(opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting)
+        for name, count in Counter(filter(None, table.fieldnames or ())).items():
+            if count > 1:
+                raise csv.Error(f"{count} columns are called {name!r}")
+        for row in table:
             if None in row:
                 raise csv.Error("it has more cells than the header")
             yield row
@@ -305,7 +306,7 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 SHARD = re.compile(r"-\d{5}-of-\d{5}.*")
-HELDOUT = ("validation", "valid", "dev", "heldout", "test")
+HELDOUT = ("validation", "valid", "val", "dev", "heldout", "holdout", "eval", "evaluation", "test")
 """Words of a held-out split in file names, in order of preference."""
 WORDS: Mapping[Split, frozenset[str]] = {
     "train": frozenset({"train"}),
@@ -315,7 +316,7 @@ WORDS: Mapping[Split, frozenset[str]] = {
 
 
 def name_words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z]+", name.lower()))
+    return set(re.split(r"[^a-z]+", re.sub(r"held[_-]out", "heldout", name.lower())))
 
 
 def is_hub_name(source: str) -> bool:

@@ -136,18 +136,6 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     return Loaded(_check_not_empty(data_set, rows, left_out), left_out)
 
 
-def load_rows(name: str, split: Split, source: str | Path = HUB) -> list[QuestionRow]:
-    if split not in find(name).splits:
-        raise _no_training(name)
-    return load(name, source).rows[split]
-
-
-def _no_training(name: str) -> UserError:
-    return UserError(
-        f"{name} is for evaluation only: it has no training rows", "train on another data set"
-    )
-
-
 def hub_files(data_set: DataSet) -> Files:
     """Return the files of a data set in the hub's cache, held-out files first. Download missing files."""
     if not data_set.repos:
@@ -312,7 +300,10 @@ class Rows:
     def split(self, split: Split) -> list[QuestionRow]:
         if split not in self.splits:
             if split == "train":
-                raise _no_training(self.name)
+                raise UserError(
+                    f"{self.name} is for evaluation only: it has no training rows",
+                    "train on another data set",
+                )
             raise UserError(
                 f"{self.name} holds out no rows, and this command needs some",
                 "hold out a share of them: dataset.heldout=0.1",
@@ -340,7 +331,7 @@ class Rows:
         splits = {split: self._rows(split) for split in self.splits}
         train, heldout = (splits.get(split, []) for split in SPLITS)
         common = {row.key for row in train} & {row.key for row in heldout}
-        if common and not getattr(self._set, "warnings", ()):  # which name the overlap
+        if common and not getattr(self._set, "may_share_questions", False):
             example = next(row.question for row in heldout if row.key in common)
             raise UserError(
                 f"{len(common)} questions of {self.name} are both training and held-out rows, such as {example!r}",
@@ -449,19 +440,17 @@ class ColumnSettings(UserFileSettings):
     ignore: tuple[str, ...] = key((), "Columns, and keys of messages, that are not read.")
 
 
-class UserFileSet(ABC):
-    """Rows of a user's file, folder or set of the hub. Hashes of the questions divide a single file."""
+class DividedSet(ABC):
+    """Rows of which a share is held out (``dataset.heldout``) if they have one split."""
 
-    settings_type: type[UserFileSettings] = UserFileSettings
-    kind: ClassVar[str] = ""
-    """Word in the name of the preferred training split, if a source has several."""
+    may_share_questions = False
+    """True if rows with the same question are in both splits, which a remark tells."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.left_out = Counter[str]()
-        self.warnings = list[str]()
-        self.unread = dict[str, None]()
-        """Columns that no row's reader has read, in order."""
+        self.remarks = list[tuple[str, str]]()
+        """Lines of a plan."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -474,28 +463,24 @@ class UserFileSet(ABC):
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """Lines of a plan: columns that are not used, and warnings."""
-        self._splits  # noqa: B018  # reads the files
-        unused = ", ".join(self.unread)
-        return [(UNUSED, unused)] * bool(unused) + [
-            ("warning", warning) for warning in self.warnings
-        ]
+        self._splits  # noqa: B018  # reads the rows
+        return self.remarks
 
     @abstractmethod
-    def read_file(self, file: Path) -> list[Any]: ...
+    def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
+        """Return the rows by split, and whether training rows that are held out have to be left out."""
 
     @cached_property
     def _splits(self) -> dict[Split, list[Any]]:
-        """Different rows by split. One split is divided; published training rows that are held out are left out."""
-        name, source = str(self.settings.name), self.settings.source
-        files, is_published = source_files(name, source, self.kind)
-        rows: dict[Split, list[Any]] = {}
-        for split, paths in files.items():
-            different = {row.identity: row for file in paths for row in self.read_file(file)}
-            rows[split] = [*different.values()]
+        """Different rows by split."""
+        rows, is_published = self.read_splits()
+        for split in rows:
+            rows[split] = [*{row.identity: row for row in rows[split]}.values()]
         if "heldout" not in rows:
-            rows, warning = divided(rows["train"], self.settings.heldout, source)
-            self.warnings += [warning] if warning else []
+            name = getattr(self.settings, "source", self.settings.name)
+            rows, warning = divided(rows["train"], self.settings.heldout, name)
+            self.may_share_questions = bool(warning)
+            self.remarks += [("warning", warning)] * bool(warning)
         elif is_published:
             train = rows["train"]
             # Most rows of a set may open with the same greeting, and then only equal questions are left out.
@@ -506,3 +491,28 @@ class UserFileSet(ABC):
                     break
             self.left_out["held out too"] += len(train) - len(rows["train"])
         return rows
+
+
+class UserFileSet(DividedSet):
+    """Rows of a user's file, folder or set of the hub."""
+
+    settings_type: type[UserFileSettings] = UserFileSettings
+    kind: ClassVar[str] = ""
+    """Word in the name of the preferred training split, if a source has several."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.unread = dict[str, None]()
+        """Columns that no row's reader has read, in order."""
+
+    @abstractmethod
+    def read_file(self, file: Path) -> list[Any]: ...
+
+    def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
+        files, is_published = source_files(str(self.settings.name), self.settings.source, self.kind)
+        rows = {
+            split: [row for file in paths for row in self.read_file(file)]
+            for split, paths in files.items()
+        }
+        self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
+        return rows, is_published

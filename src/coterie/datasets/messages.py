@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeGuard
 
 from pydantic import ConfigDict
 
-from coterie.datasets.columns import check_media, check_placeholders, message_is_trained
+from coterie.datasets.columns import check_media, check_text, message_is_trained
 from coterie.datasets.rows import Frozen, kind_of, parsed_json
 from coterie.record.turn import Tool, ToolCall, call_id
 
@@ -86,8 +86,7 @@ def parse_messages(value: Any, system: str = "") -> Messages:
         elif not content.strip() or (messages and content.strip() == system.strip()):
             continue
         check_media(raw, f"message {number}")
-        if role == "user":
-            check_placeholders(content, f"message {number}")
+        check_text(content, f"message {number}", is_shown=role == "user")
         thought = next((raw[key] for key in THOUGHTS if has_text(raw.get(key))), "")
         message = ChatMessage(
             role=role,

@@ -226,13 +226,14 @@ class SvampRow(QuestionRow):
 
 OPTION_KEYS = (
     "answerkey", "answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct", "cop",
-    "correct_answer", "correct answer", "label", "answer", "target", "gold",
+    "correct_answer", "correct answer", "correct_answer_id", "label", "answer", "target", "gold",
 )  # fmt: skip
 """Usual names of the column that says which option is right."""
 ORDERS = LETTERS, "0123456789", "123456789"
 _WRONG = re.compile(r"(distractor|incorrect[ _]answer)s?[ _]?\d*", re.IGNORECASE)
 _OPTION = re.compile(r"(?:(op|option|choice|sol|answer|ending)_?([a-j]|\d)|([A-J]))", re.IGNORECASE)
 """Column of one option, such as ``opa``, ``option1``, ``answerA``, ``sol2``, ``ending0`` or ``A``."""
+_INDEX = re.compile(r"[A-J]|\d")
 _LETTERED = re.compile(r"\(?([A-J]) ?[).:]\s*(\S.*)", re.DOTALL)
 """Option that begins with its letter, such as ``A) 21``."""
 
@@ -286,10 +287,12 @@ def read_options(row: Raw, question: str) -> Options | None:
             values += row[name] if isinstance(row[name], list) else [row[name]]
         random.Random(question_key(question)).shuffle(values)
         return Options(tuple(values), columns=(right, *wrong))
-    lists = ["choices", "options", "endings"]
-    if isinstance(peek(row, "label"), int) and isinstance(peek(row, "answers"), list):
-        lists.append("answers")  # ReClor
-    for name in (filled[one] for one in lists if one in filled):
+    lists = ["choices", "choice", "options", "endings"]
+    marks = [peek(row, filled[key]) for key in OPTION_KEYS if key in filled]
+    is_marked = right or ("answer" not in filled and any(map(_INDEX.fullmatch, map(str, marks))))
+    if is_marked and isinstance(peek(row, filled.get("answers", "")), list):
+        lists.append("answers")  # ReClor, QuAIL; otherwise all of them are right
+    for name in (filled[name] for name in lists if name in filled):
         return _listed(parsed_json(row[name], f"its {name}"), name)
     families = defaultdict[str, dict[str, str]](dict)
     for name in filled.values():

@@ -4,27 +4,27 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from coterie.config.folders import expanded, sha256
 from coterie.config.settings import key
-from coterie.datasets.catalogue import PREFERENCE_SETS, SPLITS, DataSet, Split
+from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
 from coterie.datasets.conversations import FileSettings, Preference, Preferences, parse_preference
-from coterie.datasets.files import SUFFIXES, divided, download, numbered
-from coterie.datasets.load import DatasetSettings
+from coterie.datasets.files import SUFFIXES, download, numbered
+from coterie.datasets.load import DatasetSettings, DividedSet
 from coterie.datasets.rows import Raw, question_key
 from coterie.errors import UserError, did_you_mean
 
 Pairs = Iterator[tuple[str, dict[str, Any]]]
-"""Names of pairs, and pairs in the format ``preference with prompt``."""
+"""Names of pairs, and pairs with the columns ``PREFERENCE``."""
+PREFERENCE = ("prompt", "chosen", "rejected")
 
 
 def interaction_pairs(row: Raw) -> Pairs:
     """Yield the pair of a row of UltraInteract: an interaction, and a right and a wrong next action."""
-    sides = {name: row[name] for name in ("chosen", "rejected")}
+    sides = {"chosen": row["chosen"], "rejected": row["rejected"]}
     yield row["id"], {"prompt": row["trajectory"], **sides}
 
 
@@ -55,9 +55,7 @@ def published_pairs(
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
                 try:
-                    pair = parse_preference(
-                        raw, "preference with prompt", f"{data_set.name}/{name}"
-                    )
+                    pair = parse_preference(raw, PREFERENCE, f"{data_set.name}/{name}")
                 except ValueError as error:
                     reasons[str(error)] += 1
                     continue
@@ -79,36 +77,18 @@ class HeldOutSettings(DatasetSettings):
     heldout: float = key(0.1, "Share of the rows that is held out; 0 for none.", ge=0, lt=1)
 
 
-class PublishedPreferences:
+class PublishedPreferences(DividedSet):
     """A published set of preferences as a data set of tasks."""
 
     settings_type = HeldOutSettings
     row = Preference
 
-    def __init__(self, settings: HeldOutSettings) -> None:
-        self.name, self.heldout = str(settings.name), settings.heldout
-        self.splits = SPLITS if self.heldout else SPLITS[:1]
-        self.left_out = Counter[str]()
-        self.warnings = list[str]()
-
-    @property
-    def notes(self) -> list[tuple[str, str]]:
-        """Lines of a plan."""
-        self.rows("train")
-        return [("warning", warning) for warning in self.warnings]
-
-    def rows(self, split: Split) -> list[Preference]:
-        return self._splits[split]
-
     def content(self) -> str:
-        return f"{MixedPreferences(self.name).content()} {self.heldout:g}"
+        return f"{MixedPreferences(self.settings.name).content()} {self.settings.heldout:g}"
 
-    @cached_property
-    def _splits(self) -> dict[Split, list[Preference]]:
-        pairs = list(published_pairs(PREFERENCE_SETS[self.name], self.left_out))
-        splits, warning = divided(pairs, self.heldout, self.name)
-        self.warnings += [warning] if warning else []
-        return splits
+    def read_splits(self) -> tuple[dict[Split, list[Preference]], bool]:
+        pairs = published_pairs(PREFERENCE_SETS[self.settings.name], self.left_out)
+        return {"train": list(pairs)}, False
 
 
 @dataclass(frozen=True, slots=True)

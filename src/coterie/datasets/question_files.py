@@ -15,13 +15,15 @@ from pydantic import Field, ValidationError
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.columns import Columns, check_media, check_placeholders, is_empty
+from coterie.datasets.columns import Columns, check_media, check_text, is_empty, peek
 from coterie.datasets.files import numbered
 from coterie.datasets.load import ColumnSettings, UserFileSet
 from coterie.datasets.problems import OPTION_KEYS, read_options, usual_name
 from coterie.datasets.rows import (
+    ANSWER_KEYS,
     AnswerRow,
     Raw,
+    answer_list,
     first_of,
     from_verl,
     kind_of,
@@ -41,13 +43,16 @@ ANSWERS = (
 )  # fmt: skip
 """Usual names of the column of reference answers."""
 SYSTEMS = ("system", "system_prompt")
-CONTEXTS = ("context", "passage", "document", "article", "story", "background", "premise")
-"""Columns of texts that a question is about. They stand before a question and after an instruction."""
+CONTEXTS = (
+    "context", "passage", "document", "article", "story", "background", "premise", "body", "dialogue", "narrative",
+    "theory", "table",
+)  # fmt: skip
+"""Columns of texts that a question is about, in any case. They stand before a question and after an instruction."""
 
 
 def has_options(row: Raw, column: str) -> bool:
     """Return True if a row has options and a question in a text."""
-    question = row.get(column)
+    question = peek(row, column)
     return isinstance(question, str) and read_options(row, question) is not None
 
 
@@ -88,13 +93,15 @@ def read_prompt(row: Raw, question: Any, column: str, answer: str | None = "") -
             by_role[role in ("system", "developer")].append(message)
         text, systems = question_text(by_role[False]), question_text(by_role[True])
         system = "\n\n".join(filter(None, dict.fromkeys((system, systems))))
-        check_placeholders(text, "its question")
+        check_text(text, "its question")
         return PromptParts(text, system, is_complete=True)
     if not isinstance(question, str):
         raise ValueError(f"its {column} is {kind_of(question)}, not a text or messages")
     is_instruction = column.lower() == "instruction"
     names = ("input", *CONTEXTS) if is_instruction else CONTEXTS
-    contexts = {name: _context(row, name) for name in names if not is_empty(row.get(name))}
+    columns = {name.lower(): name for name in row if name != column}
+    named = (columns[name] for name in names if name in columns)
+    contexts = {name: _context(row, name) for name in named if not is_empty(peek(row, name))}
     options, text, right = read_options(row, question), question, ""
     if options is not None:
         text = with_options(question, options.texts)
@@ -102,9 +109,9 @@ def read_prompt(row: Raw, question: Any, column: str, answer: str | None = "") -
             answer = answer or usual_name(row, OPTION_KEYS)
             right = options.right(first_of(row, (answer,)), answer)
     text = "\n\n".join((text, *contexts.values()) if is_instruction else (*contexts.values(), text))
-    check_placeholders(text, "its question")
-    texts, columns = (options.texts, options.columns) if options else ((), ())
-    return PromptParts(text, system, texts, right, (*contexts, *columns))
+    check_text(text, "its question")
+    texts, option_columns = (options.texts, options.columns) if options else ((), ())
+    return PromptParts(text, system, texts, right, (*contexts, *option_columns))
 
 
 def system_of(row: Raw) -> str:
@@ -254,8 +261,11 @@ def _table_row(
     if isinstance(right, dict) and "text" in right:  # SQuAD
         right = right["text"]
     answers = right if isinstance(right, list) else [right]
-    if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
-        answers = [*answers, *aliases]
+    # In a column of one answer, JSON text may itself be the answer.
+    if isinstance(right, str) and (answer.lower().endswith("answers") or "reward_model" in raw):
+        answers = answer_list(right)
+    aliases = first_of(opened, ANSWER_KEYS["aliases"]) if answer in ANSWERS else None
+    answers = [*answers, *(aliases if isinstance(aliases, list | tuple) else ())]
     fields = {"raw": raw, "where": where, "answer_column": answer, "prompt": prompt}
     row = TableRow.model_validate({"question": value, "answer": answers, **fields})
     if answer and not row.answer.strip():

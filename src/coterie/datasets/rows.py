@@ -393,7 +393,7 @@ class AnswerRow(QuestionRow):
     def normalize(cls, raw: Raw) -> Raw:
         fields = {name: first_of(raw, cls.keys.get(name, (name,))) for name in cls.model_fields}
         question = question_text(fields["question"])
-        answers, aliases = (_answer_list(fields[name]) for name in ("answer", "aliases"))
+        answers, aliases = (answer_list(fields[name]) for name in ("answer", "aliases"))
         fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
         fields["id"] = as_text(fields["id"]) or question_key(question)
         fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
@@ -411,7 +411,7 @@ def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
     return None
 
 
-def _answer_list(value: Any) -> list[Any]:
+def answer_list(value: Any) -> list[Any]:
     """Convert an answer, a list of answers or its JSON text into a list of texts."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         try:

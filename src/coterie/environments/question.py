@@ -258,11 +258,10 @@ class Question(OneReply):
     async def _grade(self, item: Item, reply: str, sandbox: Sandbox | None) -> Grade:
         if self.function is not None:
             return await self._function_grade(self.function, item, reply)
-        answer = answer_of(reply)
+        answer, golds = answer_of(reply), [answer_of(gold) or gold for gold in item.answers]
         if self.reward in ("exact", "f1"):
-            return Grade(max(_likeness(answer, one, self.reward) for one in item.answers))
+            return Grade(max(_likeness(answer, gold, self.reward) for gold in golds))
         if self.reward == "math":
-            golds = map(answer_of, item.answers)
             right = await asyncio.to_thread(
                 lambda: any(same_mathematics(gold, answer, item.question) for gold in golds)
             )

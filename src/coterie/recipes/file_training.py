@@ -182,9 +182,12 @@ class FileTraining(Recipe):
         rows = [row for item in self.training_items for row in self.rows_of(item)]
         tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
         left_out = Counter(self.environment.dataset.left_out) + self._left_out
+        dropped = sum(bool(m.thought) for r in self.environment.rows("train") for m in r.messages)
+        thoughts = f"the chat template has no place for thoughts: {dropped:,} are left out"
         details = (
             *plan.details,
             *([] if self.holds_out else [nothing]),
+            *([] if not dropped or self._model[0].template.thoughts else [("warning", thoughts)]),
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
             *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
