@@ -15,6 +15,7 @@ from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.progress import Silent
+from coterie.recipes.file_training import mean_loss
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
@@ -60,6 +61,19 @@ def trained(folder: Path, rows: list[dict], name: str, *words: str):
     return recipe, measures, page
 
 
+SCORE = "Score (word F1 with the reference reply)"
+
+
+def test_the_interval_of_a_loss_per_token_resamples_whole_rows() -> None:
+    """Rows of 1 and of 9 tokens have losses of 1 and 2 per token: the ends are those of the rows."""
+    measured = mean_loss([1.0, 18.0], [1, 9])
+    assert measured == {"loss": 1.9, "loss_low": 1.0, "loss_high": 2.0}
+    low, high = (
+        mean_loss([1.0, 3.0] * 200, [1, 1] * 200)[f"loss_{end}"] for end in ("low", "high")
+    )
+    assert (low, high) == pytest.approx((2 - 1.96 / 20, 2 + 1.96 / 20), abs=0.01)
+
+
 def heldout_points(page):
     (chart,) = next(one for one in page.sections if one.id == "training-loss").charts
     return chart.series[1].points
@@ -70,6 +84,11 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     chats = sums(60)
     recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
+    assert after["loss_low"] < after["loss"] < after["loss_high"] < before["loss_low"]
+    assert [one.name for one in page.headlines] == ["Held-out loss", SCORE]
+    (curve,) = page.headlines[0].chart.series
+    assert [one.x for one in curve.points] == [0, 3, 5]
+    assert page.headlines[0].after == f"{after['loss']:.3f}"
     (pieces, *_) = recipe.examples()
     assert [text for text, is_trained in pieces if is_trained] == [
         text for text, is_trained in pieces if text.startswith(("It is", " It is", "Yes", " Yes"))
@@ -95,6 +114,10 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
     words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
+    assert [one.name for one in page.headlines] == ["Held-out loss", "Held-out accuracy"]
+    assert page.headlines[1].before == "1.000" and page.headlines[1].after is None
+    if not objective:
+        assert before["loss_low"] == pytest.approx(before["loss"]), "all pairs are equal at first"
     (measured,) = heldout_points(page)
     assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
 

@@ -229,6 +229,8 @@ def evaluate(
 
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
 
+        coterie evaluate questions.jsonl policy=smollm2 policy=runs/mine by=kind
+
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
@@ -447,7 +449,7 @@ def export_model(
         int | None, typer.Option(help="The policy after this step of reinforcement learning.")
     ] = None,
 ) -> None:
-    """Write the weights and the tokenizer of a run's policy, with a model card.
+    """Write the weights and the tokenizer of a run's policy, with a model card; or merge a PEFT adapter into its base.
 
     coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
     uploads it to the Hugging Face hub.
@@ -459,6 +461,8 @@ def export_model(
         coterie export model runs/lora --out mine --merge
 
         coterie export model runs/rl --out mine --step 100
+
+        coterie export model adapter --out merged --merge
     """
     from coterie.cli import export
 

@@ -222,10 +222,8 @@ def resolve(name_or_path: str | Path) -> str:
             return str(folder.absolute())
         todo = "give a folder that save_pretrained wrote"
         if is_adapter(folder):
-            todo = (
-                "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
-                "(docs/howto/bring-your-own.md) and give the merged folder"
-            )
+            merging = f"coterie export model {folder} --merge --out MERGED"
+            todo = f"the folder is a LoRA adapter: run `{merging}` and give MERGED"
         raise UserError(f"{folder} is not a model: it has no config.json", todo)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
