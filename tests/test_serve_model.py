@@ -85,9 +85,9 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
         want = recipe.load_policy(run, 1).model.state_dict()
     weights = load(merged).model.state_dict()
     assert all(torch.equal(weights[name], want[name]) for name in want)
-    _, path, merge = serve._policy(folder, None)
+    _, path, merge = serve._policy(folder, None, None)
     assert Path(path) == merged and merge is not None
-    assert serve._policy(folder, 0)[1:] == (load(NAME).source, None)
+    assert serve._policy(folder, None, 0)[1:] == (load(NAME).source, None)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_exported(
