@@ -139,7 +139,7 @@ def run(
 
         coterie run rl/grpo reward.overlong=0.5 --folder runs/rl --fork runs/shorter --from-step 20
     """
-    from coterie.cli.arguments import read_arguments, stored_settings
+    from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
     if UNDER_TORCHRUN in os.environ:
         from coterie.clusters.torchrun import torchrun_job
@@ -151,7 +151,8 @@ def run(
     arguments = read_arguments(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
-    # This import takes seconds, so invalid settings are reported first.
+    # This import takes seconds, so invalid settings and missing files are reported first.
+    check_sources(own)
     from coterie.cli import execution
 
     if own.cluster == SLURM and IN_JOB not in os.environ:

@@ -447,14 +447,19 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
         yield recipe, run
 
 
-def policy_of(folder: Path, step: int | None) -> str:
+def stored_policy(folder: Path, step: int | None) -> Path | str:
     """Return the weights of a run's newest policy, or of its policy after a step of reinforcement learning.
 
-    They are those of its base model if no policy is trained. Raises ``UserError`` for adapters.
+    They are those of its base model if no policy is trained.
     """
     with recorded_run(folder) as (source, run):
         newest, role = source.versions(run)[-1], source.main_role
-        path = source.policy_path(run, newest if step is None else step_folder(run, role, step))
+        return source.policy_path(run, newest if step is None else step_folder(run, role, step))
+
+
+def policy_of(folder: Path, step: int | None) -> str:
+    """Return :func:`stored_policy`. Raises ``UserError`` for adapters."""
+    path = stored_policy(folder, step)
     if is_adapter(path):
         merging = f"coterie export model {folder} --merge --out MERGED"
         raise UserError(
