@@ -33,11 +33,19 @@ def test_every_command_has_help_with_an_example_that_names_it(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("config", "rl/grpo"), ("list",), ("run", "sft", "nonsense=3")]
+    "words",
+    [
+        ("--help",),
+        ("config", "rl/grpo"),
+        ("list",),
+        ("run", "sft", "nonsense=3"),
+        ("run", "sft", "broken.jsonl", "model=tiny-acts", "engine.device=cpu"),
+    ],
 )
 def test_help_and_settings_are_read_without_heavy_imports(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"words": "no messages"}\n')
     code = (
         "import sys\nfrom coterie.cli.app import main\n"
         "try:\n    main()\nfinally:\n    print({'torch', 'transformers', 'numba'} & set(sys.modules))"
@@ -45,3 +53,16 @@ def test_help_and_settings_are_read_without_heavy_imports(
     command = [sys.executable, "-c", code, *words]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "set()", ran.stderr
+
+
+def test_recipes_reports_and_exports_are_imported_without_torch() -> None:
+    """A model's tokenizer needs torch; a report without examples and an export of trajectories don't."""
+    names = ["coterie.cli.execution", "coterie.cli.export"]
+    modules = (Path(coterie.__file__).parent / "recipes").glob("*.py")
+    names += [f"coterie.recipes.{module.stem}" for module in modules]
+    code = (
+        f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
+        "print({'torch', 'transformers', 'numba', 'peft', 'accelerate'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "set()\n", ran.stderr

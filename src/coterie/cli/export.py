@@ -19,13 +19,11 @@ from coterie.config.resolve import flatten
 from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
-from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
 from coterie.models.loading import (
     TOKENIZER_FILES,
     is_adapter,
     load,
-    load_renderer,
     reading,
     writing,
 )
@@ -168,13 +166,11 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
 def _trained(
     recipe: Recipe, run: Run, iterations: list[int], only: str | None
 ) -> Iterator[TrainedSelection]:
-    args = recipe.settings.engine.template
-    renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):
             if only in (None, role):
                 edit = None if one.context is None else recipe.edits[one.context]
-                yield TrainedSelection(role, tree, one, renderers[role].render, edit)
+                yield TrainedSelection(role, tree, one, recipe.renderers[role].render, edit)
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
@@ -306,6 +302,8 @@ def export_model(
 
 def _merge_adapter(folder: Path, out: Path) -> None:
     """Merge the adapter of a folder that PEFT wrote into its base, in float32, with the adapter's tokenizer if any."""
+    from coterie.models.adapters import load_adapter, merged  # torch takes seconds to import
+
     with reading(folder / ADAPTER_FILE):
         base = str(json.loads((folder / ADAPTER_FILE).read_text())["base_model_name_or_path"])
     inside = folder / base  # exported adapters may name a base beside them

@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
+from coterie.engines.settings import device_name
 from coterie.environments.protocol import (
     Environment,
     draw_tasks,
@@ -22,7 +21,6 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.user_simulator import check_user, readable_secrets
 from coterie.errors import UserError
-from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import (
     check_context,
@@ -34,12 +32,10 @@ from coterie.models.loading import (
 from coterie.recipes.settings import GPUS, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.loop import EVALUATION, check_stages
-from coterie.runs.roles import check_roles
+from coterie.runs.loop import EVALUATION, check_roles, check_stages
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.distributed import accelerate_config, check_launch, launches
-from coterie.training.losses import Reads
 from coterie.training.memory import (
     LIBRARIES,
     MemoryPlan,
@@ -49,6 +45,7 @@ from coterie.training.memory import (
     training_memory,
 )
 from coterie.training.settings import (
+    Reads,
     TrainingSettings,
     check_tracker,
     shared_group,
@@ -200,7 +197,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
-    available = GPUS[s.gpu].memory if s.gpu else device_memory(torch.device(device))[1]
+    available = GPUS[s.gpu].memory if s.gpu else device_memory(device)[1]
     for one in memory:
         one.check(available, device, s.model)
     return Plan(
@@ -240,7 +237,7 @@ def planned(s: S) -> S:
 
 def is_elsewhere(s: RecipeSettings) -> bool:
     """Return True if servers and ranks run on a cluster, or the plan is for GPUs that this machine lacks."""
-    return s.cluster != "none" or (s.gpu is not None and not torch.cuda.is_available())
+    return s.cluster != "none" or (s.gpu is not None and device_name("auto") == "cpu")
 
 
 def _sampling_memory(
@@ -388,6 +385,10 @@ def _first_prompt(
 
 def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
     """Raise ``UserError`` if dtype, attention or adapter of a training do not fit the run or the model."""
+    import torch
+
+    from coterie.models.adapters import add_lora
+
     if training.dtype == "float32" and weight_dtype(s) != torch.float32:
         raise UserError(
             f"{name}.dtype=float32, but another training has bfloat16. All models of a run have the same dtype.",
@@ -422,6 +423,7 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
     if engine.kind != "vllm":
         return
     from coterie.engines.vllm import check_vllm
+    from coterie.models.adapters import ALL_LINEAR
 
     if not is_elsewhere(s):
         check_vllm(engine.vllm)
