@@ -123,7 +123,8 @@ reproduce: $(VENV)/.run
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "coterie needs Python 3.11 to 3.13; set PYTHON=python3.12, for example")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "Installing coterie and PyTorch into $(VENV): about 3 GB are downloaded on Linux, which takes 2 to 10 minutes."
+	$(PY) -m pip install --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run

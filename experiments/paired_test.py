@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 
 from coterie.evaluation import (
     Floats,
+    difference_interval,
     finite_values,
     percentiles,
     resampled_means,
-    wilson_interval,
 )
 
 
@@ -49,7 +49,7 @@ def paired_bootstrap(
     ``p`` is the share of resamples whose effect is at most ``margin`` (Koehn 2004, "Statistical significance tests for
     machine translation evaluation"), with one more such resample added, so it is never 0. It agrees with the interval:
     ``p < 0.025`` where the 95% interval is above the margin. If all differences are equal, resamples do not vary;
-    the interval is then that of :func:`~coterie.evaluation.wilson_interval`, and wider than ``p`` tells.
+    the interval is then that of :func:`~coterie.evaluation.difference_interval`, and wider than ``p`` tells.
 
     Two limitations: Draw the tasks of each seed independently, since shared tasks are treated as new ones. With few
     seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds).
@@ -62,7 +62,7 @@ def paired_bootstrap(
     low, high = percentiles(means, confidence)
     effect = float(np.mean([group.mean() for group in groups]))
     if np.ptp(first - second) == 0 and abs(effect) <= 1:
-        low, high = (2 * end - 1 for end in wilson_interval((first - second + 1) / 2, confidence))
+        low, high = difference_interval(first - second, confidence=confidence, seed=seed)
     # An effect equal to the margin must count as at most the margin despite rounding.
     at_most = int(np.count_nonzero(means <= margin + 1e-12))
     return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)

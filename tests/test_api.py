@@ -1,16 +1,25 @@
 """The names of ``coterie``, rollouts from plain code and a notebook, and a custom loop."""
 
 import asyncio
+import math
 import runpy
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
 import coterie
+from coterie.cli import execution
+from coterie.cli.arguments import read_arguments
 from coterie.environments.exchange import Exchange
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, State
+from coterie.environments.registry import make_environment
+from coterie.recipes import registry
+from coterie.tools.registry import sources_of
 from tests.played import environment_of
 from tests.row_files import jsonl
 
@@ -97,6 +106,106 @@ def test_an_environment_is_made_by_name_with_its_settings() -> None:
         coterie.environment("exchange", turn=3)
 
 
+SUMS = [{"question": f"What is {n} + 1?", "answer": n + 1, "day": date(2026, 1, n)} for n in range(1, 11)]  # fmt: skip
+
+
+def brevity(reply: str, answer: str) -> float:
+    return 1 / (1 + len(reply))
+
+
+def double(number: int) -> str:
+    """Double a number."""
+    return str(2 * number)
+
+
+def test_rows_classes_and_functions_make_an_environment(engine, tmp_path: Path) -> None:
+    """Functions of a notebook have no file; a later function of the same name does not replace an earlier one."""
+    prompt = "Question [x]: {question}\nAnswer: # 1"
+    brief = coterie.environment(SUMS, reward=brevity, prompt=prompt)
+    others = {
+        "always": coterie.environment(iter(SUMS), reward=lambda reply, **_: 1.0),
+        "never": coterie.environment(SUMS, reward=lambda reply, **_: 0.0),
+    }
+    assert brief.tasks("train", 1, 0)[0].public["prompt"].endswith("+ 1?\nAnswer: # 1")
+    for rollout in coterie.play(brief, engine, 3, max_tokens=8):
+        assert rollout.score == pytest.approx(brevity(rollout.path[-1].text, ""))
+    scores = {
+        name: [one.score for one in coterie.play(world, engine.loaded, 2, max_tokens=4)]
+        for name, world in others.items()
+    }
+    assert scores == {"always": [1.0, 1.0], "never": [0.0, 0.0]}
+    file = jsonl(tmp_path / "sums.jsonl", {"question": "1 + 1?", "answer": 2})
+    assert coterie.environment(file, reward="math", heldout=0).tasks("train", 1, 0)
+    equipped = coterie.environment(SUMS, tools=[double], calls="tags")
+    (task,) = equipped.tasks("train", 1, 0)
+    assert "double" in str(equipped.see(State(task, seed=0), "agent"))
+
+    class Own(Exchange):
+        name = "own"
+
+    assert coterie.environment(Own).name == "own"
+    with pytest.raises(coterie.UserError, match="does not take the reply"):
+        coterie.environment(SUMS, reward=lambda answer: 1.0)
+
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": str(n)}]}
+    for n in range(6)
+]  # fmt: skip
+SETTINGS = coterie.TrainingSettings(learning_rate=1e-3, epochs=1, batch_rows=3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "loss"),
+    [
+        (CHATS, "nll"),
+        ([{"prompt": f"Say {n}", "completion": str(n)} for n in range(6)], "nll"),
+        ([{"prompt": f"Say {n}", "chosen": str(n), "rejected": "no"} for n in range(6)], "margin"),
+    ],
+)
+def test_rows_as_dictionaries_are_trained_on_in_memory_and_saved(
+    rows, loss: str, tmp_path: Path
+) -> None:
+    model = coterie.load("tiny-exchange")
+    report = coterie.train(model, rows, SETTINGS, heldout=rows[:2])
+    assert (report.rows, report.steps) == (6, 2) and report.last_loss < report.first_loss
+    # A DPO loss begins at log 2, where policy and reference are equal.
+    assert (abs(report.first_loss - math.log(2)) < 1e-3) == (loss == "margin")
+    model.save(tmp_path / "saved")
+    saved = coterie.load(tmp_path / "saved").model.state_dict()
+    assert all(torch.equal(weight, saved[name]) for name, weight in model.model.state_dict().items())  # fmt: skip
+    with pytest.raises(coterie.UserError, match="tokenizer"):
+        coterie.train(model.model, rows, SETTINGS)
+    with pytest.raises(coterie.UserError, match="line 1 is of no known form"):
+        coterie.train(model, [{"text": "Say"}], SETTINGS)
+
+
+def test_runs_and_adapters_are_loaded_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the base was given by a relative path."""
+    coterie.load("tiny-exchange").save(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(coterie.UserError, match="folder"):
+        coterie.train(coterie.load("base"), CHATS, coterie.TrainingSettings(method="lora"))
+    lora = SETTINGS.model_copy(update={"method": "lora", "learning_rate": 0.1})
+    coterie.train(coterie.load("base"), CHATS, lora, "lora")
+    jsonl(tmp_path / "chats.jsonl", *CHATS)
+    words = ["chats.jsonl", "model=base", "dataset.heldout=0", "train.epochs=1"]
+    own = read_arguments("sft", words, None).resolve()
+    execution.run_recipe(own, tmp_path / "run", Console(quiet=True))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    base, adapted, trained = (
+        coterie.load(tmp_path / name).model.lm_head.weight for name in ("base", "lora/final", "run")
+    )
+    assert torch.equal(base, adapted), "LoRA trains attention alone"
+    assert not torch.equal(base, trained)
+    query = "model.layers.0.self_attn.q_proj.weight"
+    weights = [coterie.load(tmp_path / name).model.get_parameter(query) for name in ("base", "lora/final")]  # fmt: skip
+    assert not torch.equal(*weights)
+
+
 @pytest.mark.slow
 def test_the_custom_loop_and_the_notebook_run(tmp_path: Path) -> None:
     import nbformat
@@ -137,3 +246,25 @@ def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
     ]
     with pytest.raises(coterie.UserError, match=r"the script of task .* fails"):
         coterie.demonstrate(game, [task], lambda task: [call, "0"])
+    # A file with the same calls in OpenAI's form is trained on as the same text, with tools.calls=tags.
+    formula = call.removeprefix("<calculate>").removesuffix("</calculate>")
+    (source,) = sources_of(tools, None)
+    (tool,) = source.tools
+    native = {
+        "messages": [
+            {"role": "user", "content": task.public["question"]},
+            {"role": "assistant", "content": None,
+             "tool_calls": [{"function": {"name": "calculate", "arguments": {"formula": formula}}}]},
+            {"role": "tool", "content": answer},
+            {"role": "assistant", "content": answer},
+        ],
+        "tools": [{"function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}}],
+    }  # fmt: skip
+    chats = jsonl(tmp_path / "chats.jsonl", native)
+    words = [f"dataset.source={chats}", "dataset.heldout=0", "tools.calls=tags", "model=tiny-acts"]
+    for more in ([], [f"tools=[{tools[0]}]"]):
+        environment = make_environment(registry.settings("sft", [*words, *more]))
+        (shown,) = environment.rows("train")  # type: ignore[attr-defined]
+        assert [{"role": one.role, "content": one.content} for one in shown.messages] == row[
+            "messages"
+        ]

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,6 +46,7 @@ def test_words_lie_over_stored_values_and_these_over_the_preset() -> None:
         ("train.learning_rate=.nan", "train.learning_rate=nan: must be a finite number"),
         ("train.betas=[0.9,x]", "train.betas, item 2=x: must be a number"),
         ("train.lora_r=8", "train.lora_r and train.lora_alpha have no effect with train.method=full"),
+        ("train.load_in_4bit=true", "quantized weights (QLoRA) is not supported here"),
         ("rollout=4", "rollout is a group of keys"),
         ("seed", "key=value"),
         ("rollout.samples=1", "gives no choice"),
@@ -137,3 +139,31 @@ def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
     assert quickstart_sizes("exchange") == {"environment": {"name": "exchange"}}
     problem = refused(cli, "quickstart", "--task", "mmlu")
     assert "a quickstart has no preset for mmlu" in problem and "hotpot_qa" in problem
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "name"),
+    [
+        ("sft", "model", "tiny-exchange"),
+        ("moat/maths", "grounder", "tiny-exchange"),
+        ("sft", "dataset.source", "sample"),
+        ("rl/grpo dataset=qa", "dataset.source", "hub"),
+        ("sft", "train.launch", None),
+        ("rl/grpo", "update.launch", None),
+        ("gap/tiny", "traces.source", "expert"),
+        ("optima/isft", "tools.config", None),
+        ("optima/isft", "environment.format_pool_file", None),
+    ],
+)
+def test_paths_in_settings_are_absolute_and_names_are_not(
+    recipe: str, key: str, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers on a cluster have other working folders. A name means the same if there is a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / (name or "other")).mkdir()
+    values = {"mine": str(tmp_path / "mine"), "a/b": "a/b", **({name: name} if name else {})}
+    for value, expected in values.items():
+        method, *words = recipe.split()
+        settings = registry.settings(method, [*words, f"{key}={value}"])
+        assert attrgetter(key)(settings) == expected

@@ -10,6 +10,7 @@ from coterie.cli.execution import estimate
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step
 from tests.conftest import FEW, Cli
+from tests.row_files import jsonl
 
 
 def dry(cli: Cli, *words: str) -> str:
@@ -44,6 +45,15 @@ def test_the_trial_is_scaled_by_the_number_of_dialogues() -> None:
     missing = ["rollout", "reward", "select", "train"]
     first = {Step(0, "evaluate"): (3.0, 2.0)}
     assert estimate(whole, small, first) == (pytest.approx(evaluations), missing)
+
+
+def test_a_trial_that_runs_out_of_time_has_trained(tmp_path: Path) -> None:
+    """Evaluations, which may take longer, come last."""
+    rows = [{"prompt": f"Say {n}", "completion": str(n)} for n in range(10)]
+    words = [f"dataset.source={jsonl(tmp_path / 'rows.jsonl', *rows)}", "model=tiny-exchange"]
+    measured, reason = execution._trial(execution._smaller(recipe(settings("sft", words)), 2))
+    stages = [step.stage for step in measured]
+    assert not reason and stages == ["measure", "train", "measure", "evaluate", "evaluate"]
 
 
 def test_a_failed_trial_has_its_reason_and_asks_no_server_that_may_cost_money(cli: Cli) -> None:

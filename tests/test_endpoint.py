@@ -29,7 +29,7 @@ from coterie.engines.endpoint import (
     read_reply,
     retry_after,
 )
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.errors import UserError
 from tests.conftest import Cli
 
@@ -149,6 +149,16 @@ def fail(one: EndpointSettings) -> tuple[str, EndpointUsage]:
     (error,), usage = chat(one)
     assert isinstance(error, EngineError)
     return str(error), usage
+
+
+def test_a_server_that_ignores_the_limit_of_tokens_is_refused() -> None:
+    """As ``transformers serve`` ignores max_completion_tokens."""
+    with service(says(200, FINE)) as one:
+        own = settings(one.url, limit_name="max_completion_tokens")
+        (error,), _ = chat(own, max_tokens=3)
+        assert isinstance(error, EngineGone) and "ignores max_completion_tokens=3" in str(error)
+        (reply,), _ = chat(own, max_tokens=19)  # some servers count the end of the turn apart
+        assert reply.text == "Hi."
 
 
 def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from coterie.evaluation import difference_interval
 from coterie.record.store import Store
 from coterie.runs.loop import EVALUATION
 from tests.conftest import SMALL, Cli, CliResult, refused
@@ -47,8 +49,63 @@ def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> No
     assert usage[0].split()[0] == usage[1].split()[0] != "0", "other arguments: other dialogues"
     one, two = rows(cli(*words, "samples=2", "temperature=1"))
     assert (one["k"], two["k"]) == (1, 2) and two["tokens"] > one["tokens"] > 0
+    both = rows(cli(*words, "policy=tiny-exchange", "engine.device=cpu"))
+    names = [f"{address}: tiny-exchange" for address in (url, "tiny-exchange")]
+    assert [row["policy"] for row in both] == names, "labels differ where two have one name"
+    assert both[0] == {**server, "policy": names[0]}
+    assert both[1] == {**both[1], **model, "policy": names[1]}, "each as it is alone"
+    assert [both[1][name] for name in DIFFERENCE] == [0, [-0.6576, 0.6576], names[0], 2]
     (alone,) = rows(cli(*words, "method=cot"))
     assert (alone["n"], alone["failed"]) == (2, 0) and alone["tokens"] > 0
+
+
+DIFFERENCE = ("difference", "difference_ci", "difference_from", "difference_n")
+LEVELS = "by=level"
+
+
+def test_policies_are_compared_task_by_task_and_by_the_values_of_a_column(cli: Cli) -> None:
+    assert cli("run", "optima/isft", *SMALL, "--folder", "run").code == 0
+    words = ("tasks=12", "max_tokens=96", "engine.device=cpu", LEVELS)
+    result = cli("evaluate", "exchange", "policies=[tiny-exchange, run, tiny-persona]", *words)
+    first, trained, other = rows(result)
+    assert not {*DIFFERENCE} & {*first}
+    scores, levels = list[dict[str, float]](), dict[str, str]()
+    files = [*Path("runs/evaluations").glob("*.sqlite"), *Path("run/evaluations").glob("*.sqlite")]
+    for file in files:
+        with Store.open(file, read_only=True) as store:
+            trees = list(store.trees(0, EVALUATION))
+            levels |= {tree.task: str(store.task(tree.task).public["level"]) for tree in trees}
+            own = {tree.task: next(iter(tree.outcomes.values())).score or 0.0 for tree in trees}
+        scores.append(own)
+    by_mean = {round(fmean(own.values()), 4): own for own in scores}
+    for row in (trained, other):
+        pairs = [
+            by_mean[row["score"]][task] - score
+            for task, score in sorted(by_mean[first["score"]].items())
+        ]
+        expected = [round(end, 4) for end in difference_interval(pairs, seed=0)]
+        assert [row[name] for name in DIFFERENCE] == [
+            pytest.approx(row["score"] - first["score"], abs=1e-4), expected, "tiny-exchange", 12
+        ]  # fmt: skip
+    assert len({*levels.values()}) > 1
+    for level, result_of in first["by"].items():
+        of_level = [
+            score for task, score in by_mean[first["score"]].items() if levels[task] == level
+        ]
+        assert (result_of["n"], result_of["score"]) == (len(of_level), round(fmean(of_level), 4))
+    assert {*first["by"]} == {*levels.values()}
+    assert "Difference from tiny-exchange" in result.out and "Scores by level" in result.out
+
+
+def test_rows_of_a_file_are_grouped_by_any_of_their_columns(cli: Cli) -> None:
+    lines = [{"question": f"{n}?", "answer": "x", "a": {"kind": "xy"[n % 2]}} for n in range(4)]
+    Path("q.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ("q.jsonl", "policy=tiny-exchange", "dataset.heldout=1", "engine.device=cpu")
+    (row,) = rows(cli("evaluate", *words, "max_tokens=2", "by=a.kind"))
+    assert {value: of_value["n"] for value, of_value in row["by"].items()} == {"x": 2, "y": 2}
+    assert "its columns are question, prompt, answer, a.kind" in refused(
+        cli, "evaluate", *words, "by=kind"
+    )
 
 
 def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
@@ -56,7 +113,7 @@ def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
     every = rows(cli("evaluate", "exchange", "policy=run", *FEW, "--checkpoints", "all"))
     assert [row["version"] for row in every] == [0, 1]
     (newest,) = rows(cli("evaluate", "exchange", "policy=run", *FEW))
-    assert newest == every[-1]
+    assert newest | every[-1] == every[-1] and every[-1]["difference_from"] == "run base"
     best = ("best_of=2", "temperature=1", "tasks=2", "max_tokens=8")
     problem = refused(cli, "evaluate", "persona", "policy=tiny-persona", "critic=run", *best)
     assert "has no critic" in problem and "sweet_rl" in problem
@@ -68,6 +125,8 @@ def test_what_cannot_be_evaluated_is_refused(cli: Cli, url: str) -> None:
         (("exchange",), "policy"),
         (("exchange", "policy=tiny-exchange", "samples=4"), "temperature=0.5"),
         (("exchange", "policy=tiny-exchange", "--checkpoints", "all"), "run folder"),
+        (("exchange", "policy=tiny-exchange", "policy=tiny-persona", "dump=x"), "of one policy"),
+        (("exchange", "policy=tiny-exchange", "policy=none/such"), "none/such"),
         (("exchange", f"policy={url}"), "endpoint.model"),
         (("exchange", f"policy={url}", "endpoint.model=x", "endpoint.key_variable=NO_KEY"), "NO_KEY"),
         (("exchange", f"policy={url}", "endpoint.model=other", "tasks=2"), "all 2 dialogues failed"),

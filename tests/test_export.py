@@ -1,6 +1,8 @@
 """`coterie export`: rows are what was trained on, other trainers take them, and a model has a card."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from coterie.cli.export import export_data as export
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
-from coterie.models.loading import load, load_renderer
+from coterie.models.adapters import add_lora
+from coterie.models.loading import load, load_renderer, resolve
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -257,6 +260,43 @@ def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
     assert cli("export", "model", "run", "--out", "merged", "--merge").code == 0
     merged, base = weights("merged"), weights("tiny-exchange")
     assert merged.keys() == base.keys() and not equal(merged, base)
+
+
+@pytest.mark.parametrize("base", ["tiny-exchange", "base"])
+def test_an_adapter_of_peft_is_merged_by_the_command_that_its_refusal_names(
+    base: str, cli: Cli
+) -> None:
+    """The base is a name, or a folder inside the adapter's; its chat template may be the adapter's."""
+    loaded = load("tiny-exchange")
+    adapter = add_lora(loaded.model, r=2, alpha=4)
+    for name, weight in adapter.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+    adapter.save_pretrained("adapter")
+    file = Path("adapter/adapter_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    if base == "base":
+        shutil.copytree(resolve("tiny-exchange"), "adapter/base")
+    template = loaded.tokenizer.chat_template
+    Path("adapter/chat_template.jinja").write_text(f"{template}{{# the adapter's #}}")
+    for words in (("evaluate", "exchange", "policy=adapter"), ("run", "rl/grpo", "model=adapter")):
+        problem = refused(cli, *words, "--dry-run" if words[0] == "run" else "tasks=1")
+        command = re.search(r"coterie (export model \S*adapter --merge --out MERGED)", problem)
+        assert command, problem
+    assert "is a LoRA adapter, not a run" in refused(
+        cli, "export", "model", "adapter", "--out", "x"
+    )
+    result = cli(*command[1].split())
+    assert result.code == 0, result.err
+    fresh = load("MERGED")
+    ids = torch.tensor([loaded.tokenizer.encode("Where does Nora live?")])
+    with torch.no_grad():
+        expected, found = adapter(ids).logits, fresh.model(ids).logits
+        plain = load("tiny-exchange").model(ids).logits
+    assert torch.allclose(expected, found, atol=1e-4) and not torch.allclose(
+        expected, plain, atol=0.1
+    )
+    assert str(fresh.tokenizer.chat_template).endswith("{# the adapter's #}")
 
 
 def test_the_card_has_settings_that_are_named_by_hand() -> None:

@@ -4,6 +4,7 @@ import json
 import random
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.progress import Silent
+from coterie.recipes.file_training import mean_loss
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
@@ -59,6 +61,19 @@ def trained(folder: Path, rows: list[dict], name: str, *words: str):
     return recipe, measures, page
 
 
+SCORE = "Score (word F1 with the reference reply)"
+
+
+def test_the_interval_of_a_loss_per_token_resamples_whole_rows() -> None:
+    """Rows of 1 and of 9 tokens have losses of 1 and 2 per token: the ends are those of the rows."""
+    measured = mean_loss([1.0, 18.0], [1, 9])
+    assert measured == {"loss": 1.9, "loss_low": 1.0, "loss_high": 2.0}
+    low, high = (
+        mean_loss([1.0, 3.0] * 200, [1, 1] * 200)[f"loss_{end}"] for end in ("low", "high")
+    )
+    assert (low, high) == pytest.approx((2 - 1.96 / 20, 2 + 1.96 / 20), abs=0.01)
+
+
 def heldout_points(page):
     (chart,) = next(one for one in page.sections if one.id == "training-loss").charts
     return chart.series[1].points
@@ -69,6 +84,11 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     chats = sums(60)
     recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
+    assert after["loss_low"] < after["loss"] < after["loss_high"] < before["loss_low"]
+    assert [one.name for one in page.headlines] == ["Held-out loss", SCORE]
+    (curve,) = page.headlines[0].chart.series
+    assert [one.x for one in curve.points] == [0, 3, 5]
+    assert page.headlines[0].after == f"{after['loss']:.3f}"
     (pieces, *_) = recipe.examples()
     assert [text for text, is_trained in pieces if is_trained] == [
         text for text, is_trained in pieces if text.startswith(("It is", " It is", "Yes", " Yes"))
@@ -94,6 +114,10 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
     words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
+    assert [one.name for one in page.headlines] == ["Held-out loss", "Held-out accuracy"]
+    assert page.headlines[1].before == "1.000" and page.headlines[1].after is None
+    if not objective:
+        assert before["loss_low"] == pytest.approx(before["loss"]), "all pairs are equal at first"
     (measured,) = heldout_points(page)
     assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
 
@@ -274,6 +298,74 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         assert context.index("RES1") < context.index("RES2")
 
 
+INTEGER = {"type": "integer"}
+ONE_ARGUMENT = {**TOOLS[0]["function"], "name": "double"}  # type: ignore[dict-item]
+TWO_ARGUMENTS = {
+    "name": "plus",
+    "parameters": {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}},
+}
+
+
+def called(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": name, "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "texts"),
+    [
+        ([called("double", a=2)], ["<double>2</double>"]),
+        ([called("double", a=" x\n")], ["<double> x\n</double>"]),
+        ([called("plus", a=1, b=2)], ['<plus>{"a": 1, "b": 2}</plus>']),
+        ([called("plus", a=1, b=2), called("double", a=3)], ['<plus>{"a": 1, "b": 2}</plus>', "<double>3</double>"]),
+        ([called("double", a="</double>")], "cannot be written as a tag"),
+        ([called("double", a="<plus>1</plus>")], "cannot be written as a tag"),
+        ([called("double", a=1, b=2)], "cannot be written as a tag"),
+        ([called("other", a=1)], "cannot be written as a tag"),
+    ],
+)  # fmt: skip
+def test_calls_become_tags_that_are_read_back(calls: list[Any], texts: Any, tmp_path: Path) -> None:
+    """One after the other, each with its result; also on both sides of a preference and before it."""
+    user = {"role": "user", "content": "Do it."}
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": call["id"].upper()}
+        for call in calls[::-1]
+    ]
+    chat = [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    said = [{"role": "assistant", "content": text} for text in ("Done.", "No.")]
+    tools = [{"type": "function", "function": one} for one in (ONE_ARGUMENT, TWO_ARGUMENTS)]
+    rows = {
+        "sft": {"messages": [*chat, said[0]]},
+        "dpo": {"prompt": [user], "chosen": [*chat[1:], said[0]], "rejected": [*chat[1:], said[1]]},
+        "dpo on the last reply": {"prompt": chat, "chosen": [said[0]], "rejected": [said[1]]},
+    }
+    rows["dpo on the last reply"]["prompt"] = [*chat, said[0], user]
+    for name, row in rows.items():
+        file = jsonl(tmp_path / f"{name}.jsonl", {**row, "tools": tools})
+        words = [f"dataset.source={file}", "dataset.heldout=0", "model=tiny-acts"]
+        recipe = recipe_of(settings(name.partition(" ")[0], [*words, "tools.calls=tags"]))
+        if isinstance(texts, str):
+            with pytest.raises(UserError, match=f"line 1: the call .* {texts}"):
+                recipe.environment.rows("train")
+            continue
+        (shown,) = recipe.environment.rows("train")
+        expected = ["Do it."]
+        for call, text in zip(calls, texts, strict=True):
+            expected += [text, f"<observation>\n{call['id'].upper()}\n</observation>"]
+        more = ["Done.", "Do it.", "Done."] if "last" in name else ["Done."]
+        assert [one.content for one in shown.messages][1:] == [*expected, *more]
+        assert shown.messages[0].role == "system" and not shown.tools
+        if name != "sft":
+            assert (
+                shown.rejected[-1].content == "No."
+                and shown.messages[shown.start - 1].content == "Do it."
+            )
+        (item,) = recipe.training_items  # the template of tiny-acts shows no tools
+        trained = sum(len(row.targets) for row in recipe.rows_of(item))
+        assert trained == {"sft": len(calls) + 1, "dpo": 2 * len(calls) + 2}.get(name, 2)
+        with pytest.raises(UserError, match=r"tools\.calls=tags"):
+            recipe_of(settings(name.partition(" ")[0], words)).training_items  # noqa: B018
+
+
 @pytest.mark.parametrize("name", ["opens", "minimax"])
 def test_a_call_without_a_thought_closes_the_thought_that_its_prompt_opens(name: str) -> None:
     own = ChatRenderer(native(name))
@@ -328,12 +420,17 @@ def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) 
         ("dpo", "HuggingFaceH4/ultrafeedback_binarized", "dataset.source=HuggingFaceH4/ultrafeedback_binarized"),
         ("dpo", "owner/name:main:train", "dataset.source=owner/name:main:train"),
         ("sft", "dataset=chats.jsonl", "dataset.source=chats.jsonl"),
-        ("optima/isft", "owner/name", "owner/name"),
+        ("optima/isft", "owner/name", "dataset=qa dataset.source=owner/name"),
         ("rl/grpo", "gsm8k", "dataset=gsm8k"),
+        ("rl/grpo", "qa.jsonl", "dataset=qa dataset.source=qa.jsonl"),
+        ("rl/grpo", "environment=question qa.csv", "environment=question dataset=qa dataset.source=qa.csv"),
+        ("rl/grpo", "gsm8k published.jsonl", "dataset=gsm8k dataset.source=published.jsonl"),
+        ("rl/grpo", "published.jsonl dataset=math", "dataset.source=published.jsonl dataset=math"),
+        ("optima/isft", "lr=a/b", "lr=a/b"),
     ],
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
-    assert read_arguments(recipe, [word], None).words == [setting]
+    assert read_arguments(recipe, word.split(), None).words == setting.split()
 
 
 def test_a_file_of_settings_names_a_file_of_rows(tmp_path: Path) -> None:

@@ -157,7 +157,6 @@ PARTS = [
     (SET, f"{ROWS}        return []\n", "has no train rows"),
     (SET, f"{ROWS}        return ['text']\n", "has a str as row 1 of train"),
     (SET, f"{ROWS}        return [QuestionRow(id='a', question='b', answer='c')]\n", "both training and held-out"),
-    (TERM.replace("mine", "task"), "def task(sample): return 1\n", "there is already a term 'task'"),
     (TERM, "mine = 5\n", "is not a function"),
     ("{}:Mine", "class Mine: pass\n", "is not a recipe"),
     ("{}:Mine", f"{RECIPE}    pass\n", "has no stages"),

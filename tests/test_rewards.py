@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,29 @@ def test_the_reward_of_a_path_is_the_environments_and_the_settings_terms() -> No
     )
     longer = replace(two, path=(*two.path, observed))
     assert reward(longer, **long, repeats=1.0) == 0.5, "observations cost nothing"
+
+
+NAMED = [
+    (["a/reward.py:asks", "a/reward.py:thrift"], ["asks", "thrift"]),
+    (["a/reward.py:asks", "b/other.py:asks"], ["reward.py:asks", "other.py:asks"]),
+    (["a/reward.py:asks", "b/reward.py:asks"], ["a/reward.py:asks", "b/reward.py:asks"]),
+    (["a/reward.py:overlong", "b/other.py:asks"], ["reward.py:overlong", "asks"]),
+]
+
+
+@pytest.mark.parametrize(("files", "names"), NAMED)
+def test_terms_have_the_shortest_names_that_tell_them_apart(
+    files: list[str], names: list[str], tmp_path: Path
+) -> None:
+    for n, name in enumerate(files):
+        file, _, function = name.rpartition(":")
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        with (tmp_path / file).open("a") as opened:
+            opened.write(f"def {function}(dialogue):\n    return {n + 1}\n")
+    terms = {f"{tmp_path / name}": 1.0 for name in files}
+    own = PathReward(PathRewardSettings(terms=terms)).terms(graded(0.5, {}, "a"))
+    assert own is not None
+    assert {name: own[name] for name in names} == dict(zip(names, (1, 2), strict=True))
 
 
 def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:

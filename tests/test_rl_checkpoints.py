@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from coterie.progress import Silent
 from coterie.recipes.base import policy_of, recorded_run
 from coterie.recipes.report import run_report
+from coterie.recipes.rl import Reinforce
 from coterie.record.tree import Metrics
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.interruption import INTERRUPTED
 from coterie.runs.loop import REINFORCE, fork
-from coterie.runs.reinforce_batch import paths_of, step_stage
+from coterie.runs.reinforce_batch import informative_tasks, paths_of, step_stage
 from coterie.runs.reinforce_record import (
+    describe_step,
     heldout_means,
     learning_warnings,
     step_folder,
@@ -360,11 +363,13 @@ def test_a_second_ctrl_c_ends_the_process_at_once(
 # -- warnings -------------------------------------------------------------------------------------
 
 
-def record(informative: int, *rewarded: int) -> Metrics:
+def record(informative: int, *rewarded: int, alice: int | None = None) -> Metrics:
     roles = dict(zip(("Alice/paths_rewarded", "Bob/paths_rewarded"), rewarded, strict=False))
+    roles |= {} if alice is None else {"Alice/groups_telling": alice}
     return {"groups_telling": informative, "paths": 8, "reward": 0.5, "truncated": 0, **roles}
 
 
+EQUAL = "had the same reward for Alice"
 NOTHING, ALICE, BOTH = "the last 3 steps every rollout", "of Alice had", "of Alice and Bob had"
 
 
@@ -381,6 +386,9 @@ NOTHING, ALICE, BOTH = "the last 3 steps every rollout", "of Alice had", "of Ali
         ([record(1, 0, 3)] + [record(0, 0, 3)] * 3, [ALICE, NOTHING]),
         ([record(0, 0, 0)] * 3, [BOTH]),
         ([record(1, 1, 3)] + [record(1, 0, 3)] * 9, []),
+        ([record(1, 3, 3, alice=1)] + [record(1, 3, 3, alice=0)] * 3, [EQUAL]),
+        ([record(1, 3, 3, alice=0)] * 2 + [record(1, 3, 3, alice=1)], []),
+        ([record(1, 0, 3, alice=0)] * 3, [ALICE]),
     ],
 )
 def test_a_run_that_teaches_nothing_says_so(
@@ -389,6 +397,37 @@ def test_a_run_that_teaches_nothing_says_so(
     texts = learning_warnings(dict(enumerate(steps)))
     assert len(texts) == len(expected)
     assert all(part in text for part, text in zip(expected, texts, strict=True))
+
+
+def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) -> None:
+    """Both roles get the reward of their dialogue, but not every dialogue has turns of both."""
+    record = whole.records[1]
+    line = describe_step(2, 3, record)
+    with recorded_run(whole.folder) as (recipe, run):
+        assert isinstance(recipe, Reinforce)
+        tasks = run.store.tree_tasks(0, step_stage(REINFORCE, 1))
+        reward = PathReward(recipe.settings.reward)
+        every = paths_of(run.store, 0, step_stage(REINFORCE, 1), tasks, ROLES, reward)
+        sections = {section.id: section for section in run_report(recipe, run).sections}
+    for role in ROLES:
+        paths = [path for path in every if path.agent == role]
+        totals = [path.sampled.total or 0.0 for path in paths]
+        assert record[f"{role}/reward"] == pytest.approx(fmean(totals))
+        assert record[f"{role}/tokens"] == fmean(path.tokens for path in paths)
+        assert record[f"{role}/reward/short"] == pytest.approx(
+            fmean(p.terms["short"] for p in paths)
+        )
+        assert record[f"{role}/groups_telling"] == len(informative_tasks(paths))
+        assert f"{role} (reward {record[f'{role}/reward']:.3g}, tokens " in line
+        steps, groups = sections[f"reinforce-0-{role}"], sections[f"groups-0-{role}"]
+        assert steps.heads[:3] == ("step", "reward", f"tokens of {role}")
+        assert {"= environment", "= short", "gradient"} <= {*steps.heads}
+        assert [point.y for point in steps.charts[0].series[0].points] == [
+            one[f"{role}/reward"] for one in whole.records.values()
+        ]
+        assert groups.examples and all(f", {role}: " in one.reason for one in groups.examples)
+    assert record["Alice/tokens"] != record["Bob/tokens"]
+    assert "gradient" not in sections["reinforce-0"].heads and "groups-0" not in sections
 
 
 def test_a_role_without_any_reward_is_named_whatever_the_patience(tmp_path: Path) -> None:

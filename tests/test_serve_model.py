@@ -40,6 +40,15 @@ def replies(url: str, name: str) -> tuple[str | None, Reply]:
     return theirs.choices[0].message.content, asyncio.run(ask())
 
 
+def ask(url: str, temperature: float, seed: int) -> Reply:
+    async def chat() -> Reply:
+        async with Endpoint(EndpointSettings(url=f"{url}/v1", model=NAME)) as endpoint:
+            messages = [Utterance("user", QUESTION)]
+            return await endpoint.chat(messages, max_tokens=20, temperature=temperature, seed=seed)  # fmt: skip
+
+    return asyncio.run(chat())
+
+
 def end(child: "subprocess.Popen[str]", how: signal.Signals) -> str:
     """End the command. Return its standard error, when all that it started is gone."""
     processes = psutil.Process(child.pid).children(recursive=True)
@@ -56,7 +65,10 @@ def test_a_packaged_model_is_served_by_transformers_until_ctrl_c() -> None:
     with started("model", NAME, "--port", "0", "--", "--device", "cpu") as (child, url):
         theirs, ours = replies(url, NAME)
         assert theirs and ours.text and ours.completion_tokens <= 20 and not ours.estimated
-        assert f"curl {url}/v1/chat/completions" in end(child, signal.SIGINT)
+        sampled = {ask(url, 2.0, seed).text for seed in range(3)}
+        assert len(sampled) > 1 and len({ask(url, 0.0, seed).text for seed in range(3)}) == 1
+        text = end(child, signal.SIGINT)
+        assert f"curl {url}/v1/chat/completions" in text and "ignores n, logprobs" in text
 
 
 @pytest.mark.slow
@@ -73,9 +85,9 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
         want = recipe.load_policy(run, 1).model.state_dict()
     weights = load(merged).model.state_dict()
     assert all(torch.equal(weights[name], want[name]) for name in want)
-    _, path, merge = serve._policy(folder, None)
+    _, path, merge = serve._policy(folder, None, None)
     assert Path(path) == merged and merge is not None
-    assert serve._policy(folder, 0)[1:] == (load(NAME).source, None)
+    assert serve._policy(folder, None, 0)[1:] == (load(NAME).source, None)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_exported(

@@ -8,7 +8,7 @@ from math import factorial, prod, sqrt
 import numpy as np
 import pytest
 
-from coterie.evaluation import mean_interval
+from coterie.evaluation import difference_interval, mean_interval
 from experiments.paired_test import paired_bootstrap
 
 
@@ -60,6 +60,17 @@ def test_equal_values_that_are_no_answers():
     assert mean_interval([3.0] * 40, seed=0) == (3.0, 3.0), (
         "nothing bounds the values of other tasks"
     )
+
+
+def test_the_interval_of_differences_is_of_pairs_and_reaches_both_sides_of_equal_ones():
+    first = np.random.default_rng(0).uniform(0, 0.5, 400)
+    gaps = np.tile([0.0, 0.5], 200)
+    low, high = difference_interval(first + gaps - first, seed=0)
+    error = 1.96 * gaps.std() / 20
+    assert (low, high) == pytest.approx((0.25 - error, 0.25 + error), abs=0.003)
+    assert difference_interval(-gaps, seed=0) == pytest.approx((-high, -low), abs=0.003)
+    equal = 1.959964**2 / (20 + 1.959964**2)
+    assert difference_interval([0.0] * 20, seed=0) == pytest.approx((-equal, equal))
 
 
 def test_bootstrap_interval_of_two_values_is_their_range():

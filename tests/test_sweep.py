@@ -1,6 +1,8 @@
 """``coterie sweep``: runs over the values of one key, what they share, and what is printed of them."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from coterie.recipes.sweep import (
 from coterie.runs.folder import Step, open_run
 from coterie.runs.items import evaluation
 from tests.conftest import Cli
+from tests.row_files import jsonl
 from tests.test_moat import SMALL
 
 PLANS = f"dataset={Path(__file__).parent}/plans.py:Plans"
@@ -92,9 +95,46 @@ def test_seeds_follow_that_of_the_settings_and_share_nothing(tmp_path: Path) -> 
         SweepRow("2", 0, 1, 2, 0.5, 0, 1, 10.0, "a"), SweepRow("2", 1, 1, 2, 1.0, 1, 1, 20.0, "b"),
         SweepRow("5", 0, 1, 2, 0.0, 0, 0, 90.0, "c"),
     ]  # fmt: skip
+    assert mean_of_seeds("2", rows[:2], {"a": [0.0, 1.0]}).loss is None
+    losses = [
+        replace(rows[0], loss=1.0, loss_low=0.0, loss_high=3.0),
+        replace(rows[1], loss=2.0, loss_low=1.0, loss_high=4.0),
+    ]
+    last = mean_of_seeds("2", losses, {"a": [0.0, 1.0]})
+    assert (last.loss, last.loss_low, last.loss_high) == (1.5, 0.5, 3.5)
     mean = mean_of_seeds("2", rows, {"a": [0.0, 1.0], "b": [1.0, 1.0]})
     assert (mean.value, mean.seed, mean.n, mean.score, mean.tokens) == ("2", None, 2, 0.75, 15)
     assert (mean.low, mean.high) == (0.5, 1.0)
+
+
+def test_runs_on_files_are_compared_by_their_held_out_loss_and_linked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": "It is."},
+            ]
+        }
+        for n in range(20)
+    ]
+    file = jsonl(tmp_path / "chats.jsonl", *chats)
+    words = [
+        f"dataset.source={file}",
+        "model=tiny-exchange",
+        "evaluate.tasks=1",
+        "engine.device=cpu",
+    ]
+    swept = cli("sweep", "sft", *words, "train.learning_rate=1e-6,1e-3", "--folder", "sweep")
+    assert swept.code == 0, swept.err
+    slow, fast = json.loads(swept.out.splitlines()[-1])["rows"]
+    assert fast["loss_low"] < fast["loss"] < fast["loss_high"] < slow["loss"]
+    page = Path("sweep/sweep.html").read_text()
+    assert f"train.learning_rate=1e-3: held-out loss {fast['loss']:.3f}" in page
+    for link in re.findall(r'href="([^"]*report.html)"', page):
+        assert Path("sweep", link).is_file()
+    assert page.count("report.html") == 2 and "report.html" not in swept.out
 
 
 def test_commas_divide_values_but_not_in_brackets_and_quotes() -> None:

@@ -84,7 +84,7 @@ def test_each_role_has_its_own_versions_and_turns(whole: Any) -> None:
 
 
 def test_an_adapter_continues_from_the_last_one_and_its_base_stays(
-    whole: Any, tmp_path: Path
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way, recipe, run = whole
     if way == "whole":
@@ -97,7 +97,11 @@ def test_an_adapter_continues_from_the_last_one_and_its_base_stays(
     assert base_fingerprint(loaded.model) == base_fingerprint(load("tiny-exchange").model)
     folder = run.training_folder(1, "grounder")
     folder.rename(tmp_path / "aside")
-    recipe.at(Step(1, "train_grounder")).do(run, 1, Silent())
+    lines = list[str]()
+    progress = Silent()
+    monkeypatch.setattr(progress, "say", lines.append)
+    recipe.at(Step(1, "train_grounder")).do(run, 1, progress)
+    assert [line.partition(":")[0] for line in lines] == ["training grounder"]
     assert weight_hash(folder / "final") == result, "the same training from the same adapter"
     assert weight_hash(Path(models.path("grounder", 1))) == before
 

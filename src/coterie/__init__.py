@@ -21,43 +21,68 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from coterie.api import Played, by_task, demonstrate, environment, play
+    from coterie.api import Played, by_task, demonstrate, environment, load, play, train
+    from coterie.config.settings import key
+    from coterie.datasets.rows import QuestionRow
     from coterie.engines.inprocess import InProcessEngine
-    from coterie.environments.protocol import Environment, Grade, Pure, Transition
+    from coterie.environments.protocol import (
+        Environment,
+        Grade,
+        Observation,
+        OneAgent,
+        Pure,
+        State,
+        Transition,
+    )
+    from coterie.environments.settings import EnvironmentSettings
     from coterie.errors import UserError
     from coterie.evaluation import mean_interval
-    from coterie.models.loading import LoadedModel, load
+    from coterie.models.loading import LoadedModel
+    from coterie.recipes.base import Recipe
+    from coterie.recipes.settings import RecipeSettings
     from coterie.record.rows import Pair, Row
-    from coterie.record.tree import Task
+    from coterie.record.tree import Ending, Secret, Task
+    from coterie.record.turn import Message, Part, Tool, Turn
     from coterie.rollout.recorded_turns import pairs_from_messages, rows_from_messages
+    from coterie.runs.loop import Stage
+    from coterie.runs.roles import Role
     from coterie.training.losses import DPO, SFT
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference
     from coterie.training.settings import TrainingSettings
-    from coterie.training.trainer import Trainer, train
+    from coterie.training.trainer import Trainer
 
 _MODULES = {
-    "api": ("Played", "by_task", "demonstrate", "environment", "play"),
-    "engines.inprocess": ("InProcessEngine",),
-    "environments.protocol": ("Environment", "Grade", "Transition", "Pure"),
-    "errors": ("UserError",),
-    "evaluation": ("mean_interval",),
-    "models.loading": ("LoadedModel", "load"),
-    "record.rows": ("Pair", "Row"),
-    "record.tree": ("Task",),
-    "rollout.recorded_turns": ("pairs_from_messages", "rows_from_messages"),
-    "training.losses": ("DPO", "SFT"),
-    "training.policy_gradient": ("PolicyGradient",),
-    "training.reference": ("with_reference",),
-    "training.settings": ("TrainingSettings",),
-    "training.trainer": ("train", "Trainer"),
+    "api": "Played by_task demonstrate environment load play train",
+    "config.settings": "key",
+    "datasets.rows": "QuestionRow",
+    "engines.inprocess": "InProcessEngine",
+    "environments.protocol": "Environment Grade Observation OneAgent Pure State Transition",
+    "environments.settings": "EnvironmentSettings",
+    "errors": "UserError",
+    "evaluation": "mean_interval",
+    "models.loading": "LoadedModel",
+    "recipes.base": "Recipe",
+    "recipes.settings": "RecipeSettings",
+    "record.rows": "Pair Row",
+    "record.tree": "Ending Secret Task",
+    "record.turn": "Message Part Tool Turn",
+    "rollout.recorded_turns": "pairs_from_messages rows_from_messages",
+    "runs.loop": "Stage",
+    "runs.roles": "Role",
+    "training.losses": "DPO SFT",
+    "training.policy_gradient": "PolicyGradient",
+    "training.reference": "with_reference",
+    "training.settings": "TrainingSettings",
+    "training.trainer": "Trainer",
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [
-    "DPO", "Environment", "Grade", "InProcessEngine", "LoadedModel", "Pair", "Played", "PolicyGradient", "Pure", "Row",
-    "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "by_task", "demonstrate",
-    "environment", "load", "mean_interval", "pairs_from_messages", "play", "rows_from_messages", "train",
-    "with_reference",
+    "DPO", "Ending", "Environment", "EnvironmentSettings", "Grade", "InProcessEngine", "LoadedModel", "Message",
+    "Observation", "OneAgent", "Pair", "Part", "Played", "PolicyGradient", "Pure", "QuestionRow", "Recipe",
+    "RecipeSettings", "Role", "Row", "SFT", "Secret", "Stage", "State", "Task", "Tool", "Trainer", "TrainingSettings",
+    "Transition", "Turn", "UserError", "by_task", "demonstrate", "environment", "key", "load", "mean_interval",
+    "pairs_from_messages", "play", "rows_from_messages", "train", "with_reference",
 ]  # fmt: skip
 
 

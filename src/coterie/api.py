@@ -1,39 +1,67 @@
-"""Environments and rollouts for custom loops.
+"""Models, environments, rollouts and training for scripts and notebooks.
 
-    played = play(environment("exchange"), engine, tasks, samples=8)
-    best = [max(group, key=reward) for group in by_task(played)]
+    model = load("tiny-exchange")
+    rollouts = play(environment(rows, reward=score), model, samples=8)
+    train(model, [row for group in by_task(rollouts) for row in max(group, key=reward).rows()])
 
 The functions also work inside a running event loop, such as in a notebook.
 """
 
 import asyncio
 import itertools
+import json
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from coterie.config.folders import expanded
+from coterie.config.plugins import object_name
+from coterie.config.resolve import nested
+from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, agents_of
+from coterie.environments.question import with_tags
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
-from coterie.models.loading import load_renderer
+from coterie.models.catalogue import ADAPTER_FILE
+from coterie.models.loading import LoadedModel, is_adapter, load_renderer, reading, reload
+from coterie.models.loading import load as load_model
+from coterie.recipes.base import stored_policy
 from coterie.record.export import begin_with_user, chat
-from coterie.record.rows import Row, prompts, rows, view
+from coterie.record.rows import Pair, Row, prompts, view
+from coterie.record.rows import rows as rows_of_view
 from coterie.record.tree import Outcome, Task, Tree
-from coterie.record.turn import Message, Turn
+from coterie.record.turn import Message, Turn, digest
 from coterie.rollout.episodes import Episode, EpisodeResult
-from coterie.rollout.recorded_turns import Script, ScriptedSampler
+from coterie.rollout.recorded_turns import (
+    Script,
+    ScriptedSampler,
+    conversation_rows,
+    preference_pair,
+)
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.runs.benchmark import benchmark_settings
+from coterie.runs.folder import find_run
 from coterie.runs.items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.training import trainer
+from coterie.training.checkpoint import TrainingReport
+from coterie.training.losses import DPO, SFT, Objective
+from coterie.training.reference import with_reference
+from coterie.training.settings import TrainingSettings
 
 Result = TypeVar("Result")
-Engines = InProcessEngine | Mapping[str, InProcessEngine]
+Sampled = LoadedModel | InProcessEngine
+"""Model of an agent."""
+DATASET_KEYS = ("source", "heldout", "question", "answer", "ignore")
+"""Keys of :func:`environment` that are settings of the data set."""
+_FOLDER = tempfile.TemporaryDirectory(prefix="coterie-")
+"""Files of rows that are given as dictionaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +99,82 @@ class Played:
         speakers = {turn.speaker.name for turn in self.path if turn.sample is not None}
         agents = [agent] if agent is not None else sorted(speakers)
         views = [view(self.tree, self.outcome.leaf, name) for name in agents]
-        return [row for one in views for row in rows(one, weight) if row.targets]
+        return [
+            row for agent_view in views for row in rows_of_view(agent_view, weight) if row.targets
+        ]
 
     def __str__(self) -> str:
         lines = [f"{turn.speaker.name}: {turn.text}" for turn in self.path]
         return "\n".join([*lines, self.failure or f"score {self.score:g}"])
 
 
+def load(name_or_path: str | Path, **options: Any) -> LoadedModel:
+    """Load a model for sampling and training.
+
+    Args:
+        name_or_path: Packaged model, catalogue entry, Hugging Face name, folder of a model or of a LoRA adapter (which
+            is merged into its base), or run folder: its last policy, or
+            with ``RUN@STEP`` its policy after a step of reinforcement learning.
+        **options: ``dtype``, ``device``, ``template_args`` and ``attention`` of :func:`coterie.models.loading.load`.
+    """
+    run = find_run(str(name_or_path))
+    source = name_or_path if run is None else stored_policy(*run)
+    if not is_adapter(folder := expanded(source)):
+        return load_model(source, **options)
+    with reading(folder):
+        base = json.loads((folder / ADAPTER_FILE).read_bytes())["base_model_name_or_path"]
+    model = load_model(base, **options)
+    reload(model, folder)
+    return model
+
+
 def environment(
-    name: str, *, tools: Sequence[str] = (), calls: str = "native", **keys: object
+    name: str | Path | type | Iterable[Mapping[str, Any]],
+    *,
+    tools: Sequence[str | Callable[..., Any]] = (),
+    calls: str = "native",
+    **keys: object,
 ) -> Environment:
     """Make an environment.
 
     Args:
-        name: Environment or data set: a built-in name, an entry point, ``package.module:Class`` or
-            ``path/file.py:Class``.
-        tools: Tools of the agents, as in ``tools=[...]`` of a run.
+        name: Environment or data set: a built-in name, an entry point, ``package.module:Class``,
+            ``path/file.py:Class`` or a class; or questions: a file of rows, or rows as dictionaries.
+        tools: Tools of the agents, as in ``tools=[...]`` of a run, or functions with a docstring and types.
         calls: Syntax of tool calls.
-        **keys: Settings of the environment or data set (``source="sample"``, ``turns=5``).
+        **keys: Settings of the environment or data set (``source="sample"``, ``turns=5``). Functions are allowed where
+            a setting names a function: ``reward=score``.
 
     Raises:
         UserError: The name is unknown or the settings are invalid.
     """
-    dataset_keys = ("source", "heldout", "question", "answer")
-    words = [
-        f"{'dataset' if key in dataset_keys else 'environment'}.{key}={value}"
+    if not isinstance(name, str | Path):
+        name = object_name(name) if callable(name) else _rows_file(name)
+    values = {
+        f"{'dataset' if key in DATASET_KEYS else 'environment'}.{key}": _named(value)
         for key, value in keys.items()
-    ]
+    }
     if tools:
-        words += [f"tools=[{','.join(tools)}]", f"tools.calls={calls}"]
-    return make_environment(benchmark_settings(PlayedSettings, name, words))
+        values |= {"tools.use": [*map(_named, tools)], "tools.calls": calls}
+    return make_environment(benchmark_settings(PlayedSettings, str(name), (), [nested(values)]))
+
+
+def _named(value: object) -> object:
+    return object_name(value) if callable(value) else value
+
+
+def _rows_file(rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write rows to a temporary JSONL file, which is kept until the process ends, since rows are read on demand."""
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
+    file = Path(_FOLDER.name) / f"rows-{digest(*lines)}.jsonl"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
 
 
 def play(
     environment: Environment,
-    engines: Engines,
-    tasks: Sequence[Task],
+    models: Sampled | Mapping[str, Sampled],
+    tasks: Sequence[Task] | int = 16,
     *,
     samples: int = 1,
     temperature: float = 1.0,
@@ -120,31 +188,102 @@ def play(
 
     Args:
         environment: Environment of the tasks.
-        engines: Engine of all agents, or a mapping with an engine for each agent.
-        tasks: Tasks to play.
+        models: Model or engine of all agents, or a mapping with one for each agent.
+        tasks: Tasks to play, or a number of training tasks.
         samples: Number of rollouts per task.
         temperature: Sampling temperature.
         top_p: Nucleus sampling threshold.
         max_tokens: Maximum number of tokens per turn.
-        seed: Seed of the rollouts.
+        seed: Seed of the rollouts, and of a number of tasks.
     """
-    if not isinstance(engines, InProcessEngine):
-        absent = [agent for agent in agents_of(environment) if agent not in engines]
-        if absent:
-            raise UserError(
-                f"there is no engine for {', '.join(absent)} (engines: {', '.join(engines) or 'none'})",
-                "give one engine for all agents, or a mapping with one for each",
-            )
-    sampling = Sampling(temperature, top_p, max_tokens, ())
-    samplers = {
-        agent: _sampler(
-            engines if isinstance(engines, InProcessEngine) else engines[agent], sampling
+    agents = agents_of(environment)
+    by_agent = models if isinstance(models, Mapping) else dict.fromkeys(agents, models)
+    if absent := [agent for agent in agents if agent not in by_agent]:
+        raise UserError(
+            f"there is no engine for {', '.join(absent)} (engines: {', '.join(by_agent) or 'none'})",
+            "give one engine for all agents, or a mapping with one for each",
         )
-        for agent in agents_of(environment)
-    }
+    if isinstance(tasks, int):
+        tasks = environment.tasks("train", tasks, seed)
+    # Agents with the same model share an engine, which packs the weights once.
+    engines = {id(model): _engine(model) for model in by_agent.values()}
+    sampling = Sampling(temperature, top_p, max_tokens, ())
+    samplers = {agent: _sampler(engines[id(by_agent[agent])], sampling) for agent in agents}
     episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
     results = run_now(_play(environment, samplers, episodes, seed))
     return [results[episode.key] for episode in episodes]
+
+
+def train(
+    model: Any,
+    rows: Sequence[Any],
+    settings: TrainingSettings | None = None,
+    folder: Path | str | None = None,
+    *,
+    objective: Objective[Any] | None = None,
+    heldout: Sequence[Any] = (),
+    calls: Literal["native", "tags"] = "native",
+    **options: Any,
+) -> TrainingReport:
+    """Train a model in place.
+
+    Args:
+        model: Model of :func:`load`, or a Transformers model if ``rows`` are no dictionaries.
+        rows: Conversations or preferences as dictionaries, in the formats of ``coterie run sft`` and ``dpo``; or items
+            of the objective: :class:`Row` for SFT, :class:`Pair` for DPO.
+        settings: Settings of the training.
+        folder: Folder of checkpoints, metrics and final weights (``final/``). The same call resumes a stopped training.
+            By default only the model in memory is trained; ``model.save(folder)`` writes it.
+        objective: Objective to minimize; the default is DPO for pairs and preferences, else SFT.
+        heldout: Rows whose loss is measured.
+        calls: Syntax of the calls in dictionaries: the model's, or tags (``tools.calls=tags``).
+        **options: Other arguments of :func:`coterie.training.trainer.train`.
+
+    Raises:
+        UserError: A row cannot be trained on, or a LoRA adapter has no folder.
+    """
+    settings = settings or TrainingSettings()
+    if folder is None and settings.method == "lora":
+        raise UserError(
+            "a LoRA adapter is written to a folder, and none is given", "give one: folder='lora'"
+        )
+    items, heldout_items = (_items(model, some, calls) for some in (rows, heldout))
+    module = model.model if isinstance(model, LoadedModel) else model
+    is_paired = bool(items) and isinstance(items[0], Pair)
+    objective = objective or (DPO() if is_paired else SFT())
+    with ExitStack() as stack:
+        folder = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+        if isinstance(objective, DPO):
+            items, heldout_items = (
+                with_reference(
+                    *(module, pairs, settings, folder / name),
+                    normalise=objective.settings.normalise,
+                )
+                if any(pair.reference is None for pair in pairs)
+                else pairs
+                for name, pairs in (("reference", items), ("reference-heldout", heldout_items))
+            )
+        arguments = (module, items, settings, folder)
+        return trainer.train(*arguments, objective=objective, heldout=heldout_items, **options)
+
+
+def _items(model: Any, rows: Sequence[Any], calls: str) -> Sequence[Any]:
+    """Return the training items of rows; items are returned unchanged."""
+    if not any(isinstance(row, Mapping) for row in rows):
+        return rows
+    if not isinstance(model, LoadedModel):
+        raise UserError(
+            "rows as dictionaries need the model's tokenizer", "give the model of coterie.load"
+        )
+    is_preference = any(name.startswith("rejected") for name in rows[0])
+    kind = Preferences if is_preference else Conversations
+    settings = FileSettings(name=kind.__name__.lower(), source=str(_rows_file(rows)), heldout=0)
+    conversations = kind(settings).rows("train")
+    if calls == "tags":
+        conversations = list(map(with_tags, conversations))
+    if is_preference:
+        return [preference_pair(model.renderer, row) for row in conversations]
+    return [item for row in conversations for item in conversation_rows(model.renderer, row)]
 
 
 def demonstrate(
@@ -219,6 +358,10 @@ async def _play(
             async for one in playing:
                 results[one.episode.key] = _rollout_of(one)
     return results
+
+
+def _engine(model: Sampled) -> InProcessEngine:
+    return model if isinstance(model, InProcessEngine) else InProcessEngine(model)
 
 
 def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:

@@ -42,6 +42,19 @@ def mean_interval(
     return percentiles(means, confidence)
 
 
+def difference_interval(
+    differences: ArrayLike, *, confidence: float = 0.95, seed: int, resamples: int = 2000
+) -> tuple[float, float]:
+    """Return the interval of the mean of paired differences, one for each task, by the bootstrap over tasks."""
+    array = finite_values(differences, "differences")
+    # Resamples of equal differences are equal, so the bootstrap would give a point.
+    if np.ptp(array) == 0 and abs(array[0]) <= 1:
+        low, high = wilson_interval((array + 1) / 2, confidence)
+        return 2 * low - 1, 2 * high - 1
+    means = resampled_means(array, resamples, np.random.default_rng(seed))
+    return percentiles(means, confidence)
+
+
 def wilson_interval(values: Floats, confidence: float) -> tuple[float, float]:
     """Return Wilson's score interval of the mean of values from 0 to 1, with the variance of the values.
 

@@ -35,9 +35,12 @@ def notes() -> Console:
 
 
 def once(words: list[str] | None) -> list[str] | None:
-    """Raise ``UserError`` for a duplicate key. ``user_simulator=`` and ``user_simulator.model=`` are the same key."""
+    """Raise ``UserError`` for a duplicate key. ``user_simulator=`` and ``user_simulator.model=`` are the same key.
+
+    ``policy=A policy=B`` evaluates both.
+    """
     by_key: dict[str, str] = {}
-    for word in [word for word in words or [] if "=" in word]:
+    for word in [word for word in words or [] if "=" in word and not word.startswith("policy=")]:
         key = word.partition("=")[0]
         before = by_key.setdefault(key.removesuffix(".model"), word)
         if before is not word:

@@ -96,6 +96,14 @@ def test_an_unreachable_cluster_is_refused_within_seconds(monkeypatch: pytest.Mo
             with pytest.raises(UserError, match=f"no Ray cluster answers at .*{address}"):
                 RayCluster(cluster)
             assert time.monotonic() - start < 15
+    for cluster, problem in (
+        ("ray", "no Ray cluster runs here"),
+        ("ray://head", "'ray://head' is not the address"),
+    ):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setenv("RAY_TMPDIR", "nowhere")
+        with pytest.raises(UserError, match=problem):
+            RayCluster(cluster)
 
 
 def test_servers_are_on_nodes_with_room_and_give_the_tokens_of_one_process(

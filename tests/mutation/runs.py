@@ -49,7 +49,15 @@ PAIRED = f"{STATISTICS}test_a_paired_test_by_hand"
 BOOTSTRAP_INTERVAL_NEARS = (
     f"{STATISTICS}test_bootstrap_interval_nears_the_normal_one_on_many_values"
 )
+DIFFERENCES = (
+    f"{STATISTICS}test_the_interval_of_differences_is_of_pairs_and_reaches_both_sides_of_equal_ones"
+)
+COMPARED = (
+    "tests/test_evaluate_benchmark.py::"
+    "test_policies_are_compared_task_by_task_and_by_the_values_of_a_column"
+)
 CHECKPOINTS = "tests/test_rl_checkpoints.py::"
+BY_ROLE = f"{CHECKPOINTS}test_each_role_has_its_own_numbers_in_lines_and_on_the_page"
 STEP_WEIGHTS = f"{CHECKPOINTS}test_a_step_has_the_weights_that_sampled_the_next_one"
 BEST = f"{CHECKPOINTS}test_the_best_step_is_kept_and_becomes_the_result"
 CTRL_C = f"{CHECKPOINTS}test_ctrl_c_saves_the_newest_step_and_the_run_ends_as_if_it_had_not_been[sampling]"
@@ -121,6 +129,26 @@ FAULTS = (
     Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [PAIRED]),
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
+    # As if the two policies had played different tasks.
+    Fault(
+        "coterie.cli.figures:Figures.minus",
+        around(lambda original, self, other: original(replace(self), self)),
+        [COMPARED],
+    ),
+    Fault(
+        f"{V}:difference_interval",
+        around(lambda original, gaps, **words: original(sorted(gaps)[: len(gaps) // 2], **words)),
+        [DIFFERENCES],
+    ),
+    Fault(
+        "coterie.runs.reinforce_batch:role_metrics",
+        around(
+            lambda original, samples, policies: original(
+                samples, [replace(one, agents=("Alice", "Bob")) for one in policies]
+            )
+        ),
+        [BY_ROLE],
+    ),
     Fault(
         f"{V}:wilson_interval",
         around(lambda original, values, *_: (values.mean(), values.mean())),

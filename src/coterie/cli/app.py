@@ -139,7 +139,7 @@ def run(
 
         coterie run rl/grpo reward.overlong=0.5 --folder runs/rl --fork runs/shorter --from-step 20
     """
-    from coterie.cli.arguments import read_arguments, stored_settings
+    from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
     if UNDER_TORCHRUN in os.environ:
         from coterie.clusters.torchrun import torchrun_job
@@ -151,7 +151,8 @@ def run(
     arguments = read_arguments(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
-    # This import takes seconds, so invalid settings are reported first.
+    # This import takes seconds, so invalid settings and missing files are reported first.
+    check_sources(own)
     from coterie.cli import execution
 
     if own.cluster == SLURM and IN_JOB not in os.environ:
@@ -227,6 +228,8 @@ def evaluate(
         coterie evaluate hotpot_qa policy=runs/mine dataset.source=sample --checkpoints all
 
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
+
+        coterie evaluate questions.jsonl policy=smollm2 policy=runs/mine by=kind
 
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
@@ -446,7 +449,7 @@ def export_model(
         int | None, typer.Option(help="The policy after this step of reinforcement learning.")
     ] = None,
 ) -> None:
-    """Write the weights and the tokenizer of a run's policy, with a model card.
+    """Write the weights and the tokenizer of a run's policy, with a model card; or merge a PEFT adapter into its base.
 
     coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
     uploads it to the Hugging Face hub.
@@ -458,6 +461,8 @@ def export_model(
         coterie export model runs/lora --out mine --merge
 
         coterie export model runs/rl --out mine --step 100
+
+        coterie export model adapter --out merged --merge
     """
     from coterie.cli import export
 

@@ -13,6 +13,7 @@ from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
+from coterie.models.catalogue import check_hub_name, converted_folder, packaged_folder
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import read_config
@@ -85,14 +86,26 @@ def read_arguments(
         where += f", and {folder} is not a run folder" if folder else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = absolute_name(recipe)
-    own = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
-    words = with_file([_source(word, own) for word in words])
+    reads_files = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
+    words = with_file(_with_source(words, reads_files, _names(tree)))
     if file is None:
         return Arguments(recipe, words)
-    named = with_file([_source(word, own) for word in _names(tree)])
+    named = with_file(_with_source(_names(tree), reads_files))
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+
+
+def check_sources(own: RecipeSettings) -> None:
+    """Raise ``UserError`` for a missing file of rows or an unknown model, without importing torch."""
+    source = getattr(own.dataset, "source", "")
+    is_path = source.startswith("/") or source.endswith(SUFFIXES)
+    paths = (expanded(source), expanded(source.partition(":")[0]))
+    if is_path and not any(path.exists() for path in paths):
+        raise UserError(f"there is no file {source}", "check the path")
+    is_found = packaged_folder(own.model) or converted_folder(own.model)
+    if not is_found and not expanded(own.model).is_dir():
+        check_hub_name(own.model)
 
 
 def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
@@ -123,15 +136,25 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _source(word: str, any_source: bool) -> str:
-    """Return the setting for a bare name of a data set or path of a file.
+def _with_source(words: Sequence[str], reads_files: bool, in_file: Sequence[str] = ()) -> list[str]:
+    """Replace a bare name of a data set by its setting, and a file, folder or name of the hub by the source.
 
-    With ``any_source``, also accept names of the Hugging Face hub, and ``dataset=FILE``.
+    A source without the name of a data set has questions, unless the recipe's own data set ``reads_files``. Such a
+    recipe also accepts ``dataset=FILE``.
     """
-    if word in DATASETS.built_in:
-        return f"dataset={word}"
-    if any_source and word.startswith("dataset=") and word.endswith(SUFFIXES):
-        word = word.removeprefix("dataset=")
-    is_file = "=" not in word and (word.endswith(SUFFIXES) or expanded(word).exists())
-    is_source = is_file or (any_source and is_hub_name(word))
-    return f"dataset.source={word}" if is_source else word
+    words = [f"dataset={word}" if word in DATASETS.built_in else word for word in words]
+    if reads_files:
+        words = [
+            word.removeprefix("dataset=") if word.endswith(SUFFIXES) else word for word in words
+        ]
+    is_named = reads_files or any(
+        word.startswith(("dataset=", "dataset.name=")) for word in (*words, *in_file)
+    )
+    result: list[str] = []
+    for word in words:
+        is_path = word.endswith(SUFFIXES) or expanded(word).exists() or is_hub_name(word)
+        if "=" in word or not is_path:
+            result.append(word)
+        else:
+            result += [*([] if is_named else ["dataset=qa"]), f"dataset.source={word}"]
+    return result

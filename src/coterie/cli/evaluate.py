@@ -62,6 +62,7 @@ from coterie.runs.benchmark import (
     sampler_per_agent,
     score_best_of_n,
     store_name,
+    task_values,
     win_rate,
     write_dialogues,
 )
@@ -218,6 +219,10 @@ class EvaluatedSettings(BenchmarkSettings):
         "win is a strictly higher score, and a tie counts half.",
         source="SWEET-RL table 2: GPT-4o",
     )
+    by: str | None = key(
+        None,
+        "Column of the rows (`a.b` is inside `a`): also report the score for each of its values.",
+    )
     dump: str | None = key(
         None,
         "Also write the dialogues to NAME_step_V.jsonl, V being the version of the policy, as rows with step, input, "
@@ -324,39 +329,77 @@ def play_benchmark(
     of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
     own = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
     words = [word for word in words if word not in of_agents]
+    policies, words = split_policies(words)
     values = dict(word.split("=", 1) for word in words if "=" in word)
-    policy = values.get("policy", "")
-    is_url = policy.startswith(URL)
     for agent, name in own.items():
-        if is_url or name.startswith(URL):
+        if any(policy.startswith(URL) for policy in (*policies, name)):
             raise UserError(
                 f"{AGENT_KEY}{agent}={name} is in conflict: a server plays all agents",
                 "give only policy=URL, or only models and run folders",
             )
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
-    words, as_trained = _as_trained(benchmark, words, policy, console)
-    named = [name for name in dict.fromkeys([policy, *own.values()]) if name]
+    # All policies are played with the same settings.
+    first_run = next((policy for policy in policies if find_run(policy)), "")
+    words, as_trained = _as_trained(benchmark, words, first_run, console)
+    named = [*dict.fromkeys([*policies, *own.values()])]
     if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
         raise UserError(
             f"--checkpoints {checkpoints}: {', '.join(named) or 'no policy'} is not one run folder",
             "give one run folder as policy=",
         )
-    if is_url:
-        layers = [preset, {"endpoint": {"url": policy}}]
-        server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
-        _check(server, split, console)
-        figures, usage = asyncio.run(_by_endpoint(server, console, split))
-        return server.played, server, [figures], usage
-    layers = [as_trained, preset]
-    model = benchmark_settings(ModelSettings, benchmark, words, layers, where=KEYS)
-    if model.critic and not isinstance(make_environment(model), Coding):
+    if len(policies) > 1 and "dump" in values:
         raise UserError(
-            f"critic={model.critic} scores only code, and {model.played} has no code",
-            f"use one of: {', '.join(CODING)}",
+            "dump= writes the dialogues of one policy", "give one policy=, or leave it out"
         )
-    policies = agent_policies(model, model.policy, own)
-    _check(model, split, console)
-    return model.played, model, _by_models(model, policies, checkpoints, console, split), None
+    plays = list[tuple[ServerSettings, None] | tuple[ModelSettings, dict[str, str]]]()
+    for policy in policies or [""]:
+        layers = [as_trained, preset]
+        if policy.startswith(URL):
+            layers += [{"policy": policy, "endpoint": {"url": policy}}]
+            given = [word for word in words if len(policies) == 1 or not word.startswith("engine.")]
+            server = benchmark_settings(ServerSettings, benchmark, given, layers, where=KEYS)
+            plays.append((server, None))
+            continue
+        layers += [{"policy": policy or None}]
+        given = [word for word in words if len(policies) == 1 or not word.startswith("endpoint.")]
+        model = benchmark_settings(ModelSettings, benchmark, given, layers, where=KEYS)
+        if model.critic and not isinstance(make_environment(model), Coding):
+            raise UserError(
+                f"critic={model.critic} scores only code, and {model.played} has no code",
+                f"use one of: {', '.join(CODING)}",
+            )
+        plays.append((model, agent_policies(model, model.policy, own)))
+    first, _ = plays[0]
+    _check(first, split, console)
+    columns = {} if first.by is None else task_values(first, split, first.by)
+    figures, usages = list[Figures](), list[str]()
+    for play in plays:
+        if isinstance(play[0], ModelSettings):
+            figures += _by_models(*play, checkpoints, console, split)
+        else:
+            result, usage = asyncio.run(_by_endpoint(play[0], console, split))
+            figures.append(result)
+            usages.append(usage)
+    labels = [result.label for result in figures]
+    for n, label in enumerate(labels):
+        if labels.count(label) > 1:  # such as of runs whose folders have one name
+            figures[n] = replace(figures[n], label=f"{policies[n]}: {label}")
+    figures = [replace(result, columns=columns) for result in figures]
+    return first.played, first, figures, "; ".join(usages) or None
+
+
+def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the policies in ``policy=A policy=B`` or ``policies=[A,B]``, and the other words."""
+    policies, others = list[str](), list[str]()
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "policy":
+            policies.append(value)
+        elif name == "policies":
+            policies += [part.strip() for part in value.strip("[] ").split(",")]
+        else:
+            others.append(word)
+    return [*dict.fromkeys(filter(None, policies))], others
 
 
 def own_benchmark(folder: Path) -> list[str]:
@@ -428,6 +471,7 @@ def _by_models(
 ) -> list[Figures]:
     figures = []
     for candidate in candidates(named, settings.engine, checkpoints):
+        console.print(f"policy {candidate.label}")
         make_folder(candidate.folder)
         base = candidate.players[0].base
         engines = RunEngines(settings.engine, base, candidate.folder / "servers")

@@ -19,8 +19,16 @@ from coterie.config.resolve import flatten
 from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
+from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import TOKENIZER_FILES, is_adapter, load_renderer, writing
+from coterie.models.loading import (
+    TOKENIZER_FILES,
+    is_adapter,
+    load,
+    load_renderer,
+    reading,
+    writing,
+)
 from coterie.models.saving import save_model
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
@@ -280,6 +288,12 @@ def export_model(
     step: int | None = None,
 ) -> None:
     """Write a new folder. Raises ``UserError`` before a model is loaded."""
+    if is_adapter(folder):
+        if not merge or role or iteration is not None or step is not None:
+            problem = f"{folder} is a LoRA adapter, not a run"
+            raise UserError(problem, f"coterie export model {folder} --merge --out {out}")
+        _merge_adapter(folder, _new(out))
+        return
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
         version = exported_version(recipe, run, role, iteration, step)
@@ -288,6 +302,18 @@ def export_model(
             made = f"after {version} iterations" if step is None else f"after {step} steps"
             card = _model_card(recipe, run, role, made, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def _merge_adapter(folder: Path, out: Path) -> None:
+    """Merge the adapter of a folder that PEFT wrote into its base, in float32, with the adapter's tokenizer if any."""
+    with reading(folder / ADAPTER_FILE):
+        base = str(json.loads((folder / ADAPTER_FILE).read_text())["base_model_name_or_path"])
+    inside = folder / base  # exported adapters may name a base beside them
+    loaded = load(str(inside) if inside.is_dir() else base)
+    with whole_folder(out) as partial, writing(partial):
+        save_model(merged(load_adapter(loaded.model, folder)), partial)
+        for file in sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)}):
+            shutil.copyfile(file, partial / file.name)
 
 
 def _write(

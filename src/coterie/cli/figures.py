@@ -7,15 +7,16 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation import Estimate
+from coterie.evaluation import Estimate, difference_interval, mean_interval
 from coterie.evaluation import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
@@ -26,11 +27,12 @@ from coterie.reports.page import Report, Section, write_page
 from coterie.reports.pictures import add_pictures
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency, WinRate
-from coterie.runs.items import Evaluation
+from coterie.runs.items import Evaluation, held_out_draws
 from coterie.runs.loop import EVALUATION, command_line
 from coterie.terminal import results
 
 CURVE = ("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens", "fraction")
+BY, DIFFERENCES = "by", "differences"
 MOST = 6
 """Maximum number of metrics next to the score."""
 EXAMPLES = 12
@@ -39,7 +41,7 @@ WIDTH = 120
 """Table width in columns. A narrow terminal wraps its lines instead of hiding columns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Results of one policy."""
 
@@ -55,6 +57,31 @@ class Figures:
     picked: BestOfN | None = None
     """Best of n by a judge, if the settings have a judge."""
     wins: WinRate | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Value of the column ``by`` of each task."""
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """Mean score of each task."""
+        samples = self.evaluation.points[-1].k if isinstance(self.evaluation, Consistency) else 1
+        with Store.open(self.store, read_only=True) as store:
+            draws = held_out_draws(store, store.iterations(EVALUATION)[-1], samples)
+        return {task: fmean(draw.score for draw in several) for task, several in draws.items()}
+
+    @property
+    def by_value(self) -> dict[str, list[float]]:
+        """Scores of the tasks with each value of the column, in the order of the values."""
+        groups: dict[str, list[float]] = {}
+        for task in sorted(self.scores, key=lambda task: self.columns.get(task, "")):
+            if task in self.columns:
+                groups.setdefault(self.columns[task], []).append(self.scores[task])
+        return groups
+
+    def minus(self, other: "Figures") -> tuple[float, tuple[float, float], int]:
+        """Return the mean difference of the scores on common tasks, its 95% interval, and their number."""
+        common = sorted(self.scores.keys() & other.scores.keys())
+        pairwise = [self.scores[task] - other.scores[task] for task in common]
+        return fmean(pairwise), difference_interval(pairwise, seed=0), len(pairwise)
 
 
 def show(
@@ -70,7 +97,7 @@ def show(
         console.print(score_table(title, single, failed=True))
     report = evaluation_report(benchmark, settings, figures, command_line(sys.argv))
     for section in report.sections:
-        if section.charts:
+        if section.charts or (section.rows and section.id in (BY, DIFFERENCES)):
             console.print(_table(section.title, [section.heads, *section.rows]))
             console.print(section.intro, soft_wrap=True)
     for one in figures:
@@ -86,14 +113,28 @@ def show(
     file = figures[-1].store.with_suffix(".html")
     write_page(report, file)
     console.print(f"page: {file}", soft_wrap=True)
-    rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
+    rows = [{"method": settings.method, **row} for one in figures for row in _rows(one, figures[0])]
     result = {"benchmark": benchmark, "metric": metric, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
 
 
-def _rows(one: Figures) -> list[dict[str, Any]]:
+def _rows(one: Figures, first: Figures) -> list[dict[str, Any]]:
     result = one.evaluation
-    common = {"policy": one.label, "version": one.version, "n": result.n, "failed": result.failed}
+    common: dict[str, Any] = {"policy": one.label, "version": one.version}
+    common |= {"n": result.n, "failed": result.failed}
+    if one is not first:
+        difference, interval, n = one.minus(first)
+        common |= {"difference": round(difference, 4), "difference_ci": _rounded(interval)}
+        common |= {"difference_from": first.label, "difference_n": n}
+    if one.columns:
+        common["by"] = {
+            value: {
+                "n": len(scores),
+                "score": round(fmean(scores), 4),
+                "score_ci": _rounded(mean_interval(scores, seed=0)),
+            }
+            for value, scores in one.by_value.items()
+        }
     if wins := one.wins:
         common |= {"win_rate": round(wins.rate, 4), "win_rate_ci": _rounded(wins.interval)}
         common |= {"ties": wins.ties, "against": wins.other, "compared": wins.n}
@@ -223,6 +264,7 @@ def evaluation_report(
             single.append((one.label, one.evaluation))
     if single:
         parts.append(page.scores(single, metric))
+    parts += [_differences(figures, metric), _values(figures, getattr(settings, "by", None))]
     examples = _examples(settings, figures)
     intro = (
         "Tasks whose scores differ come first, then tasks without a right answer. Nothing is trained here: replies are "
@@ -248,6 +290,38 @@ def evaluation_report(
             page.settings(settings),
         ),
     )
+
+
+def _differences(figures: Sequence[Figures], metric: str) -> Section:
+    """Compare all policies with the first one, task by task."""
+    rows = []
+    for result in figures[1:]:
+        difference, (low, high), n = result.minus(figures[0])
+        interval = f"{page.signed(low, 3)} to {page.signed(high, 3)}"
+        rows.append((result.label, page.signed(difference, 3), interval, f"{n:,}"))
+    return Section(
+        DIFFERENCES,
+        f"Difference from {figures[0].label}",
+        f"{metric}: mean difference on the same tasks, with its 95% interval (paired bootstrap over tasks). Where the "
+        "interval contains 0, these tasks do not show which policy is better.",
+        ("policy", "difference", "95% interval", "tasks"),
+        tuple(rows),
+    )
+
+
+def _values(figures: Sequence[Figures], column: str | None) -> Section:
+    """Return the score of each policy on the tasks of each value of a column."""
+    rows = []
+    for value in dict.fromkeys(value for result in figures for value in result.by_value):
+        for result in figures:
+            scores = result.by_value.get(value)
+            if scores:
+                interval = "{:.3f} to {:.3f}".format(*mean_interval(scores, seed=0))
+                cells = (f"{fmean(scores):.3f}", interval, f"{len(scores):,}")
+                rows.append((value, result.label, *cells))
+    intro = "Intervals are 95% intervals over the tasks of a value."
+    heads = (column or "", "policy", "score", "95% interval", "tasks")
+    return Section(BY, f"Scores by {column}", intro, heads, tuple(rows))
 
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:

@@ -29,6 +29,10 @@ HOST = "127.0.0.1"
 GRACE = 10.0
 """Seconds to wait for the server to exit before it is killed."""
 POLL_SECONDS = 0.2
+IGNORED = (
+    "vLLM is not installed, so this is `transformers serve`: it ignores n, logprobs, max_completion_tokens, "
+    "tool_choice and response_format, parses tool calls of few models, and answers one request after the other."
+)
 console = notes()
 app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 
@@ -95,10 +99,22 @@ def model(
             words, variables = vllm
         else:
             if Path(weights).is_absolute():
-                (Path(folder) / name).symlink_to(weights)
+                _link(Path(weights), Path(folder) / name)
             words = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name]
             words, variables = [*words, "--host", HOST, "--port", str(port)], {}
+            console.print(IGNORED)
         _serve([*words, *(options or ())], variables, folder, name, f"http://{HOST}:{port}")
+
+
+def _link(weights: Path, folder: Path) -> None:
+    """Make a folder of links to a model, whose generation settings sample: else `transformers serve` is greedy."""
+    folder.mkdir()
+    for file in weights.iterdir():
+        (folder / file.name).symlink_to(file)
+    settings = folder / "generation_config.json"
+    values = json.loads(settings.read_bytes()) if settings.is_file() else {}
+    settings.unlink(missing_ok=True)
+    settings.write_text(json.dumps({"top_k": 0, **values, "do_sample": True}), encoding="utf-8")
 
 
 def _listener(port: int) -> socket.socket:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
+from markupsafe import Markup
 from rich.table import Table
 
 from coterie.config.plugins import label
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from coterie.recipes.sweep import Point, SweepRow
     from coterie.reports.page import Report
 
-COLUMNS = ("seed", "iteration", "n", "score", "95% interval", "tokens")
 WIDTH = 120
 """Width of the tables in columns."""
 
@@ -77,7 +78,7 @@ def sweep(
     for head in section.heads:
         table.add_column(head, justify="right", overflow="fold")
     for cells in section.rows:
-        table.add_row(*cells)
+        table.add_row(*(cell.striptags() if isinstance(cell, Markup) else cell for cell in cells))
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
     print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
@@ -86,33 +87,57 @@ def sweep(
 def sweep_report(
     title: str, command: str, key: str, metric: str, rows: "Sequence[SweepRow]"
 ) -> "Report":
-    """Return the page of a sweep with the scores by value. Several seeds of a value are one point."""
+    """Return the page of a sweep with the held-out losses, or scores, by value. Seeds of a value are one point."""
     from coterie.reports.charts import Chart, Series, score_point
     from coterie.reports.page import Report, Section
 
     plot_rows = [row for row in rows if row.seed is None] or rows
+    has_loss = all(row.loss is not None for row in rows)
+    compared = "held-out loss" if has_loss else metric
     points = tuple(
-        score_point(n, f"{key}={one.value}: {metric}", one.score, one.low, one.high)
-        for n, one in enumerate(plot_rows)
+        score_point(n, f"{key}={row.value}: {compared}", *_compared(row))
+        for n, row in enumerate(plot_rows)
     )
-    labels = tuple(one.value for one in plot_rows)
-    chart = Chart("sweep", f"{metric} over {key}", key, metric, (Series(metric, points),), labels)
+    labels = tuple(row.value for row in plot_rows)
+    series = (Series(compared, points),)
+    chart = Chart("sweep", f"{compared} over {key}", key, compared, series, labels)
     together = "" if plot_rows == rows else ", all seeds together"
     section = Section(
         "scores",
-        "Scores on held-out tasks",
-        f"Intervals are 95% intervals over tasks{together}.",
-        (key, *COLUMNS),
+        "Held-out losses" if has_loss else "Scores on held-out tasks",
+        f"Intervals are 95% intervals over {'rows' if has_loss else 'tasks'}{together}."
+        + f" The score ({metric}) is of the replies to n prompts." * has_loss,
+        (
+            key,
+            "seed",
+            "iteration",
+            *(["loss"] if has_loss else ["n", "score"]),
+            "95% interval",
+            *(["n", "score"] if has_loss else []),
+            "tokens",
+            "run",
+        ),
         tuple(map(_cells, rows)),
         (chart,),
     )
     return Report("sweep", title, commands=(command,) if command else (), sections=(section,))
 
 
+def _compared(row: "SweepRow") -> tuple[float, float, float]:
+    """Return what runs are compared by, with its interval: the held-out loss if there is one, else the score."""
+    if row.loss is None or row.loss_low is None or row.loss_high is None:
+        return row.score, row.low, row.high
+    return row.loss, row.loss_low, row.loss_high
+
+
 def _cells(row: "SweepRow") -> tuple[str, ...]:
-    seed = "all" if row.seed is None else f"{row.seed}"
-    score = (f"{row.score:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{row.tokens:.1f}")
-    return (row.value, seed, f"{row.iteration}", f"{row.n:,}", *score)
+    seed, name = "all" if row.seed is None else f"{row.seed}", Path(row.folder).name
+    value, low, high = _compared(row)
+    interval, score = f"{low:.3f} to {high:.3f}", (f"{row.n:,}", f"{row.score:.3f}")
+    measured = (*score, interval) if row.loss is None else (f"{value:.3f}", interval, *score)
+    # The page of the sweep is beside the folders of its runs.
+    link = Markup('<a href="{}/report.html">{}</a>').format(quote(name), name) if name else ""
+    return (row.value, seed, f"{row.iteration}", *measured, f"{row.tokens:.1f}", link)
 
 
 def _costs(key: str, points: "Sequence[Point]") -> Table:

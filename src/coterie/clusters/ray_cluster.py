@@ -141,15 +141,20 @@ def connect(address: str) -> None:
     target = address if address != "ray" else os.environ.get("RAY_ADDRESS", "")
     if not target and started_here.is_file():
         target = started_here.read_text().strip()
+    fix = "start it with `ray start --head`, correct the address, or set cluster=none"
     host, _, port = target.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        problem = (
+            f"{target!r} is not the address of a Ray cluster"
+            if target
+            else "no Ray cluster runs here"
+        )
+        raise UserError(problem, fix)
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(target, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: other versions
-        raise UserError(
-            f"no Ray cluster answers at {target or 'this machine'}: {error}",
-            "start it with `ray start --head`, correct the address, or set cluster=none",
-        ) from error
+        raise UserError(f"no Ray cluster answers at {target}: {error}", fix) from error
 
 
 class ActorProcess(ServerProcess):

@@ -4,6 +4,7 @@
     chess                  an entry point of an installed package, in the group ``coterie.environments``
     package.module:World   a class (or function) of a module that can be imported
     path/file.py:World     a class (or function) of a file
+    object-N:World         an object of this process, under its :func:`object_name`
 
 This module is light to import. Objects are imported when they are looked up.
 """
@@ -38,6 +39,8 @@ OF_FILE = "coterie_plugin_"
 NOT_OWN = ("", "abc", "builtins", "coterie", "pydantic", "typing")
 """Packages of base classes, which are not code of a plug-in."""
 _used: dict[tuple[str, str], "Plugin"] = {}
+_objects: dict[str, Any] = {}
+"""Objects of this process by :func:`object_name`. They are kept, so that no two of them share an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,13 @@ def absolute_name(name: str) -> str:
     return f"{expanded(place).absolute()}:{thing}"
 
 
+def object_name(thing: Any) -> str:
+    """Return a name by which :func:`find` finds a class or function of this process."""
+    name = f"object-{id(thing)}:{getattr(thing, '__name__', type(thing).__name__)}"
+    _objects[name] = thing
+    return name
+
+
 def find(kind: Kind, name: str) -> Plugin:
     """Find an object by name.
 
@@ -133,6 +143,8 @@ def find(kind: Kind, name: str) -> Plugin:
     if entries:
         what = f"the {kind.name} {name!r} of {_package(entries[0])}"
         return _plugin(kind, name, what, lambda: entries[0].load())
+    if name in _objects:
+        return _plugin(kind, name, name, lambda: _objects[name])
     if is_spec(name):
         return _at_place(kind, name)
     known = [*kind.built_in, *installed(kind)]

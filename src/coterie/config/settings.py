@@ -5,10 +5,12 @@
 
 import hashlib
 import json
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from coterie.config.folders import expanded
 
 
 def server_url(url: str) -> httpx2.URL:
@@ -21,6 +23,24 @@ def server_url(url: str) -> httpx2.URL:
         raise ValueError("must begin with http:// or https:// and a host")
     return parsed
 
+
+NOT_PATHS = ("", "hub", "sample", "synthetic", "easy", "expert")
+"""Values of path settings that are names, also if there is a file of that name."""
+
+
+def absolute_path(path: str | None) -> str | None:
+    """Return the absolute path of an existing file or folder; other values, such as names, unchanged.
+
+    Servers and ranks on a cluster have other working folders, and a run may be resumed from another one.
+    """
+    if path is None or path in NOT_PATHS or not expanded(path).exists():
+        return path
+    return str(expanded(path).absolute())
+
+
+PathText = Annotated[str, AfterValidator(absolute_path)]
+"""Path or name."""
+OptionalPath = Annotated[str | None, AfterValidator(absolute_path)]
 
 MOST_SEED = 2**32 - 1
 """Largest seed. Generators take 64 bits, and a run derives the seeds of its trainings."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import ConfigDict
 
 from coterie.config.folders import read_json, sha256
-from coterie.config.settings import key
+from coterie.config.settings import PathText, key
 from coterie.datasets.columns import Columns, check_media, check_training_keys, is_empty, peek
 from coterie.datasets.files import is_chat, numbered, source_files
 from coterie.datasets.load import ColumnSettings, UserFileSet
@@ -288,7 +288,7 @@ def _build(
 class FileSettings(ColumnSettings):
     """Settings of a file or data set, and of rows that cannot be trained on."""
 
-    source: str = key(
+    source: PathText = key(
         "",
         "A file (JSONL, JSON, Parquet, CSV), a folder with files for each split, such as train.jsonl and "
         "heldout.jsonl, or a data set of the Hugging Face hub: OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME:CONFIG:SPLIT.",

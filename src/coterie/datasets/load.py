@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 from coterie.config.folders import expanded, sha256, whole_file
 from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
 from coterie.config.plugins import find as find_plugin
-from coterie.config.settings import Settings, key
+from coterie.config.settings import PathText, Settings, key
 from coterie.datasets.catalogue import (
     CATALOGUE,
     FOLDER,
@@ -78,7 +78,7 @@ class DatasetSettings(Settings):
 class SourceSettings(DatasetSettings):
     """Source of the rows of a catalogue data set."""
 
-    source: str = key(
+    source: PathText = key(
         HUB,
         "`hub` (the Hugging Face hub, through its cache), `sample` (the rows that ship with coterie; of "
         "colbench_code also `synthetic` and `easy`), or a file or "
@@ -424,7 +424,7 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
 class UserFileSettings(DatasetSettings):
     """Settings of a user's file."""
 
-    source: str = key(
+    source: PathText = key(
         "",
         "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
         "heldout.jsonl. It must be given. `dataset=FILE` gives a file of questions.",

@@ -210,6 +210,8 @@ async def request(
     raise FinalFault(problem, status=status)
 
 
+SLACK = 16
+"""Tokens over the limit that a reply may have, since servers count the end of a turn in different ways."""
 MAX_BACKOFF = 30.0
 """Maximum seconds between two tries, unless the server requests more."""
 _JITTER = random.Random()
@@ -523,6 +525,11 @@ class Endpoint:
                 self.usage.failures += 1
                 raise
         self.usage.add(reply)
+        if not reply.estimated and reply.completion_tokens > max_tokens + SLACK:
+            raise EngineGone(
+                f"{self.settings.model} at {self.settings.url} ignores {self.settings.limit_name}={max_tokens}: its "
+                f"reply has {reply.completion_tokens:,} tokens; give the server's name of the limit (limit_name)"
+            )
         if not self._sees and any(one.images for one in messages):
             without = await self.chat([replace(one, images=()) for one in messages], max_tokens=1)
             if not reply.estimated and reply.prompt_tokens <= without.prompt_tokens:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from coterie.config.folders import expanded
-from coterie.config.settings import key
+from coterie.config.settings import OptionalPath, key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, ActingSettings, write_action
 from coterie.environments.protocol import SUCCESS_OF, Grade, State
@@ -99,7 +99,7 @@ def _type(file: Path) -> TaskType:
 class ALFWorldSettings(ActingSettings):
     """Settings of ALFWorld."""
 
-    folder: str | None = key(
+    folder: OptionalPath = key(
         None,
         f"Folder with train, valid_seen and valid_unseen, or with {RELEASE}. The default is where `alfworld-download` "
         "puts the games: the environment variable ALFWORLD_DATA, or ~/.cache/alfworld.",

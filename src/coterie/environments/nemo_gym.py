@@ -17,7 +17,7 @@ import httpx2
 from pydantic import field_validator
 
 from coterie.config.folders import expanded, sha256
-from coterie.config.settings import key, server_url
+from coterie.config.settings import PathText, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
 from coterie.engines.protocol import EngineError, EngineGone
@@ -58,8 +58,10 @@ class NemoGymSettings(EnvironmentSettings):
     """Settings of tasks that a NeMo Gym resources server verifies."""
 
     url: str = key("http://127.0.0.1:8000", "Address of the resources server.")
-    rows: str = key("", "File of the tasks (JSONL), such as train.jsonl or example.jsonl.")
-    heldout: str = key("", "File of held-out tasks; empty: a quarter of `rows`, drawn by a hash.")
+    rows: PathText = key("", "File of the tasks (JSONL), such as train.jsonl or example.jsonl.")
+    heldout: PathText = key(
+        "", "File of held-out tasks; empty: a quarter of `rows`, drawn by a hash."
+    )
     steps: int = key(10, "Maximum messages of the agent.", ge=1)
     calls: Literal["native", "tags"] = key(
         "native", "Syntax of calls: the model's chat template, or tags."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.config.folders import expanded
-from coterie.config.settings import key
+from coterie.config.settings import PathText, key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.protocol import Grade, Pure, State, Transition
@@ -165,8 +165,8 @@ IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
 class PDDLSettings(ActingSettings):
     """Settings of PDDL games."""
 
-    domain: str = key("", "The domain's file (.pddl). It must be given.")
-    problems: str = key("", "Folder of the problems (.pddl); by default the domain's name.")
+    domain: PathText = key("", "The domain's file (.pddl). It must be given.")
+    problems: PathText = key("", "Folder of the problems (.pddl); by default the domain's name.")
     train: int = key(
         0,
         "Number of problems, the first ones by name, for training. The others are held out.",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.config.folders import expanded
-from coterie.config.settings import key
+from coterie.config.settings import OptionalPath, key
 from coterie.datasets.plans import Domain as DomainName
 from coterie.datasets.plans import PageElement, PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
@@ -75,7 +75,7 @@ class PlanGroundSettings(EnvironmentSettings):
         "`onetime`: a whole plan, then all actions; `iterative`: one subgoal and its actions at a time.",
     )
     turns: int = key(16, "Maximum turns of both agents in the form `iterative`.", ge=2)
-    corpus: str | None = key(
+    corpus: OptionalPath = key(
         None,
         "Folder of pages, indexed by `coterie data index`, for questions. The default is the pages of the rows "
         "themselves (hotpot_qa).",

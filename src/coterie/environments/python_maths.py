@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from coterie.config.folders import expanded
-from coterie.config.settings import key
+from coterie.config.settings import PathText, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
@@ -142,7 +142,7 @@ class PythonMathsSettings(AnsweringSettings):
         "Type of answers: `numbers`, `mathematics` in LaTeX, or `values` of Python (text, numbers, lists). The default "
         "is `mathematics` for the data set `math`, `values` with `functions`, and `numbers` for others.",
     )
-    functions: str = key("", "A file of Python functions with docstrings that cells may call.")
+    functions: PathText = key("", "A file of Python functions with docstrings that cells may call.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ The prompt is a template over the columns of a row. A reward receives the whole 
 import asyncio
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -63,9 +64,10 @@ from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import LENGTH, Task
-from coterie.record.turn import Message, Part, Tool, Turn, digest
-from coterie.tools.calls import NativeCalls
+from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
+from coterie.tools.calls import NativeCalls, Tag, Tags, ToolSource
 from coterie.tools.contest import ContestLimits, judge_program
+from coterie.tools.registry import tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 
 PROMPTS: Mapping[str, str] = {
@@ -439,13 +441,23 @@ class ConversationReply(OneAgent, Pure):
 
     def __init__(self, rows: Rows) -> None:
         self.dataset = rows
+        self.sources: Sequence[ToolSource] | None = None
+
+    def write_as_tags(self, sources: Sequence[ToolSource]) -> None:
+        """Show calls and results of the rows as tags (:func:`with_tags`), with these tools or those of the rows."""
+        self.sources = sources
+        self.version = digest("tags", [source.identity for source in sources])
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         rows = draw(self.dataset, split, count, seed, after)
-        return list(map(self._task, map(as_conversation, rows)))
+        return [self._task(self._conversation(row)) for row in rows]
 
     def rows(self, split: Split) -> list[Conversation]:
-        return [as_conversation(row) for row in self.dataset.split(split)]
+        return list(map(self._conversation, self.dataset.split(split)))
+
+    def _conversation(self, row: QuestionRow) -> Conversation:
+        conversation = as_conversation(row)
+        return conversation if self.sources is None else with_tags(conversation, self.sources)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
@@ -490,6 +502,72 @@ def as_conversation(row: QuestionRow) -> Conversation:
     messages = (request, ChatMessage(role=ASSISTANT, content=reply))
     known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
     return Conversation(**known, messages=messages, start=1, origin=f"row {row.id}")
+
+
+def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversation:
+    """Return a conversation in which tools, calls and results are text, as ``tools.calls=tags`` shows them.
+
+    Calls of one message are written one after the other, since a sampled message ends with its first call.
+
+    Args:
+        row: Conversation or preference.
+        sources: Tools that the system prompt describes; the row's by default, each with its only argument, or an
+            object of its arguments, between the tags.
+
+    Raises:
+        UserError: A call cannot be written as a tag.
+    """
+    tools = tuple(tool for source in sources for tool in source.tools) or row.tools
+    if not tools:
+        return row
+    properties: dict[str, Any] = {tool.name: tool.parameters.get("properties") for tool in tools}
+    arguments = {name: list(values or ()) for name, values in properties.items()}
+    tags = tags_of_sources(sources) if sources else Tags(
+        {name: Tag(*names if len(names) == 1 else ()) for name, names in arguments.items()}, answer=None
+    )  # fmt: skip
+    system = row.messages[0].content if row.messages[0].role == "system" else ""
+    teaching = "\n\n".join(filter(None, (system, tags.teach(tools))))
+    first = ChatMessage(role="system", content=teaching)
+    before, after, rejected = (
+        tuple(_calls_as_text(messages, tags, row.origin))
+        for messages in (
+            row.messages[bool(system) : row.start],
+            row.messages[row.start or bool(system) :],
+            row.rejected,
+        )
+    )
+    start = 1 + len(before) if row.start else 0
+    changes = {"messages": (first, *before, *after), "rejected": rejected, "start": start}
+    return row.model_copy(update={**changes, "tools": (), "answer": after[-1].content})
+
+
+def _calls_as_text(
+    messages: Sequence[ChatMessage], tags: Tags, origin: str
+) -> Iterator[ChatMessage]:
+    results: dict[str, str] = {}
+    for position, message in enumerate(messages):
+        if message.role == "tool":
+            continue
+        following = takewhile(lambda later: later.role == "tool", messages[position + 1 :])
+        results = {later.results: later.content for later in following}
+        texts, thought = [message.content] * bool(message.content.strip()), message.thought
+        plain = {"calls": (), "is_trained": message.is_trained}
+        for tool_call in message.calls:
+            try:
+                texts.append(tags.write(tool_call))
+            except UserError as error:
+                raise UserError(f"{origin}: {error.what}", error.todo) from error
+            if tool_call.id in results:
+                changes = {**plain, "content": "\n".join(texts), "thought": thought}
+                yield message.model_copy(update=changes)
+                yield ChatMessage(
+                    role="user",
+                    content=tags.show([ToolResult(tool_call.id, results[tool_call.id])]),
+                )
+                texts, thought = [], ""
+        if texts or not message.calls:
+            changes = {**plain, "content": "\n".join(texts), "thought": thought}
+            yield message.model_copy(update=changes)
 
 
 def _reply_at(row: Conversation) -> int:

@@ -278,9 +278,18 @@ def make_environment(settings: PlayedSettings) -> Environment:
     environment: Environment = construct(plugin, EnvironmentSettings, settings.environment, *rows)
     check_parts(environment)
     tools = settings.tools
-    if not tools.use:
+    sources = sources_of(tools.use, tools.config) if tools.use else ()
+    if hasattr(environment, "write_as_tags"):  # conversations of a file, with calls in them
+        if tools.calls == "tags":
+            environment.write_as_tags(sources)
+        elif sources or tools.calls == "inline":
+            raise UserError(
+                f"conversations of a file have tools of their own, not tools={list(tools.use)} in {tools.calls} calls",
+                "leave tools out, or write their calls as tags: tools.calls=tags",
+            )
         return environment
-    sources = sources_of(tools.use, tools.config)
+    if not sources:
+        return environment
     syntax = syntax_of(sources, tools)
     if hasattr(environment, "tool_syntax"):
         syntax = environment.tool_syntax(tools, syntax)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from coterie.config.folders import expanded
-from coterie.config.settings import key
+from coterie.config.settings import OptionalPath, key
 from coterie.datasets.files import numbered
 from coterie.environments.answers import marked_answer
 from coterie.environments.protocol import (
@@ -169,7 +169,7 @@ def _yaml(file: Path) -> Iterator[tuple[str, Any]]:
 class FormatSettings(EnvironmentSettings):
     """Settings of an environment whose prompts may request a format."""
 
-    format_pool_file: str | None = key(
+    format_pool_file: OptionalPath = key(
         None,
         "A file of formats (JSONL or YAML) instead of the packaged pool. Debates on mathematics have no packaged pool.",
         source="Optima section 3.1 and appendix H.3",

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from coterie.config.folders import expanded, home, new_folder, sha256
+from coterie.config.settings import absolute_path
 from coterie.errors import UserError, did_you_mean, nearest
 
 ADAPTER_FILE = "adapter_config.json"
@@ -65,6 +68,15 @@ def _packaged() -> list[Path]:
 
 def names() -> list[str]:
     return [*(folder.name for folder in _packaged()), *CATALOGUE]
+
+
+def _absolute_model(name: str | None) -> str | None:
+    return name if name in names() else absolute_path(name)
+
+
+ModelName = Annotated[str, AfterValidator(_absolute_model)]
+"""Setting that names a model, with an absolute path for a folder."""
+OptionalModelName = Annotated[str | None, AfterValidator(_absolute_model)]
 
 
 def check_hub_name(name: str) -> None:

@@ -75,6 +75,12 @@ class LoadedModel:
     source: str
     """Folder or hub name of the model."""
 
+    def save(self, folder: str | Path) -> None:
+        """Write weights, config and tokenizer into a folder, which :func:`load` and Transformers read."""
+        from coterie.models.saving import save_model
+
+        save_model(self.model, expanded(folder))
+
 
 def load(
     name_or_path: str | Path,
@@ -212,13 +218,12 @@ def resolve(name_or_path: str | Path) -> str:
     folder = expanded(name)
     if name and folder.is_dir():
         if (folder / "config.json").is_file():
-            return str(folder)
+            # Adapters and configs store the path, and are read from other working folders.
+            return str(folder.absolute())
         todo = "give a folder that save_pretrained wrote"
         if is_adapter(folder):
-            todo = (
-                "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
-                "(docs/howto/bring-your-own.md) and give the merged folder"
-            )
+            merging = f"coterie export model {folder} --merge --out MERGED"
+            todo = f"the folder is a LoRA adapter: run `{merging}` and give MERGED"
         raise UserError(f"{folder} is not a model: it has no config.json", todo)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name

@@ -26,7 +26,7 @@ from coterie.recipes.settings import RecipeSettings
 from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.record.turn import digest
-from coterie.reports.page import Section
+from coterie.reports.page import Headline, Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step, open_run, read_config
@@ -96,6 +96,14 @@ class Recipe(ABC):
     def sections(self, run: Run) -> Sequence[Section]:
         """Return the recipe's own sections of the report of a run, finished or not."""
         return ()
+
+    def headlines(self, run: Run) -> Sequence[Headline]:
+        """Return results that the report begins with, instead of the score and the tokens."""
+        return ()
+
+    def heldout_loss(self, run: Run, version: int) -> tuple[float, float, float] | None:
+        """Return a policy's held-out loss with its 95% interval, by which sweeps compare; ``None`` for scores."""
+        return None
 
     @property
     def has_critic(self) -> bool:
@@ -439,14 +447,19 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
         yield recipe, run
 
 
-def policy_of(folder: Path, step: int | None) -> str:
+def stored_policy(folder: Path, step: int | None) -> Path | str:
     """Return the weights of a run's newest policy, or of its policy after a step of reinforcement learning.
 
-    They are those of its base model if no policy is trained. Raises ``UserError`` for adapters.
+    They are those of its base model if no policy is trained.
     """
     with recorded_run(folder) as (source, run):
         newest, role = source.versions(run)[-1], source.main_role
-        path = source.policy_path(run, newest if step is None else step_folder(run, role, step))
+        return source.policy_path(run, newest if step is None else step_folder(run, role, step))
+
+
+def policy_of(folder: Path, step: int | None) -> str:
+    """Return :func:`stored_policy`. Raises ``UserError`` for adapters."""
+    path = stored_policy(folder, step)
     if is_adapter(path):
         merging = f"coterie export model {folder} --merge --out MERGED"
         raise UserError(

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from coterie.config.settings import Settings, key
 from coterie.datasets.published_preferences import MixedPreferences
 from coterie.errors import UserError
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
@@ -74,7 +75,7 @@ class MixSettings(Settings):
 class DenseTreeSettings(RecipeSettings):
     """Settings that all methods of ``dense_tree`` share."""
 
-    model: str = key("smollm2", MODEL)
+    model: ModelName = key("smollm2", MODEL)
     iterations: int = key(
         1, "Iterations of growing trees and training on them.", source="DensePolicy: 1", ge=1
     )

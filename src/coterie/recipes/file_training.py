@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from coterie.datasets.catalogue import Split
@@ -27,6 +28,7 @@ from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY, Engine
 from coterie.environments.question import PROBLEMS, ConversationReply
 from coterie.errors import UserError
+from coterie.evaluation import mean_interval, percentiles, resampled_means
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
@@ -43,7 +45,7 @@ from coterie.record.rows import Pair, Row
 from coterie.record.tree import ItemKey, Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
-from coterie.reports.page import Section
+from coterie.reports.page import Headline, Section, signed
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
@@ -93,6 +95,41 @@ class FileTraining(Recipe):
     def sections(self, run: Run) -> list[Section]:
         measures = [_held_out(self, run)] if self.holds_out else []
         return [*measures, *_curve(run), _rows(self)]
+
+    def heldout_loss(self, run: Run, version: int) -> tuple[float, float, float] | None:
+        measured = run.metrics(Step(version, MEASURE))
+        if "loss_low" not in measured:
+            return None
+        return float(measured["loss"]), float(measured["loss_low"]), float(measured["loss_high"])
+
+    def headlines(self, run: Run) -> list[Headline]:
+        base, trained = (run.metrics(Step(version, MEASURE)) for version in (0, 1))
+        (before, interval), (after, last) = (_texts(one, "loss") for one in (base, trained))
+        if not before:
+            return []
+        change = float(trained["loss"]) - float(base["loss"]) if after else 0.0
+        steps = [step for step in _steps(run) if "heldout_loss" in step]
+        points = (Point(0, float(base["loss"]), f"base: loss {before}"),)
+        curve = Series("held out", points + _points(steps, "heldout_loss"))
+        headlines = [
+            Headline(
+                "Held-out loss",
+                before,
+                after or None,
+                signed(change, 3) if after else "before training",
+                f"95% interval {interval}{f' → {last}' if after else ''}, {base['held out']:,} held-out rows",
+                Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,)),
+            )
+        ]
+        accuracy, interval = _texts(trained, "accuracy")
+        if accuracy:
+            margins = (Point(0, 0.0, "base: 0"), Point(1, float(trained["margin"]), "trained"))
+            series = (Series("margin", margins),)
+            chart = Chart("margins", "Margins", "policy", "margin", series, ("base", "trained"))
+            detail = f"95% interval {interval}; pairs in which chosen gained more than rejected"
+            name = "Held-out accuracy"
+            headlines.append(Headline(name, accuracy, None, "after training", detail, chart))
+        return headlines
 
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
         uses = ("evaluate.rows", *self.uses)
@@ -243,6 +280,17 @@ async def target_logprobs(
     return logprobs
 
 
+def mean_loss(losses: Sequence[float], counts: Sequence[int]) -> dict[str, float]:
+    """Return the mean loss and its 95% interval over rows, given each row's sum and the number of its terms."""
+    # Equal generators draw the same rows for sums and numbers.
+    sums, numbers = (
+        resampled_means(np.array(values, float), RESAMPLES, np.random.default_rng(0))
+        for values in (losses, counts)
+    )
+    low, high = percentiles(sums / np.maximum(numbers, 1e-9), 0.95)
+    return {"loss": sum(losses) / max(1, sum(counts)), "loss_low": low, "loss_high": high}
+
+
 class SFTOnFile(FileTraining):
     """Recipe of ``sft``."""
 
@@ -271,8 +319,9 @@ class SFTOnFile(FileTraining):
         """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
         engine, rows = self.models(run).embedded(POLICY, version), self.heldout_items
         logprobs = await target_logprobs(engine, rows, progress, f"held-out loss {version}")
-        total, tokens = sum(map(sum, logprobs)), sum(map(len, logprobs))
-        return {"held out": len(rows), "loss": -total / max(1, tokens), "tokens": tokens}
+        tokens = [len(row) for row in logprobs]
+        loss = mean_loss([-sum(row) for row in logprobs], tokens)
+        return {"held out": len(rows), **loss, "tokens": sum(tokens)}
 
 
 class DPOOnFile(FileTraining):
@@ -319,22 +368,36 @@ class DPOOnFile(FileTraining):
             key = ItemKey(version, MEASURE, pair.name)
             if not run.store.finished(key):
                 run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
+        right = [float(margin > 0) for margin in margins]
+        low, high = mean_interval(right, seed=0)
         return {
             "held out": len(pairs),
-            "loss": sum(losses) / len(losses),
-            "accuracy": sum(m > 0 for m in margins) / len(margins),
+            **mean_loss(losses, [1] * len(losses)),
+            "accuracy": sum(right) / len(right),
+            "accuracy_low": low,
+            "accuracy_high": high,
             "margin": sum(margins) / len(margins),
         }
 
 
 POINTS = 100
+RESAMPLES = 2000
 UNMEASURED = ("seconds", "settings")
+
+
+def _texts(measured: Metrics, name: str) -> tuple[str, str]:
+    """Return a measure and its 95% interval as texts, which are empty if it was not measured."""
+    if f"{name}_low" not in measured:
+        return "", ""
+    value, low, high = (f"{float(measured[f'{name}{end}']):.3f}" for end in ("", "_low", "_high"))
+    return value, f"{low}–{high}"
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
     steps = {"base": Step(0, MEASURE), "trained": Step(1, MEASURE)}
     measures = {name: run.metrics(one) for name, one in steps.items() if run.is_finished(one)}
     names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
+    names = [name for name in names if not name.endswith(("_low", "_high"))]
     rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
     title, intro, examples = (
         "Measures on held-out rows",
@@ -362,9 +425,7 @@ def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
 
 def _curve(run: Run) -> list[Section]:
     """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
-    file: Path = run.training_folder(0) / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.is_file() else []
-    if not (steps := [json.loads(line) for line in lines]):
+    if not (steps := _steps(run)):
         return []
     points = steps[:: -(-len(steps) // POINTS)]
     series = [Series("training", _points(points, "loss"))]
@@ -374,6 +435,12 @@ def _curve(run: Run) -> list[Section]:
     chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
     intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
     return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
+
+
+def _steps(run: Run) -> list[dict[str, float]]:
+    """Return the metrics of the optimizer steps."""
+    file: Path = run.training_folder(0) / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:

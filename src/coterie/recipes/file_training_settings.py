@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from coterie.config.settings import key
 from coterie.datasets.conversations import FileSettings, Targets
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, EvaluateSettings, RecipeSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
@@ -31,7 +32,7 @@ class FileTrainingSettings(RecipeSettings):
 
     questions: ClassVar[str | None] = "conversation"
 
-    model: str = key("smollm2", MODEL)
+    model: ModelName = key("smollm2", MODEL)
     dataset: FileSettings = FileSettings()
     evaluate: SampleSettings = SampleSettings()
     train: TrainingSettings = TrainingSettings()

@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from coterie.config.settings import Settings, key
+from coterie.config.settings import PathText, Settings, key
 from coterie.environments.traces import TraceForm
+from coterie.models.catalogue import ModelName
 from coterie.recipes.rl_settings import ReinforceRecipeSettings
 from coterie.recipes.settings import MODEL, methods
 from coterie.record.turn import digest
@@ -18,7 +19,7 @@ class TracesSettings(Settings):
 
     main: ClassVar[str] = "source"
 
-    source: str = key(
+    source: PathText = key(
         EXPERT,
         "`expert` writes traces from the gold facts of the training rows and calls the run's tools. Or a file in the "
         "format of GAP's SFT data (.json, .jsonl, .parquet), or a published one (gap_traces, afm_web_traces, ...).",
@@ -75,7 +76,7 @@ class ImitationSettings(TrainingSettings):
 class GapSettings(ReinforceRecipeSettings):
     """Settings that all methods of ``gap`` share."""
 
-    model: str = key("smollm2", MODEL)
+    model: ModelName = key("smollm2", MODEL)
     method: Literal["sft", "rl", "sft_rl"] = key(
         "sft",
         "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning of the initial model. `sft_rl`: both, "

@@ -6,6 +6,7 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
+from coterie.models.catalogue import ModelName, OptionalModelName
 from coterie.recipes.settings import RecipeSettings, methods
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import (
@@ -145,7 +146,7 @@ class MeasureSettings(Settings):
 class MoatSettings(RecipeSettings):
     """Settings that all methods of ``moat`` share."""
 
-    model: str = key(
+    model: ModelName = key(
         "smollm2",
         "Initial planner: packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
     )
@@ -156,7 +157,7 @@ class MoatSettings(RecipeSettings):
         source="MOAT's ablations",
     )
     iterations: int = key(2, "Iterations of alternating alignment.", source="MOAT's code: 2", ge=1)
-    grounder: str | None = key(None, "Initial grounder. Default: `model`, like the planner.")
+    grounder: OptionalModelName = key(None, "Initial grounder. Default: `model`, like the planner.")
     share: bool = key(
         False, "Keep both agents as adapters of one base in memory. Requires train.method=lora."
     )

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.rewards.dialogue_reward import RewardSettings
 from coterie.rollout.tree_search import SearchSettings
@@ -48,7 +49,7 @@ class OptimaSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "optima/isft"
     questions: ClassVar[str | None] = "debate"
-    model: str = key("tiny-exchange", MODEL)
+    model: ModelName = key("tiny-exchange", MODEL)
     iterations: int = key(
         3, "Iterations of rollout, reward, select and train.",
         source="Optima: 6", ge=1,

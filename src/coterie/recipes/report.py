@@ -20,6 +20,8 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import evaluation, grade_means
 
 EXAMPLES = 8
+HEADLINES = 2
+"""Number of results that stand side by side at the beginning."""
 MAX_OF_TASK = 2
 """Maximum number of nodes of one task whose pairs are shown."""
 MAX_COMMANDS = 5
@@ -54,7 +56,10 @@ def run_report(recipe: Recipe, run: Run) -> Report:
             *([("method", method)] if method else []),
         ),
         commands=run.commands()[-MAX_COMMANDS:],
-        headlines=page.headlines(evaluations, metric, recipe.settings.rounds),
+        headlines=(
+            *recipe.headlines(run),
+            *page.headlines(evaluations, metric, recipe.settings.rounds),
+        )[:HEADLINES],
         sections=(
             page.changes(recipe.settings, _preset(recipe)),
             *recipe.sections(run),

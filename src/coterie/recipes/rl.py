@@ -51,10 +51,13 @@ from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.reinforce import ReinforcementLoop
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce_record import (
+    OF_ROLES,
+    TERM,
     heldout_means,
     learning_warnings,
     sampling_warnings,
     step_records,
+    trained_roles,
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
@@ -234,14 +237,16 @@ COLUMNS = (
     ("staleness", "staleness"),
     ("older weights", "paths_stale"),
     ("rows too long", "rows_too_long"),
-    ("entropy", "/entropy"),
-    ("KL to the reference", "/reference_kl"),
-    ("KL to the sampler", "/policy_kl"),
-    ("clipped", "/clip_share"),
-    ("ratio", "/ratio"),
-    ("gradient", "/grad_norm"),
 )
-"""Headings of the table with their metrics. ``/`` starts a metric of the first role that has it."""
+LEARNED = (
+    ("entropy", "entropy"),
+    ("KL to the reference", "reference_kl"),
+    ("KL to the sampler", "policy_kl"),
+    ("clipped", "clip_share"),
+    ("ratio", "ratio"),
+    ("gradient", "grad_norm"),
+)
+"""Headings of the tables with their metrics: what was sampled, and what a role learned."""
 RULES = {
     "mean": "reward - mean of the group",
     "mean_std": "(reward - mean of the group) / standard deviation of the group",
@@ -252,64 +257,100 @@ RULES = {
 def step_sections(
     recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
 ) -> tuple[Section, ...]:
-    """Return sections on the steps of an iteration and their groups; none before the first step is finished."""
+    """Return warnings, and sections on the steps of an iteration and their groups, by role if there are several.
+
+    There are none before the first step is finished.
+    """
     records = step_records(run.store, iteration, REINFORCE)
     if not records:
         return ()
-    numbers = sorted(records)
-    columns = [
-        (head, name)
-        for head, name in COLUMNS
-        if name in ("reward", "score") or {_of(records[n], name) for n in numbers} - {"", "0"}
-    ]
-    points = []
-    for n in _spaced(numbers, POINTS):
-        reward, error = (float(records[n][name]) for name in ("reward", "reward_error"))
-        title = f"step {n + 1}: reward {reward:.3f}, standard error {error:.3f}"
-        points.append(Point(n + 1, reward, title, reward - error, reward + error))
-    charts = [_chart(iteration, "reward", "Reward by step", points)]
-    if len(means := heldout_means(run, iteration)) > 1:
-        scores = [(n, float(means[n]["score"])) for n in sorted(means)]
-        points = [Point(n, score, f"step {n}: held-out score {score:.3f}") for n, score in scores]
-        charts.append(_chart(iteration, "score", "Held-out score by step", points))
     greedy = not recipe.settings.evaluate.temperature
     texts = [*sampling_warnings(run, iteration, greedy=greedy), *learning_warnings(records)]
     rows = tuple((text,) for text in texts)
-    warnings = Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)
-    steps = Section(
-        f"reinforce-{iteration}",
-        "Steps of reinforcement learning",
+    sections = [Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)]
+    charts = list[Chart]()
+    if len(means := heldout_means(run, iteration)) > 1:
+        scores = [(n, float(means[n]["score"])) for n in sorted(means)]
+        points = [Point(n, score, f"step {n}: held-out score {score:.3f}") for n, score in scores]
+        charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))
+    roles = trained_roles(records[max(records)])
+    several, id_ = len(roles) > 1, f"reinforce-{iteration}"
+    if several:
+        sections.append(_steps(records, id_, COLUMNS, charts))
+        charts = []
+    names = dict.fromkeys(name for record in records.values() for name in record)
+    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    for role in roles:
+        ending, prefix, of = (f"-{role}", f"{role}/", f" of {role}") if several else ("", "", "")
+        columns = [
+            (f"tokens{of}" if name == "tokens" else head, f"{prefix}{name}")
+            for head, name in COLUMNS
+            if not several or name in OF_ROLES
+        ]
+        start = f"{prefix}{TERM}"
+        columns += [(f"= {n.removeprefix(start)}", n) for n in names if n.startswith(start)]
+        columns += [(head, f"{role}/{name}") for head, name in LEARNED]
+        groups = Section(
+            f"groups-{iteration}{ending}",
+            f"Groups{of}: which rollouts were made more likely",
+            f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A "
+            "positive advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is "
+            "the sum of its terms.",
+            examples=tuple(_groups(recipe, s, run, iteration, sorted(records), role)),
+        )
+        sections += [_steps(records, f"{id_}{ending}", columns, charts, prefix, of), groups]
+    return tuple(sections)
+
+
+def _steps(
+    records: Mapping[int, Metrics],
+    id_: str,
+    columns: Sequence[tuple[str, str]],
+    charts: Sequence[Chart],
+    prefix: str = "",
+    of: str = "",
+) -> Section:
+    """Return the rewards by step, and a table of the columns in which anything happened."""
+    numbers, points = sorted(records), []
+    columns = [
+        (head, name)
+        for head, name in columns
+        if head in ("reward", "score") or {_text(records[n], name) for n in numbers} - {"", "0"}
+    ]
+    for n in _spaced(numbers, POINTS):
+        names = (f"{prefix}reward", f"{prefix}reward_error")
+        reward, error = (float(records[n].get(name, 0.0)) for name in names)
+        title = f"step {n + 1}: reward{of} {reward:.3f}, standard error {error:.3f}"
+        points.append(Point(n + 1, reward, title, reward - error, reward + error))
+    return Section(
+        id_,
+        f"Steps of reinforcement learning{of}",
         "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
         "one standard error of the reward.",
         ("step", *(head for head, _ in columns)),
         tuple(
-            (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
+            (f"{n + 1}", *(_text(records[n], name) for _, name in columns))
             for n in _spaced(numbers, ROWS)
         ),
-        tuple(charts),
+        (_chart(f"reward-{id_}", f"Reward{of} by step", "reward", points), *charts),
     )
-    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
-    groups = Section(
-        f"groups-{iteration}",
-        "Groups: which rollouts were made more likely",
-        f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A positive "
-        "advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is the sum of "
-        "its terms.",
-        examples=tuple(_groups(recipe, s, run, iteration, numbers)),
-    )
-    return warnings, steps, groups
 
 
-def _chart(iteration: int, name: str, title: str, points: Sequence[Point]) -> Chart:
-    series = (Series(name, tuple(points)),)
-    return Chart(f"{name}-{iteration}", title, "step", name, series)
+def _chart(id_: str, title: str, name: str, points: Sequence[Point]) -> Chart:
+    return Chart(id_, title, "step", name, (Series(name, tuple(points)),))
 
 
 def _groups(
-    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int, numbers: Sequence[int]
+    recipe: Recipe,
+    s: ReinforceSettings,
+    run: Run,
+    iteration: int,
+    numbers: Sequence[int],
+    role: str,
 ) -> list[Example]:
-    """Return groups with advantages of the first, the middle and the last step, and one group without."""
-    informative, flat, agents = list[Example](), list[Example](), agents_of(recipe.environment)
+    """Return groups of a role with advantages of the first, middle and last step, and one group without."""
+    informative, flat = list[Example](), list[Example]()
+    agents = [agent for agent, player in recipe.players().items() if player == role]
     records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         count, stage = 0, step_stage(REINFORCE, number)
@@ -368,18 +409,14 @@ def _group(
 def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
     total = path.sampled.total
     facts: dict[str, float | str] = {"reward": "none" if total is None else total}
-    acts = sum(reward for _, reward in path.sampled.steps)
-    terms: Mapping[str, float] = {**path.terms, "acts": acts}
-    facts |= {f"= {name}": f"{value:+.3f}" for name, value in terms.items() if value}
+    facts |= {f"= {name}": f"{value:+.3f}" for name, value in path.all_terms.items() if value}
     if advantage is not None:
         facts["advantage"] = f"{advantage:+.3f}"
     return facts
 
 
-def _of(record: Metrics, name: str) -> str:
+def _text(record: Metrics, name: str) -> str:
     value = record.get(name)
-    if name.startswith("/"):
-        value = next((v for key, v in record.items() if key.endswith(name)), None)
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

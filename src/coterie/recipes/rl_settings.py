@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.runs.reinforce_settings import ReinforceSettings
 
@@ -34,7 +35,7 @@ class RLSettings(ReinforceRecipeSettings):
     """Settings that all methods of ``rl`` share."""
 
     questions: ClassVar[str | None] = "question"
-    model: str = key("tiny-exchange", MODEL)
+    model: ModelName = key("tiny-exchange", MODEL)
     policies: Literal["one", "each"] = key(
         "one",
         "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "

@@ -23,6 +23,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
+from coterie.models.catalogue import ModelName
 from coterie.runs.folder import RunSettings
 from coterie.training.settings import TrainingSettings
 
@@ -69,7 +70,7 @@ class RecipeSettings(RunSettings, PlayedSettings):
     questions: ClassVar[str | None] = None
     """Environment for data sets of plain questions: ``question`` (one agent) or ``debate``. Default: from the set."""
 
-    model: str = key(..., MODEL)
+    model: ModelName = key(..., MODEL)
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()

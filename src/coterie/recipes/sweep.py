@@ -61,6 +61,10 @@ class SweepRow:
     tokens: float
     """Mean tokens of a rollout."""
     folder: str
+    loss: float | None = None
+    """Held-out loss, by which runs of recipes that measure one are compared; the score is of a few replies."""
+    loss_low: float | None = None
+    loss_high: float | None = None
 
 
 def split_values(text: str) -> list[str]:
@@ -177,8 +181,12 @@ def run_sweep(
             one = evaluation(run.store, last)
             score, low, high = (round(number, 4) for number in (one.score, one.low, one.high))
             tokens, folder = round(one.tokens, 2), str(point.folder)
+            loss = [round(value, 4) for value in recipe.heldout_loss(run, last) or ()]
             rows.append(
-                SweepRow(point.value, point.seed, last, one.n, score, low, high, tokens, folder)
+                SweepRow(
+                    *(point.value, point.seed, last, one.n, score, low, high, tokens, folder),
+                    *loss,
+                )
             )
             for task, result in held_out_results(run.store, last).items():
                 scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
@@ -193,9 +201,15 @@ def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[f
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
     tokens = round(fmean(row.tokens for row in own), 2)
-    return replace(
-        own[-1], seed=None, n=len(means), score=score, low=low, high=high, tokens=tokens, folder=""
+    losses = zip(*((row.loss, row.loss_low, row.loss_high) for row in own), strict=True)
+    # All seeds have the same rows, so the mean of their intervals is at least as wide as that of the mean.
+    loss, loss_low, loss_high = (
+        None if None in ends else round(fmean(map(float, ends)), 4) for ends in losses
     )
+    return replace(
+        own[-1], seed=None, n=len(means), score=score, low=low, high=high, tokens=tokens, folder="",
+        loss=loss, loss_low=loss_low, loss_high=loss_high,
+    )  # fmt: skip
 
 
 SHARD = "rollout.shard"

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from coterie.config.settings import Settings, key
+from coterie.config.settings import OptionalPath, Settings, key
 from coterie.engines.chat_model import ChatModelSettings
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.selection import RankedPairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -132,7 +133,7 @@ class SweetSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "sweet_rl/backend"
 
-    model: str = key("tiny-persona", MODEL)
+    model: ModelName = key("tiny-persona", MODEL)
     method: SweetMethod = key(
         "sweet",
         "`sweet`. Baselines on the same dialogues: `rejection_ft` (SFT on successful dialogues), `multi_turn_dpo` "
@@ -141,7 +142,7 @@ class SweetSettings(RecipeSettings):
     )
     sandbox: SandboxSettings = SandboxSettings()
     rollout: RepeatSettings = RepeatSettings()
-    offline: str | None = key(
+    offline: OptionalPath = key(
         None,
         "File of SWEET-RL's offline trajectories (JSONL), or the published one (colbench_offline), instead of sampled "
         "dialogues. Reads at most rollout.tasks tasks and rollout.repeats dialogues per task.",
@@ -197,7 +198,7 @@ class SweetFrontendSettings(SweetSettings):
 
     recipe: ClassVar[str] = "sweet_rl/frontend"
 
-    model: str = key("tiny-pages", MODEL)
+    model: ModelName = key("tiny-pages", MODEL)
     min_reward: float = key(
         0.8,
         "Minimum similarity for a dialogue to count as a success, for `rejection_ft` and `critic.kind=classifier`.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from peft import PeftModel
 
-from coterie.engines.protocol import EngineError, LikelihoodModel
+from coterie.engines.protocol import POLICY, EngineError, LikelihoodModel
 from coterie.errors import UserError
 from coterie.models.adapters import ModelSource
 from coterie.models.loading import LoadedModel
@@ -54,6 +54,8 @@ def train_role(
         "heldout": heldout,
         "measure_every": measure_every,
     }
+    if role != POLICY:  # the lines of the progress only count rows
+        progress.say(f"training {role}: {len(items)} rows or pairs")
     with nullcontext(ranks) if ranks else ranks_for(run, model, settings, folder) as started:
         if started:
             report = train_on_ranks(*started, model.model, items, settings, folder, **named)

@@ -18,6 +18,7 @@ The environment's reward defaults to its score. A path that was not graded has n
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -38,13 +39,21 @@ REWARDS = Kind("reward", {})
 
 
 def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Plugin]:
-    """Load functions, by the names of their terms. Raises ``UserError``, also for two terms with one name."""
+    """Load functions, by the shortest end of their names that no other term has: ``asks``, or ``reward.py:asks``.
+
+    Raises ``UserError``, also for a name of a built-in term.
+    """
+    ends = {}
+    for name in names:
+        starts = [match.end() for match in re.finditer(r"[/\\]", name)]
+        ends[name] = dict.fromkeys([label(name), *(name[n:] for n in starts[::-1]), name])
+    counts = Counter(end for name in names for end in ends[name]) + Counter(built_in)
     terms: dict[str, Plugin] = {}
     for name in names:
-        short = label(name)
-        if short in (*built_in, *terms):
+        short = next((end for end in ends[name] if counts[end] == 1), None)
+        if short is None:
             raise UserError(
-                f"reward.terms has {name}, but there is already a term {short!r}",
+                f"reward.terms has {name}, but there is already a term {name!r}",
                 "rename the function; for built-in terms set their own weights",
             )
         terms[short] = _find(name)
@@ -311,7 +320,7 @@ def overlong_penalty(
 class PathRewardSettings(TermSettings):
     """Terms added to the environment's reward."""
 
-    built_in: ClassVar = ("environment", "measures", "malformed", "repeats", "overlong")
+    built_in: ClassVar = ("environment", "measures", "malformed", "repeats", "overlong", "acts")
 
     measures: dict[str, float] = key(
         {},

@@ -372,8 +372,9 @@ def _rows_after(
         prompts = _prompts(renderer, messages, conversation.tools, origin)
     except UserError as error:
         where = f"{origin}: " if origin else ""
+        as_text = "write calls as text with tools.calls=tags, " * bool(conversation.tools)
         raise UserError(
-            f"{where}{error.what}", "leave the row out, or use another model"
+            f"{where}{error.what}", f"{as_text}leave the row out, or use another model"
         ) from error
     before = sum(message.role == ASSISTANT for message in messages[: conversation.start])
     replies = [message for message in messages if message.role == ASSISTANT]

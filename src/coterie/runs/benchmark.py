@@ -17,10 +17,11 @@ from pydantic import model_validator
 
 from coterie.config.folders import make_folder, whole_file
 from coterie.config.plugins import absolute_name, installed, is_spec
-from coterie.config.resolve import RECIPE_KEYS, resolve
+from coterie.config.resolve import RECIPE_KEYS, flatten, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import append_line, numbered, resume_lines
+from coterie.datasets.load import Rows
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
@@ -40,7 +41,7 @@ from coterie.environments.registry import (
 )
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.evaluation import Point, mean_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
@@ -220,6 +221,30 @@ async def evaluate(
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, EVALUATION, settings.samples)
         return Consistency(len(draws), failed, points, means, fresh)
+
+
+def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[str, str]:
+    """Return the value of a column (`a.b` is inside `a`) of each task: of its row, or of its public fields.
+
+    Raises ``UserError`` if no task has the column.
+    """
+    environment, fields = make_environment(settings), dict[str, dict[str, Any]]()
+    if isinstance(rows := getattr(environment, "rows", None), Rows):
+        for row in rows.split(split):
+            fields[row.id] = flatten(json.loads(row.model_dump_json()))
+    tasks, values = draw_tasks(environment, split, settings.tasks, settings.seed), dict[str, str]()
+    columns = dict[str, None]()
+    for task in tasks:
+        row_id = task.id if task.id in fields else task.id.removeprefix(f"{environment.name}-")
+        known = {**flatten(task.public), **fields.get(row_id, {})}
+        columns |= dict.fromkeys(known)
+        values[task.id] = str(known.get(column, "(none)"))
+    if column not in columns:
+        raise UserError(
+            f"by={column}: no task of {settings.played} has a column {column!r}",
+            f"{did_you_mean(column, columns)}its columns are {', '.join(columns)}",
+        )
+    return values
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:

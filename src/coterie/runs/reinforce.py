@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TypeVar
 
 from coterie.engines.protocol import Sampling
@@ -37,11 +37,12 @@ from coterie.runs.reinforce_batch import (
     informative_tasks,
     paths_of,
     prepare,
+    role_metrics,
+    standard_error,
     step_stage,
 )
 from coterie.runs.reinforce_record import (
     HELDOUT,
-    REWARDED,
     STEP,
     describe_step,
     heldout_means,
@@ -147,10 +148,7 @@ class ReinforcementLoop:
         metrics = {
             **step_metrics(samples, batch, updates),
             **{updates_of(learner.role): learner.trainer.done for learner in self._learners},
-            **{
-                f"{policy.role}{REWARDED}": _count_rewarded(samples, policy.agents)
-                for policy in self.policies
-            },
+            **role_metrics(samples, self.policies),
             "measures_missing": len(unmeasured),
             "sampling_seconds": round(middle - start, 3),
             "training_seconds": round(time.monotonic() - middle, 3),
@@ -469,7 +467,7 @@ def step_metrics(
     thought = _mean([float(path.thought_tokens) for path in paths])
     return {
         "reward": _mean(rewards),
-        "reward_error": stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0,
+        "reward_error": standard_error(rewards),
         "score": _mean([outcome.score for outcome in outcomes if outcome.score is not None]),
         "tokens": _mean([float(path.tokens) for path in paths]),
         **({"thought_tokens": thought} if thought else {}),
@@ -484,11 +482,6 @@ def step_metrics(
         "rounds": samples.rounds,
         **updates,
     }
-
-
-def _count_rewarded(samples: StepSamples, agents: Sequence[str]) -> int:
-    """Return the number of paths of agents with a reward other than 0."""
-    return sum(bool(path.sampled.total) for path in samples.paths if path.agent in agents)
 
 
 def _mean(values: Sequence[float]) -> float:

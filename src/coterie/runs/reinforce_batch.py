@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 
 from coterie.record.rows import Row, rows, view
 from coterie.record.store import Store
@@ -19,10 +20,11 @@ from coterie.rewards.advantages import (
     with_advantage,
     with_advantages,
 )
-from coterie.rewards.dialogue_reward import GradedPath, PathReward, add_terms
+from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings, add_terms
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
+from coterie.runs.reinforce_record import REWARDED, TERM
 from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
-from coterie.runs.roles import Learner
+from coterie.runs.roles import Learner, LearnerConfig
 from coterie.training.reference import with_old, with_values
 from coterie.training.settings import TrainingSettings
 
@@ -45,6 +47,11 @@ class AgentPath:
     @property
     def tokens(self) -> int:
         return sum(row.target_count for row in self.rows)
+
+    @property
+    def all_terms(self) -> dict[str, float]:
+        """Terms of the reward by name, with the sum of the rewards of acts."""
+        return {**self.terms, "acts": sum(reward for _, reward in self.sampled.steps)}
 
     @property
     def trained(self) -> int:
@@ -224,6 +231,40 @@ class StepSamples:
     """Number of dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
+
+
+def role_metrics(samples: StepSamples, policies: Sequence[LearnerConfig]) -> dict[str, float | int]:
+    """Return the means of the terms of the reward, and, of several roles, what each did under ``ROLE/``."""
+    metrics: dict[str, float | int] = {}
+    for policy in policies:
+        paths = [path for path in samples.paths if path.agent in policy.agents]
+        rewards = [total for path in paths if (total := path.sampled.total) is not None]
+        metrics[f"{policy.role}{REWARDED}"] = sum(map(bool, rewards))
+        prefix = ""
+        if len(policies) > 1:
+            prefix = f"{policy.role}/"
+            metrics |= {
+                f"{prefix}reward": fmean(rewards) if rewards else 0.0,
+                f"{prefix}reward_error": standard_error(rewards),
+                f"{prefix}tokens": fmean([path.tokens for path in paths]) if paths else 0.0,
+                f"{prefix}groups_telling": len(informative_tasks(paths)),
+            }
+        graded = [path.all_terms for path in paths if path.terms]
+        names = dict.fromkeys(name for terms in graded for name in terms)
+        means = {name: fmean([terms.get(name, 0.0) for terms in graded]) for name in names}
+        # Built-in terms that are not used are 0. A term alone is the reward.
+        used = {
+            name: mean
+            for name, mean in means.items()
+            if mean or name not in PathRewardSettings.built_in
+        }
+        if len(used) > 1:
+            metrics |= {f"{prefix}{TERM}{name}": mean for name, mean in used.items()}
+    return metrics
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def step_stage(stage: str, step: int) -> str:

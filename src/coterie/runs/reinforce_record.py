@@ -16,6 +16,10 @@ STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
 REWARDED = "/paths_rewarded"
 """Metric of each role: number of paths with a reward other than 0."""
+TERM = "reward/"
+"""Beginning of the metrics of terms of the reward."""
+OF_ROLES = {"reward": "reward", "tokens": "tokens", "groups_telling": "groups with an advantage"}
+"""Metrics of a step that each of several roles has, too, as ``ROLE/NAME``."""
 LEFT_OUT = {
     "paths_failed": "paths without a reward",
     "paths_stale": "paths of other weights",
@@ -31,20 +35,25 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
     parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
-    short_names = {
-        "entropy": "entropy",
-        "reference_kl": "KL to the reference",
-        "grad_norm": "gradient",
-    }
-    for name, value in metrics.items():
-        short = short_names.get(name.rpartition("/")[2])
-        if short and not isinstance(value, str) and not name.startswith("critic/"):
-            parts.append(f"{short} {value:.3g}")
+    learned = {"grad_norm": "gradient", "entropy": "entropy", "reference_kl": "KL to the reference"}
+    roles = trained_roles(metrics)
+    for role in roles:
+        values = [
+            f"{short} {float(metrics[f'{role}/{name}']):.3g}"
+            for name, short in {**OF_ROLES, **learned}.items()
+            if f"{role}/{name}" in metrics
+        ]
+        parts += values if len(roles) == 1 else [f"{role} ({', '.join(values)})"]
     if "staleness" in metrics:
         parts.append(f"staleness {metrics['staleness']:.2g}")
     if missing := left_out([metrics]):
         parts.append(f"left out: {missing}")
     return ", ".join(parts)
+
+
+def trained_roles(metrics: Metrics) -> list[str]:
+    """Return the roles that a step trains, without a critic."""
+    return [name.removesuffix(REWARDED) for name in metrics if name.endswith(REWARDED)]
 
 
 def left_out(steps: Sequence[Metrics]) -> str:
@@ -108,16 +117,22 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
     """Return warnings about roles that got no reward, and about last steps without an informative group."""
     steps = [records[n] for n in sorted(records)]
     recent, warnings = steps[-max(3, len(steps) // 10) :], list[str]()
-    roles = [name.removesuffix(REWARDED) for name in steps[-1] if name.endswith(REWARDED)]
+    roles = trained_roles(steps[-1])
     without = [role for role in roles if not any(metrics[f"{role}{REWARDED}"] for metrics in steps)]
     if without:
         warnings.append(
             f"no rollout of {' and '.join(without)} had a reward other than 0 in any step, so nothing was "
             "learned from them. Look at some with `coterie report`, give partial rewards, or fine-tune the policy first"
         )
-    if without != roles and not any(
-        metrics["groups_telling"] and metrics["paths"] for metrics in recent
-    ):
+    if any(metrics["groups_telling"] and metrics["paths"] for metrics in recent):
+        counts = {role: [m.get(f"{role}/groups_telling", 1) for m in recent] for role in roles}
+        equal = [role for role in roles if role not in without and not any(counts[role])]
+        if equal:
+            warnings.append(
+                f"in the last {len(recent)} steps all rollouts of a task had the same reward for "
+                f"{' and '.join(equal)}, so nothing was learned from them; the other roles learned"
+            )
+    elif without != roles:
         error = no_signal_error(recent)
         warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")
     return warnings

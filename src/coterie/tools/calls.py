@@ -142,6 +142,26 @@ class Tags:
             return _FENCED_JSON.sub(r"\1", piece)
         return json.dumps({parameter: piece}, ensure_ascii=False)
 
+    def write(self, call: ToolCall) -> str:
+        """Return the text of a call. Raise ``UserError`` for a call that :meth:`parse` would not read from it."""
+        tag, values = self.calls.get(call.name, Tag()), json.loads(call.arguments)
+        body, expected = call.arguments, values
+        if tag.argument is not None:
+            value = values.get(tag.argument, "")
+            body = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            expected = {**values, tag.argument: body.strip()}
+        if tag.separator is not None:
+            body = body.replace(tag.separator, f"\\{tag.separator}")
+        text = f"<{call.name}>{body}</{call.name}>"
+        calls = self.parse(text, "stop_string")
+        read = [json.loads(one.arguments) for one in calls if not one.error]
+        if read != [expected] or calls[0].name != call.name:
+            raise UserError(
+                f"the call {call.name}({call.arguments}) cannot be written as a tag",
+                "correct it, or leave its row out",
+            )
+        return text
+
     def find_answer(self, text: str) -> str | None:
         """Return the text of the last complete answer tag, or ``None``."""
         if self.answer is None:

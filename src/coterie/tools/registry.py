@@ -30,7 +30,7 @@ from coterie.config.plugins import (
     settings_type_of,
 )
 from coterie.config.resolve import read_yaml, wrong_at
-from coterie.config.settings import Settings, key
+from coterie.config.settings import OptionalPath, Settings, key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolCall, ToolResult, digest
 from coterie.tools.calls import (
@@ -58,7 +58,9 @@ class ToolsSettings(CallLimits):
         "Tools: names, mcp:COMMAND, mcp:URL, and your functions (path/file.py:NAME, package.module:NAME), such as "
         "[wiki_search, path/file.py:multiply].",
     )
-    config: str | None = key(None, "A YAML file that defines names in `use` (docs/howto/tools.md).")
+    config: OptionalPath = key(
+        None, "A YAML file that defines names in `use` (docs/howto/tools.md)."
+    )
     calls: Literal["native", "tags", "inline"] = key(
         "native",
         "Syntax of calls: the model's chat template; tags, for models without one; or tags whose results are inserted "

@@ -217,8 +217,8 @@ class DPO(OnPairs):
 
     name = "dpo"
 
-    def __init__(self, settings: DPOSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: DPOSettings | None = None) -> None:
+        self.settings = settings or DPOSettings()
 
     def count(self, item: Pair) -> float:
         weight = super().count(item)

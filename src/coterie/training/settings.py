@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from coterie.config.plugins import error_message
 from coterie.config.resolve import flatten
-from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.config.settings import MOST_SEED, OptionalPath, Settings, key
 from coterie.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class LaunchSettings(Settings):
         "ranks in the launch file",
         ge=1,
     )
-    launch: str | None = key(
+    launch: OptionalPath = key(
         None,
         "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
         "on each rank",
