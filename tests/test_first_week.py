@@ -21,17 +21,12 @@ def batch(completions, **columns):
 def breaks(reply, answer):
     return reply["text"]
 """
-WORLD = '''
-from coterie import Message, OneAgent, Pure, State, Task, Transition, Ending
+WORLD = """
+from coterie import Ending, Grade, Message, OneAgent, Pure, Task, Transition
 
 
 class World(OneAgent, Pure):
-    """Counting: the next number has to be said."""
-
-    name = "counting"
-
-    def __init__(self, settings=None):
-        pass
+    name, metric, limits = "counting", "right", {"turns": 1}
 
     def tasks(self, split, count, seed, after=()):
         start = 0 if split == "train" else 500
@@ -40,29 +35,30 @@ class World(OneAgent, Pure):
     def see(self, state, actor):
         return (Message.of("user", f"What is {state.task.public['number']} + 1 ?"),)
 
-    def step(self, state, turn):
-        return Transition(answer=turn.text, end=Ending("answered"))
+    async def act(self, state, turns, live, *, recorded=()):
+        return Transition(answer=turns[-1].text, end=Ending("answered"))
 
     async def grade(self, state, live):
-        return float(str(state.task.public["number"] + 1) in (state.answer or ""))
-'''
+        return Grade(float(str(state.task.public["number"] + 1) in state.answer))
+"""
 FAST = "model=tiny-acts train.max_steps=2 train.batch_rows=4 evaluate.tasks=2"
 RL = (
     "model=tiny-acts rollout.tasks=2 rollout.samples=4 rollout.max_tokens=12 steps.count=2 steps.save_every=1 "
-    "evaluate.tasks=4 evaluate.max_length=none"
-).removesuffix(" evaluate.max_length=none")
+    "evaluate.tasks=4"
+)
 OWN = "questions.jsonl environment.reward=reward.py:score environment.reward_range=[-1,1]"
 
 COMMANDS: list[tuple[str, int, str]] = [
     # The data, before anything is trained.
     (f"run sft chats.jsonl {FAST} --dry-run", 0, "40"),
     (f"run sft alpaca.json {FAST} --dry-run", 0, "Add"),
-    (f"run sft pairs.csv {FAST} --dry-run", 0, "completion"),
-    (f"run dpo preferences.jsonl {FAST} --dry-run", 0, "rejected"),
+    (f"run sft pairs.csv {FAST} --dry-run", 0, "plan of sft"),
+    (f"run dpo preferences.jsonl {FAST} --dry-run", 0, "plan of dpo"),
     (f"run sft calls.jsonl {FAST} tools.calls=tags --dry-run", 0, "<add>"),
     (f"run rl/grpo {OWN} {RL} --dry-run", 0, "What is"),
     (f"run rl/grpo environment=world.py:World {RL} --dry-run", 0, "+ 1"),
-    ("run optima/isft questions.jsonl model=tiny-exchange rollout.max_tokens=32 --dry-run", 0, "What is"),
+    ("run optima/isft questions.jsonl model=tiny-exchange rollout.max_tokens=32 train.max_length=900 --dry-run", 0,
+     "What is"),
     ("config rl/grpo dataset=questions.jsonl", 0, "rollout.tasks = 64"),
     ("list", 0, "rl/grpo"),
     ("data list", 0, "gsm8k"),
@@ -198,13 +194,13 @@ CALLS: list[tuple[str, str]] = [
     ("coterie.train(model, [{'prompt': 'Say 1.', 'completion': '1'}], settings, 'training')", ""),
     ("model.save('mine')", ""),
     ("coterie.load('mine')", ""),
-    ("coterie.mean_interval([0.0, 1.0, 1.0])", ""),
+    ("coterie.mean_interval([0.0, 1.0, 1.0], seed=0)", ""),
     ("coterie.load('nothing')", "there is no model"),
-    ("coterie.environment([])", "no rows"),
+    ("coterie.environment([]).tasks('train', 1, seed=0)", "is empty"),
     ("coterie.environment('exchnge')", "did you mean 'exchange'"),
     ("coterie.environment(rows, reward='reward.py:missing').tasks('train', 1, seed=0)", "missing"),
     ("coterie.train(model, [{'text': 'a'}])", "no known form"),
-    ("coterie.train(model, [])", "no rows"),
+    ("coterie.train(model, [])", "no row can be trained"),
     ("coterie.TrainingSettings(learning_rat=1)", "learning_rat"),
 ]  # fmt: skip
 
