@@ -86,7 +86,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("run sft missing.jsonl", 2, "no file"),
     (f"run sft preferences.jsonl {FAST}", 2, "coterie run dpo"),
     (f"run sft C:\\data\\chats.jsonl {FAST}", 2, "/mnt/c/data/chats.jsonl"),
-    (f"run sft chats.jsonl {FAST} load_in_4bit=true", 2, "train.load_in_4bit"),
+    (f"run sft chats.jsonl {FAST} load_in_4bit=true", 2, "not supported here"),
     (f"run sft chats.jsonl {FAST} train.load_in_4bit=true train.method=lora", 2, "not supported here"),
     (f"run rl/grpo {OWN} {RL} gpu=A6000", 2, "A100, L40S"),
     (f"run rl/grpo {OWN} {RL} cluster=ray", 2, "ray"),
