@@ -251,7 +251,7 @@ def _check_base(model: Any, folder: Path) -> None:
         return
     with reading(file):
         facts = json.loads(file.read_text())
-    if facts["fingerprint"] != base_fingerprint(model, without=facts["in_4bit"]):
+    if facts["fingerprint"] != base_fingerprint(model, without=facts.get("in_4bit", ())):
         raise UserError(f"the adapter in {folder} was trained on a different base", BASE)
 
 
