@@ -111,11 +111,11 @@ def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
     step = stage.step
     for required in stage.after:
         if not run.is_finished(required):
-            raise UserError(
-                f"the {step} needs the {required}, which is not finished",
-                f"run `coterie stage {required.stage} {run.folder} --iteration {required.iteration}` first, "
-                "or `coterie run` for all stages",
+            command = (
+                f"coterie stage {required.stage} {run.folder} --iteration {required.iteration}"
             )
+            problem = f"the {step} needs the {required}, which is not finished"
+            raise UserError(problem, f"run `{command}` first, or `coterie run` for all stages")
     run.begin(step, recipe.fingerprint(step))
     start = time.monotonic()
     metrics = stage.do(run, step.iteration, progress)
