@@ -119,6 +119,13 @@ class QuestionSettings(EnvironmentSettings):
         fix = f"{did_you_mean(name, METRICS)}use {', '.join(METRICS)}"
         raise ValueError(f"is no reward; {fix}, or a function path/file.py:NAME")
 
+    @field_validator("reward_range")
+    @classmethod
+    def _ascending(cls, values: tuple[float, float]) -> tuple[float, float]:
+        if values[0] >= values[1]:
+            raise ValueError("must be [LOW,HIGH], with LOW below HIGH")
+        return values
+
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""
         keys = self.model_dump_json(exclude={"name", "reward"})

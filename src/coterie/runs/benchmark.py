@@ -30,12 +30,15 @@ from coterie.environments.answers import known_answers, question_of
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
 from coterie.environments.registry import (
     ENVIRONMENTS,
+    NAMES,
+    OPEN,
     Choice,
     PlayedSettings,
     content,
     is_data_file,
     is_environment,
     is_name_word,
+    is_played,
     make_environment,
     played_type,
     with_file,
@@ -147,6 +150,11 @@ def benchmark_settings(
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
+        if not is_played(benchmark):
+            raise UserError(
+                f"no benchmark is called {benchmark!r}",
+                f"{did_you_mean(benchmark, [*NAMES, *OPEN, *ENVIRONMENTS.built_in])}`coterie list` lists them",
+            )
         if words_choice.dataset not in (None, absolute_name(benchmark)):
             problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"
             raise UserError(problem, "name one, or give an environment such as code_maths first")
