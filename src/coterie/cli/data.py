@@ -153,14 +153,12 @@ def filter_(
 
     if run is not None:
         if benchmark or store or split != "train":
-            problem = (
-                "--from reads a run's rows and does not accept a benchmark, --store or --split"
-            )
+            problem = "--from reads a run and does not accept a benchmark, --store or --split"
             raise UserError(problem, "use: coterie data filter --from RUN --out FOLDER")
         filter_run(run, out, RateRule(least, most, passing, "kept"), notes())
     elif benchmark is None:
-        problem = "no benchmark is given"
-        raise UserError(problem, "such as: coterie data filter gsm8k --out FOLDER, or --from RUN")
+        fix = "such as: coterie data filter gsm8k --out FOLDER, or --from RUN"
+        raise UserError("no benchmark is given", fix)
     else:
         rule = RateRule(least, most, passing)
         filter_rows(benchmark, words or [], out, rule, split, store, notes())

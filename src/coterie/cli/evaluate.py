@@ -106,20 +106,20 @@ class Candidate:
 
 
 def agent_policies(
-    settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
+    settings: BenchmarkSettings, policy: str | None, by_agent: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the name of each agent's policy. Raise ``UserError`` for a missing or unknown agent or policy."""
     agents = agents_of(settings.build_environment())
-    for name in own:
+    for name in by_agent:
         if name not in agents:
             fix = f"{did_you_mean(name, agents)}its agents are {', '.join(agents)}"
             raise UserError(f"{settings.played} has no agent {name!r}", fix)
-    missing = [agent for agent in agents if agent not in own]
+    missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        what = f"no policy is given for {', '.join(missing)}" if own else "no policy is given"
+        what = f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
         alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
         raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
-    named = {agent: own.get(agent, policy or "") for agent in agents}
+    named = {agent: by_agent.get(agent, policy or "") for agent in agents}
     for name in dict.fromkeys(named.values()):
         if find_run(name) is None:
             resolve_model(name)
@@ -139,8 +139,8 @@ def candidates(
         for name in names:
             agents = tuple(agent for agent, policy in named.items() if policy == name)
             before = f"{', '.join(agents)}: " * (len(names) > 1)
-            if found := find_run(name):
-                folder, step = found
+            if run_and_step := find_run(name):
+                folder, step = run_and_step
                 recipe, run = runs.enter_context(recorded_run(folder, words))
                 chosen = checkpoints if step is None else str(step)
                 part = []
@@ -230,8 +230,8 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
         return figures
     with Store.open(figures.store, read_only=True) as store:
         if (rival := rival_store(settings)) is not None:
-            with Store.open(rival, read_only=True) as other:
-                figures = replace(figures, wins=win_rate(store, other, rival.name))
+            with Store.open(rival, read_only=True) as rival_scores:
+                figures = replace(figures, wins=win_rate(store, rival_scores, rival.name))
         attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
@@ -256,8 +256,8 @@ def rival_store(settings: EvaluatedSettings) -> Path | None:
         problem = f"against={settings.against}: there is no store {store}"
         fix = "evaluate the other policy first, and give the page that `coterie evaluate` prints"
         raise UserError(problem, fix)
-    with Store.open(store, read_only=True) as other:
-        if not other.iterations(EVALUATION):
+    with Store.open(store, read_only=True) as rival:
+        if not rival.iterations(EVALUATION):
             raise UserError(f"{store} has no evaluation", "give the store of a finished evaluation")
     return store
 
@@ -310,22 +310,21 @@ def play_benchmark(
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
     """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
     of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
-    own = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
+    by_agent = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
     words = [word for word in words if word not in of_agents]
     policies, words = split_policies(words)
     values = dict(word.split("=", 1) for word in words if "=" in word)
-    if own and any(policy.startswith(URL) for policy in (*policies, *own.values())):
+    if by_agent and any(policy.startswith(URL) for policy in (*policies, *by_agent.values())):
         problem = f"{', '.join(of_agents)}: a server plays all agents"
         raise UserError(problem, "give only policy=URL, or only models and run folders")
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     # All policies are played with the same settings.
     first_run = next((policy for policy in policies if find_run(policy)), "")
     words, as_trained = _as_trained(benchmark, words, first_run, console)
-    named = [*dict.fromkeys([*policies, *own.values()])]
+    named = [*dict.fromkeys([*policies, *by_agent.values()])]
     if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
-        problem = (
-            f"--checkpoints {checkpoints}: {', '.join(named) or 'no policy'} is not one run folder"
-        )
+        refused = ", ".join(named) or "no policy"
+        problem = f"--checkpoints {checkpoints}: {refused} is not one run folder"
         raise UserError(problem, "give one run folder as policy=")
     if len(policies) > 1 and "dump" in values:
         raise UserError("dump= writes the dialogues of one policy", "give one, or leave it out")
@@ -344,7 +343,7 @@ def play_benchmark(
         if model.critic and not isinstance(make_environment(model), Coding):
             problem = f"critic={model.critic} scores only code, and {model.played} has no code"
             raise UserError(problem, f"use one of: {', '.join(CODING)}")
-        plays.append((model, agent_policies(model, model.policy, own)))
+        plays.append((model, agent_policies(model, model.policy, by_agent)))
     first, _ = plays[0]
     _check(first, split, console)
     columns = {} if first.by is None else task_values(first, split, first.by)
@@ -397,9 +396,9 @@ def _as_trained(
     file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
     words = [*file_words, *with_file(words)]
     name = "qa" if file_words else absolute_name(benchmark)
-    if (found := find_run(policy)) is None:
+    if (run_and_step := find_run(policy)) is None:
         return words, {}
-    recipe, stored = read_config(found[0])
+    recipe, stored = read_config(run_and_step[0])
     run, choice = Choice.of(stored), Choice.among(words)
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
@@ -566,9 +565,7 @@ def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
     with recorded_run(Path(folder)) as (recipe, run):
         if not recipe.has_critic:
             problem = f"critic={folder} is a run of {recipe.name}, which has no critic"
-            raise UserError(
-                problem, "give a run of sweet_rl with method=sweet, or of your own recipe"
-            )
+            raise UserError(problem, "give a run of sweet_rl with method=sweet, or of your recipe")
         yield recipe, run
 
 

@@ -336,8 +336,7 @@ def exported_version(
         raise UserError(f"{run.folder} has not trained {role!r} yet", fix)
     if version not in versions:
         names = ", ".join(map(str, versions))
-        problem = (
-            f"{run.folder} has no version {version} of {role!r}; it has {names} (0 is the base)"
-        )
-        raise UserError(problem, "give one of these with --iteration, or continue the run")
+        problem = f"{run.folder} has no version {version} of {role!r}; it has {names}"
+        fix = "give one of these with --iteration, or continue the run"
+        raise UserError(f"{problem} (0 is the base)", fix)
     return version

@@ -435,5 +435,5 @@ def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
         listed.append(f"{', '.join(positions[:NAMED])}{more}: {reason}")
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
-        "correct them, or leave rows (dataset.broken=skip) or columns and keys (dataset.ignore=[NAME]) out",
+        "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",
     )

@@ -243,9 +243,8 @@ def _table_row(
     columns = filter(None, (question, answer))
     missing = [name for name in columns if name not in opened and first_of(opened, (name,)) is None]
     if missing:
-        problem = (
-            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(opened)}"
-        )
+        names = " and no ".join(map(repr, missing))
+        problem = f"{where} has no {names}: it has {', '.join(opened)}"
         fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
         raise UserError(problem, f"{did_you_mean(missing[0], opened)}{fix}")
     value = first_of(opened, (question,))

@@ -281,9 +281,9 @@ class Question(OneReply):
         return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
 
     async def _function_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
-        numbers = "return a finite number, or a dict of numbers with score"
+        expected = "return a finite number, or a dict of numbers with score"
 
-        def wrong(problem: str, fix: str = numbers) -> UserError:
+        def wrong(problem: str, fix: str = expected) -> UserError:
             return UserError(f"{function} {problem}", fix)
 
         row, answer = deepcopy(dict(item.row)), item.answers[0]
@@ -388,13 +388,13 @@ def filled(
         if any(f"{name}.".startswith(f"{path}.") or path.startswith(f"{name}.") for path in hidden):
             problem = f"environment.prompt shows the right answer to the agent: {{{name}}}"
             raise UserError(problem, f"leave it out, or {braces}")
-        found = first_of(row, (name,))
-        if found is None or found != found:  # empty, or NaN
+        cell = first_of(row, (name,))
+        if cell is None or cell != cell:  # empty, or NaN
             columns = [str(column) for column in row if column not in hidden]
             near = did_you_mean(name, ["question", *columns])
             problem = f"{where} has no {name!r}, which environment.prompt names"
             raise UserError(problem, f"{near}it has: {', '.join(columns)}; {braces}")
-        text = as_text(found)
+        text = as_text(cell)
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
     return fill_template(template, value)

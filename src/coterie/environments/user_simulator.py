@@ -137,11 +137,9 @@ def fill_prompt(template: str, task: Task, person: str, more: Mapping[str, str])
 
     def text(name: str) -> str:
         if name not in values:
-            problem = (
-                f"the prompt of the simulated user has {{{name}}}, which {person} does not know"
-            )
+            problem = f"the prompt of the simulated user has {{{name}}}, which {person} does not"
             fix = f"use {', '.join(map('{{{}}}'.format, values))}; write {{{{{name}}}}} for braces"
-            raise UserError(f"{problem} in task {task.id}", fix)
+            raise UserError(f"{problem} know in task {task.id}", fix)
         value = values[name]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

@@ -93,11 +93,9 @@ class ControlTokens:
         for pieces in probes:
             text = "".join(one if isinstance(one, str) else one.text for one in pieces)
             if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
-                problem = (
-                    f"the tokenizer {self._name} reads its chat template's control tokens in a way"
-                )
+                problem = f"the tokenizer {self._name} reads its chat template's control tokens in"
                 fix = "use another model, or report this with the model's name"
-                raise UserError(f"{problem} that can't be kept from what people say", fix)
+                raise UserError(f"{problem} a way that can't be kept from what people say", fix)
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode a text without turns; only template text makes control tokens.

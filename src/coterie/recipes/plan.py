@@ -166,11 +166,9 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(_first_prompt(environment, renderer, train or tasks, longest=False))
         for name, training in trainings.items():
             if training.max_length > context:
-                problem = (
-                    f"{name}.max_length={training.max_length} is more than the model's context"
-                )
+                problem = f"{name}.max_length={training.max_length} is more than the model's"
                 fix = f"use {name}.max_length={context} or less"
-                raise UserError(f"{problem} of {context} tokens", fix)
+                raise UserError(f"{problem} context of {context} tokens", fix)
             check_room(name, training, context, shortest[-1])
             check_training(shared_group(s, name), training, s, role.model)
         if s.engine.attention:

@@ -85,10 +85,9 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     PathReward(s.reward)
     s = planned(s)
     if s.steps.minibatches > s.rollout.tasks:
-        problem = (
-            f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}"
-        )
-        raise UserError(f"{problem}, and the group of a task is not split", "lower it")
+        problem = f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks"
+        fix = f"use at most {s.rollout.tasks}, because the group of a task is not split"
+        raise UserError(f"{problem}={s.rollout.tasks}", fix)
     trainings = {"update": s.policy_training}
     check_served(s, {"train": s.policy_training})
     if s.has_critic:

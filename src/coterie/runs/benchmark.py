@@ -151,10 +151,8 @@ def benchmark_settings(
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
         if not is_played(benchmark):
-            raise UserError(
-                f"no benchmark is called {benchmark!r}",
-                f"{did_you_mean(benchmark, [*NAMES, *OPEN, *ENVIRONMENTS.built_in])}`coterie list` lists them",
-            )
+            near = did_you_mean(benchmark, [*NAMES, *OPEN, *ENVIRONMENTS.built_in])
+            raise UserError(f"no benchmark is called {benchmark!r}", f"{near}see `coterie list`")
         if words_choice.dataset not in (None, absolute_name(benchmark)):
             problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"
             raise UserError(problem, "name one, or give an environment such as code_maths first")

@@ -209,7 +209,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
         free = shutil.disk_usage(folder).free // 2**20
         if free < MIN_FREE:
             problem = (
-                f"only {free} MiB are free on the disk of {folder}, and a run needs {MIN_FREE} MiB"
+                f"only {free} MiB are free on the disk of {folder}; a run needs {MIN_FREE} MiB"
             )
             raise UserError(problem, "free some space, or use --folder on another disk")
     path = folder / "store.sqlite"
