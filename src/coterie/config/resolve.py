@@ -393,9 +393,6 @@ def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> Non
     inside = [key for key in known if key.startswith(f"{path}.")]
     if inside:
         raise UserError(f"{path} is a group of keys", f"give one of: {', '.join(inside)}")
-    if path.rpartition(".")[2] in ("load_in_4bit", "load_in_8bit"):
-        problem = f"{path}: training on quantized weights (QLoRA) is not supported here"
-        raise UserError(problem, "use train.method=lora train.dtype=bfloat16")
     near = nearest_key(path, known)
     raise UserError(f"unknown key {path!r}", f"did you mean {near!r}?" if near else where)
 

@@ -35,7 +35,7 @@ from coterie.runs.loop import EVALUATION, Stage
 from coterie.runs.reinforce_record import step_folder
 from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.training.settings import TrainingSettings, weight_dtype
+from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
 
 Work = (
     Callable[[Run, int, Progress], Metrics | None]
@@ -263,7 +263,9 @@ class Recipe(ABC):
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
-        return [[role.name, identity(role.model), role.shares] for role in self.roles()]
+        # Models in 4 bits sample other tokens, already before a training.
+        in_4bit = ["load_in_4bit"] * loads_in_4bit(self.settings)
+        return [[role.name, identity(role.model), role.shares, *in_4bit] for role in self.roles()]
 
     @cached_property
     def _content(self) -> str:
@@ -305,8 +307,8 @@ class Recipe(ABC):
         if self._roles is None or self._roles.run is not run:
             self.close()
             servers = None if run.cluster is None else run.cluster.servers
-            dtype = weight_dtype(self.settings)
-            self._roles = Roles(self.roles(), self.settings.engine, run, dtype, servers)
+            s, in_4bit = self.settings, loads_in_4bit(self.settings)
+            self._roles = Roles(self.roles(), s.engine, run, weight_dtype(s), servers, in_4bit)
         return self._roles
 
     @cached_property

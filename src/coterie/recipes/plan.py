@@ -25,6 +25,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import (
+    check_bitsandbytes,
     check_context,
     checked_skeleton,
     device_memory,
@@ -48,7 +49,13 @@ from coterie.training.memory import (
     cache_memory,
     training_memory,
 )
-from coterie.training.settings import TrainingSettings, check_tracker, shared_group, weight_dtype
+from coterie.training.settings import (
+    TrainingSettings,
+    check_tracker,
+    loads_in_4bit,
+    shared_group,
+    weight_dtype,
+)
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
@@ -174,7 +181,8 @@ def make_plan(recipe: "Recipe") -> Plan:
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest = max(longest, prompt)
-        shapes[role.name] = ModelShape.of(checked_skeleton(role.model))
+        empty = checked_skeleton(role.model)
+        shapes[role.name] = ModelShape.of(empty, load_in_4bit=loads_in_4bit(s))
         contexts.append(context)
     turns: int | None = None
     with suppress(UserError):
@@ -242,7 +250,7 @@ def _sampling_memory(
     """Plan the memory of stages that sample in this process."""
     terms, size = Counter({"libraries": LIBRARIES}), weight_dtype(s).itemsize
     for shape in shapes:
-        terms["weights"] += shape.weights * size
+        terms["weights"] += shape.weight_memory(size)
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))
     advice = ("a training in bfloat16", "engine.max_batch=16", "engine.cache_gib=1")
     return MemoryPlan("sampling", terms, advice)
@@ -381,6 +389,9 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
     if training.dtype == "float32" and weight_dtype(s) != torch.float32:
         problem = f"{name}.dtype=float32, but another training has bfloat16"
         raise UserError(problem, f"set {name}.dtype=bfloat16 too: a run has one dtype")
+    if loads_in_4bit(s) and not training.load_in_4bit:
+        problem = f"{name}.load_in_4bit=false, but another training of the run has true"
+        raise UserError(problem, f"set {name}.method=lora {name}.load_in_4bit=true too")
     flat = training.packing == "flat" and training.dtype == "bfloat16"
     if (s.engine.attention or "").startswith("flash") and not flat:
         problem = f"engine.attention={s.engine.attention} needs 16-bit weights and cannot train on shared prefixes"
@@ -399,11 +410,18 @@ def check_room(name: str, training: TrainingSettings, context: int, shortest: in
 
 
 def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -> None:
-    """Raise ``UserError`` if servers cannot start, or cannot load the adapters of a training.
+    """Raise ``UserError`` if servers cannot start, or cannot load the models or adapters of a training.
 
     ``trainings`` are the trainings of the models that the servers sample from, by settings key.
     """
     engine = s.engine
+    if loads_in_4bit(s):
+        check_bitsandbytes()
+        if engine.kind == "vllm":
+            raise UserError(
+                "engine.kind=vllm samples from a base in full precision, but load_in_4bit trains on one in 4 bits",
+                "use engine.kind=inprocess, or dtype=bfloat16 instead of load_in_4bit",
+            )
     if engine.kind != "vllm":
         return
     from coterie.engines.vllm import check_vllm

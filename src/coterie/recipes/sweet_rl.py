@@ -324,7 +324,7 @@ class SweetRL(Recipe):
             step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
-        critic = models.load(CRITIC, FIRST + 1)
+        critic = models.load(CRITIC, FIRST + 1, merge=False)
         rule = CostRule.of(critic.model)
         step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
         yield TrainedCritic(step, critic.renderer, s.privileged)
