@@ -84,9 +84,8 @@ class Recipe(ABC):
         agents, actors = agents_of(self.environment), self.environment.actors
         if len(actors) != 1 or not agents:
             played = self.settings.played
-            raise UserError(
-                f"{self.name} trains one agent, and {played} has {', '.join(actors)}", advice
-            )
+            problem = f"{self.name} trains one agent, and {played} has {', '.join(actors)}"
+            raise UserError(problem, advice)
         return agents[0]
 
     @property
@@ -382,9 +381,7 @@ class Recipe(ABC):
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.main_role, version)
         renderer, context = speaking.renderer, speaking.context_length
-        return TokenSampler(
-            speaking.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
-        )
+        return TokenSampler.of(speaking.engine, renderer, sampling, context)
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
@@ -450,10 +447,7 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
 
 
 def stored_policy(folder: Path, step: int | None) -> Path | str:
-    """Return the weights of a run's newest policy, or of its policy after a step of reinforcement learning.
-
-    They are those of its base model if no policy is trained.
-    """
+    """Return the weights of a run's newest policy (the base if none is trained), or after a step of RL."""
     with recorded_run(folder) as (source, run):
         newest, role = source.versions(run)[-1], source.main_role
         return source.policy_path(run, newest if step is None else step_folder(run, role, step))
@@ -464,9 +458,7 @@ def policy_of(folder: Path, step: int | None) -> str:
     path = stored_policy(folder, step)
     if is_adapter(path):
         merging = f"coterie export model {folder} --merge --out MERGED"
-        raise UserError(
-            f"model={folder}: this policy of the run is a LoRA adapter ({path}), and a run needs a full model",
-            f"run `{merging}{'' if step is None else f' --step {step}'}` and give model=MERGED; to evaluate or serve "
-            f"{folder}, no merging is needed",
-        )
+        merging += "" if step is None else f" --step {step}"
+        problem = f"model={folder}: this policy of the run is a LoRA adapter, and a run needs a full model"
+        raise UserError(problem, f"run `{merging}` and give model=MERGED")
     return str(path)

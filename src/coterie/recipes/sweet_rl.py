@@ -298,10 +298,8 @@ class SweetRL(Recipe):
             return settings
         final = run.training_folder(FIRST, CRITIC) / "final"
         if not final.is_dir():
-            raise UserError(
-                f"the critic of {run.folder} is not trained",
-                f"train it with: coterie stage train {run.folder}",
-            )
+            problem = f"the critic of {run.folder} is not trained"
+            raise UserError(problem, f"train it with: coterie stage train {run.folder}")
         return f"{settings} {weight_hash(final)}"
 
     @asynccontextmanager

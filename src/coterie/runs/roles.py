@@ -179,10 +179,8 @@ class Roles:
     def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
         path = self.path(role.name, version)
         if version and not is_adapter(path):
-            raise UserError(
-                f"{role.name!r} shares a base, but its training wrote full weights to {path}",
-                "train it with method=lora, or remove `shares`",
-            )
+            problem = f"{role.name!r} shares a base, but its training wrote full weights to {path}"
+            raise UserError(problem, "train it with method=lora, or remove `shares`")
         if base not in self._shared:
             self._shared[base] = self.load(base, 0, merge=False)
         loaded = self._shared[base]
@@ -275,11 +273,9 @@ class Learner:
                 send=self.trainer.send,
                 score=self.score,
             )
-            engine, context = speaking.engine, speaking.context_length
-            renderer = speaking.renderer
-        return TokenSampler(
-            engine, renderer.render, sampling, context, renderer.calls, renderer.parts
-        )
+            engine, renderer = speaking.engine, speaking.renderer
+            context = speaking.context_length
+        return TokenSampler.of(engine, renderer, sampling, context)
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """Return the rows with log-probs of the role at the start of the stage."""
@@ -348,9 +344,10 @@ def open_learner(
         merge = not models.load_in_4bit
         source = replace(models.source(config.like, config.version, merge=merge), head=NEW_HEAD)
     fresh = config.settings.method == "lora" and source.adapter is None
+    tracker = run.tracker.of(config.role)
     named: dict[str, Any] = {
         "steps": config.updates,
-        "tracker": run.tracker.of(config.role),
+        "tracker": tracker,
         "keep_last": None,
         "at": at,
     }
