@@ -152,6 +152,14 @@ CHATS = [
     {"messages": [{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": str(n)}]}
     for n in range(6)
 ]  # fmt: skip
+OPENAI_PAIRS = [
+    {
+        "input": {"messages": chat["messages"][:1]},
+        "preferred_output": chat["messages"][1:],
+        "non_preferred_output": [{"role": "assistant", "content": "no"}],
+    }
+    for chat in CHATS
+]
 SETTINGS = coterie.TrainingSettings(learning_rate=1e-3, epochs=1, batch_rows=3)
 
 
@@ -161,6 +169,7 @@ SETTINGS = coterie.TrainingSettings(learning_rate=1e-3, epochs=1, batch_rows=3)
         (CHATS, "nll"),
         ([{"prompt": f"Say {n}", "completion": str(n)} for n in range(6)], "nll"),
         ([{"prompt": f"Say {n}", "chosen": str(n), "rejected": "no"} for n in range(6)], "margin"),
+        (OPENAI_PAIRS, "margin"),
     ],
 )
 def test_rows_as_dictionaries_are_trained_on_in_memory_and_saved(

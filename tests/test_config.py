@@ -46,7 +46,7 @@ def test_words_lie_over_stored_values_and_these_over_the_preset() -> None:
         ("train.learning_rate=.nan", "train.learning_rate=nan: must be a finite number"),
         ("train.betas=[0.9,x]", "train.betas, item 2=x: must be a number"),
         ("train.lora_r=8", "train.lora_r and train.lora_alpha have no effect with train.method=full"),
-        ("train.load_in_4bit=true", "quantized weights (QLoRA) is not supported here"),
+        ("train.load_in_4bit=true", "train.method=full trains them; use train.method=lora"),
         ("rollout=4", "rollout is a group of keys"),
         ("seed", "key=value"),
         ("rollout.samples=1", "gives no choice"),

@@ -15,6 +15,7 @@ from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.data_utils import apply_chat_template, is_conversational
 
+import coterie
 from coterie.cli import export as export_files
 from coterie.cli.arguments import read_arguments
 from coterie.cli.export import export_data as export
@@ -288,11 +289,12 @@ def test_an_adapter_of_peft_is_merged_by_the_command_that_its_refusal_names(
     )
     result = cli(*command[1].split())
     assert result.code == 0, result.err
-    fresh = load("MERGED")
+    fresh, in_python = load("MERGED"), coterie.load("adapter")
     ids = torch.tensor([loaded.tokenizer.encode("Where does Nora live?")])
     with torch.no_grad():
         expected, found = adapter(ids).logits, fresh.model(ids).logits
         plain = load("tiny-exchange").model(ids).logits
+        assert torch.equal(found, in_python.model(ids).logits)
     assert torch.allclose(expected, found, atol=1e-4) and not torch.allclose(
         expected, plain, atol=0.1
     )

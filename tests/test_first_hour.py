@@ -142,7 +142,7 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
 
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
     assert cli("stage", "evaluate", "second", "model=run", *FEW).code == 0
-    final = "run/training/policy/iteration-00/final"
+    final = Path("run/training/policy/iteration-00/final").absolute()
     assert f"model: {final}" in Path("second/config.yaml").read_text()
     assert cli("evaluate", "exchange", "policy=run", "tasks=2").code == 0
 

@@ -210,4 +210,4 @@ def test_a_run_of_8b_weights_is_refused_before_they_are_read(
     monkeypatch.setattr(plan_of_run, "device_memory", lambda device: (CARD, CARD))
     words = ("environment=exchange", "model=8b", "engine.device=cpu")
     said = refused(cli, "run", "rl/grpo", *words)
-    assert "update of 8b needs" in said and "which has 74.5 GiB" in said
+    assert "8b needs" in said and "which has 74.5 GiB" in said

@@ -245,6 +245,7 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
         (["environment.prompt=Count to {{ten}}. \\boxed{}"], "has no column: all tasks would be"),
         (["environment.prompt={level} {answer}"], "shows the right answer to the agent"),
         (["environment.reward=exat"], "exat: is no reward; did you mean 'exact'"),
+        (["environment.reward_range=[1,1]"], "must be .LOW,HIGH., with LOW below HIGH"),
         (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 8: AttributeError"),
         (["environment.reward=OWN:nothing"], "nothing .* returned nan on .*line 1"),
         (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),

@@ -86,7 +86,7 @@ def test_a_step_has_the_weights_that_sampled_the_next_one(whole: Whole) -> None:
 
 
 def test_a_step_is_evaluated_exported_and_trained_on_by_its_number(cli: Cli, whole: Whole) -> None:
-    played = cli("evaluate", whole.folder, "--checkpoints", "1,3")
+    played = cli("evaluate", whole.folder, "--checkpoints", "1,3,3")
     assert played.code == 0, played.err
     rows = json.loads(played.out.splitlines()[-1])["rows"]
     assert [row["policy"] for row in rows] == ["run step 1", "run step 3"]
@@ -129,6 +129,8 @@ def test_a_step_that_is_not_kept_is_an_error_with_those_that_are(
     ("words", "message"),
     [
         (("evaluate", "exchange", "policy={}", "--checkpoints", "two"), "is no list of steps"),
+        (("evaluate", "exchange", "policy={}", "--checkpoints", "1,,3"), "is no list of steps"),
+        (("evaluate", "exchange", "policy={}@last"), "names no step"),
         (("run", "rl/grpo", "--folder", "{}", "--from-step", "2"), "needs the folder of a new run"),
         (
             ("run", "optima/isft", "--folder", "run", "--fork", "new", "--from-step", "2"),

@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from coterie.config.folders import expanded
 from coterie.config.plugins import object_name
 from coterie.config.resolve import nested
+from coterie.datasets.columns import Columns
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
@@ -28,8 +29,9 @@ from coterie.environments.protocol import Environment, agents_of
 from coterie.environments.question import with_tags
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
+from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import LoadedModel, is_adapter, load_renderer, reading, reload
+from coterie.models.loading import LoadedModel, is_adapter, load_renderer, reading
 from coterie.models.loading import load as load_model
 from coterie.recipes.base import stored_policy
 from coterie.record.export import begin_with_user, chat
@@ -121,11 +123,11 @@ def load(name_or_path: str | Path, **options: Any) -> LoadedModel:
     source = name_or_path if run is None else stored_policy(*run)
     if not is_adapter(folder := expanded(source)):
         return load_model(source, **options)
-    with reading(folder):
+    with reading(folder / ADAPTER_FILE):
         base = json.loads((folder / ADAPTER_FILE).read_bytes())["base_model_name_or_path"]
-    model = load_model(base, **options)
-    reload(model, folder)
-    return model
+    inside = folder / base  # exported adapters may name a base beside them
+    loaded = load_model(inside if inside.is_dir() else base, **options)
+    return replace(loaded, model=merged(load_adapter(loaded.model, folder)))
 
 
 def environment(
@@ -206,11 +208,14 @@ def play(
     if isinstance(tasks, int):
         tasks = environment.tasks("train", tasks, seed)
     # Agents with the same model share an engine, which packs the weights once.
-    engines = {id(model): _engine(model) for model in by_agent.values()}
-    sampling = Sampling(temperature, top_p, max_tokens, ())
-    samplers = {agent: _sampler(engines[id(by_agent[agent])], sampling) for agent in agents}
+    sampling, samplers = Sampling(temperature, top_p, max_tokens, ()), dict[int, TokenSampler]()
+    for model in by_agent.values():
+        engine = model if isinstance(model, InProcessEngine) else InProcessEngine(model)
+        renderer, context = engine.loaded.renderer, engine.loaded.context_length
+        samplers[id(model)] = TokenSampler.of(engine, renderer, sampling, context)
     episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
-    results = run_now(_play(environment, samplers, episodes, seed))
+    of_agents = {agent: samplers[id(by_agent[agent])] for agent in agents}
+    results = run_now(_play(environment, of_agents, episodes, seed))
     return [results[episode.key] for episode in episodes]
 
 
@@ -244,10 +249,8 @@ def train(
     """
     settings = settings or TrainingSettings()
     if folder is None and settings.method == "lora":
-        raise UserError(
-            "a LoRA adapter is written to a folder, and none is given", "give one: folder='lora'"
-        )
-    items, heldout_items = (_items(model, some, calls) for some in (rows, heldout))
+        raise UserError("a LoRA adapter needs a folder", "give one: folder='lora'")
+    items, heldout_items = (_items(model, split, calls) for split in (rows, heldout))
     module = model.model if isinstance(model, LoadedModel) else model
     is_paired = bool(items) and isinstance(items[0], Pair)
     objective = objective or (DPO() if is_paired else SFT())
@@ -269,16 +272,14 @@ def train(
 
 def _items(model: Any, rows: Sequence[Any], calls: str) -> Sequence[Any]:
     """Return the training items of rows; items are returned unchanged."""
-    if not any(isinstance(row, Mapping) for row in rows):
+    if not rows or not isinstance(rows[0], Mapping):
         return rows
     if not isinstance(model, LoadedModel):
-        raise UserError(
-            "rows as dictionaries need the model's tokenizer", "give the model of coterie.load"
-        )
-    is_preference = any(name.startswith("rejected") for name in rows[0])
-    kind = Preferences if is_preference else Conversations
-    settings = FileSettings(name=kind.__name__.lower(), source=str(_rows_file(rows)), heldout=0)
-    conversations = kind(settings).rows("train")
+        raise UserError("dictionaries need the model's tokenizer", "give a model of coterie.load")
+    settings = FileSettings(name="rows", source=str(_rows_file(rows)), heldout=0)
+    preferences = Preferences(settings)
+    is_preference = bool(preferences.format_of(Columns(rows[0])))
+    conversations = (preferences if is_preference else Conversations(settings)).rows("train")
     if calls == "tags":
         conversations = list(map(with_tags, conversations))
     if is_preference:
@@ -305,9 +306,8 @@ def demonstrate(
     """
     agents = agents_of(environment)
     if len(agents) != 1:
-        raise UserError(
-            f"{environment.name} has {len(agents)} agents", "demonstrate an environment with one"
-        )
+        problem = f"{environment.name} has {len(agents)} agents"
+        raise UserError(problem, "demonstrate an environment with one")
     samplers = {agents[0]: ScriptedSampler(load_renderer("tiny-exchange")[0], script)}
     episodes = [Episode(task, 0, 0, "demonstrate") for task in tasks]
     results = run_now(_play(environment, samplers, episodes, seed))
@@ -316,23 +316,22 @@ def demonstrate(
 
 def _demonstration(rollout: Played, agent: str) -> dict[str, Any]:
     if rollout.tree is None or rollout.outcome is None or rollout.score < 1:
-        raise UserError(
-            f"the script of task {rollout.task.id} fails: {rollout}", "correct the script"
-        )
+        problem = f"the script of task {rollout.task.id} fails: {rollout}"
+        raise UserError(problem, "correct the script")
     last = prompts(rollout.tree, rollout.outcome.leaf, agent)[-1][1]
     request = rollout.tree.requests[str(last.prompt)]
     if request.tools:
-        raise UserError(
-            "demonstrations have calls as tags, and these tools are shown by the chat template",
-            "use calls='tags', or write messages with tool_calls yourself",
-        )
+        problem = "demonstrations have calls as tags, and the chat template shows these tools"
+        raise UserError(problem, "use calls='tags', or write messages with tool_calls yourself")
     messages = (*rollout.tree.messages(request), Message("assistant", turn=last.id))
     return {"messages": begin_with_user(chat(rollout.tree, messages, agent))}
 
 
 def by_task(rollouts: Sequence[Played]) -> list[list[Played]]:
     """Group the rollouts of each task, in the order of :func:`play`."""
-    return [list(group) for _, group in itertools.groupby(rollouts, key=lambda one: one.task.id)]
+    return [
+        list(group) for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.task.id)
+    ]
 
 
 def run_now(work: Coroutine[Any, Any, Result]) -> Result:
@@ -355,20 +354,9 @@ async def _play(
     with tempfile.TemporaryDirectory() as logs:
         opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})
         async with opened as actors, actors.driver(samplers, seed).play_all(episodes) as playing:
-            async for one in playing:
-                results[one.episode.key] = _rollout_of(one)
+            async for finished in playing:
+                results[finished.episode.key] = _rollout_of(finished)
     return results
-
-
-def _engine(model: Sampled) -> InProcessEngine:
-    return model if isinstance(model, InProcessEngine) else InProcessEngine(model)
-
-
-def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
-    loaded = engine.loaded
-    renderer = loaded.renderer
-    context = loaded.context_length
-    return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
 def _rollout_of(finished: EpisodeResult) -> Played:

@@ -167,6 +167,7 @@ LEFT_OUT = {
     "python3 -m venv .venv": "CI installs the package",
     "python3 -m venv vllm-env": "downloads vLLM; make test-vllm installs and runs its CPU build",
     "pip install coterie[ray]": "make test-cluster installs Ray",
+    "pip install coterie[qlora]": "CI installs the package with its packages for development",
     "pip install -e .[frontend]": "CI installs the package with its packages for development",
     "coterie run rl/grpo cluster=ray": "make test-cluster runs on Ray",
     "coterie run rl/grpo cluster=slurm": "make test-cluster submits to Slurm",

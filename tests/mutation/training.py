@@ -42,6 +42,9 @@ PACKED = (
     "tests/contract/test_06_tries.py::test_packed_loss_and_gradients_are_the_flat_ones[sft-llama]"
 )
 TRIES = "tests/contract/test_06_tries.py::test_random_tries_are_those_of_their_sequences"
+QLORA = "tests/test_qlora.py::"
+IN_4_BITS = f"{QLORA}test_the_memory_plan_counts_the_bytes_of_4_bits"
+FULL_BASE = f"{QLORA}test_reinforcement_learning_and_its_merged_policy"
 ONCE = "tests/contract/test_06_tries.py::test_a_trie_holds_each_shared_token_once"
 CHEAPER = "tests/contract/test_06_tries.py::test_sequences_are_packed_only_where_it_is_cheaper"
 COUNTED = "tests/test_trainer.py::test_a_training_that_is_cut_counts_what_it_leaves_out_once"
@@ -195,6 +198,9 @@ FAULTS = (
         [CHEAPER],
     ),
     Fault(f"{M}prefix_trie:CostRule.cost", result(lambda cost: -cost), [CHEAPER]),
+    # A base in 4 bits.
+    Fault(f"{T}memory:ModelShape.of", given(load_in_4bit=False), [IN_4_BITS]),
+    Fault("coterie.runs.roles:Roles.source", given(merge=False), [FULL_BASE]),
     # Batches, steps, schedule, checkpoints.
     Fault(f"{T}batches:Order._of_epoch", given(epoch=0), [ORDER]),
     Fault(f"{T}batches:Order.steps", without_last, [ORDER]),

@@ -274,11 +274,9 @@ def _check_run(target: str) -> None:
     if (folder / "config.yaml").is_file():
         return
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
-    raise UserError(
-        f"no benchmark or run folder is called {target!r}",
-        f"{did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])}`coterie list` lists benchmarks; "
-        "`coterie run` makes a run folder",
-    )
+    near = did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])
+    fix = f"{near}`coterie list` lists benchmarks; `coterie run` makes a run folder"
+    raise UserError(f"no benchmark or run folder is called {target!r}", fix)
 
 
 @app.command()
@@ -349,10 +347,8 @@ def reproduce(
     """
     checkout = Path(__file__).parents[3]
     if not (checkout / "experiments/experiment.py").is_file():
-        raise UserError(
-            "the installed package does not include the experiments",
-            "clone the repository, and run `pip install -e .` in it",
-        )
+        problem = "the installed package does not include the experiments"
+        raise UserError(problem, "clone the repository, and run `pip install -e .` in it")
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
     experiment.main(recipe, folder, seeds, words or [], gate, console)

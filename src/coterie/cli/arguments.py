@@ -48,17 +48,17 @@ class Arguments:
         # Keys of another data set or environment than the chosen one do not count.
         base = stored or {} if choice == before else {}
         same = choice == in_file
-        known = {key.path for key in keys(played_settings(self.recipe, self.named))}
-        values = {
-            name: value
-            for name, value in self.file.items()
-            if name.partition(".")[0] not in PLAYED
-            or (same and name in known and not name.endswith(".name"))
-        }
-        as_words = {name: values.pop(name) for name in list(values)
-                    if name == "model" or name not in known}  # fmt: skip
+        paths = {key.path for key in keys(played_settings(self.recipe, self.named))}
         typed = {word.partition("=")[0] for word in self.words}
-        words = [f"{name}={value}" for name, value in as_words.items() if name not in typed]
+        values, words = dict[str, Any](), list[str]()
+        for name, value in self.file.items():
+            is_played = name.partition(".")[0] in PLAYED
+            if is_played and (not same or name not in paths or name.endswith(".name")):
+                continue
+            if name != "model" and name in paths:
+                values[name] = value
+            elif name not in typed:
+                words.append(f"{name}={value}")
         words += [word for word in self.words if not is_name_word(word)]
         names = choice.names() if choice != Choice() else {}
         return settings(self.recipe, words, overlaid(base, nested(values), names))
@@ -96,16 +96,16 @@ def read_arguments(
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
 
 
-def check_sources(own: RecipeSettings) -> None:
+def check_sources(settings: RecipeSettings) -> None:
     """Raise ``UserError`` for a missing file of rows or an unknown model, without importing torch."""
-    source = getattr(own.dataset, "source", "")
+    source, model = getattr(settings.dataset, "source", ""), settings.model
     is_path = source.startswith("/") or source.endswith(SUFFIXES)
     paths = (expanded(source), expanded(source.partition(":")[0]))
     if is_path and not any(path.exists() for path in paths):
         raise UserError(f"there is no file {source}", "check the path")
-    is_found = packaged_folder(own.model) or converted_folder(own.model)
-    if not is_found and not expanded(own.model).is_dir():
-        check_hub_name(own.model)
+    is_found = packaged_folder(model) or converted_folder(model)
+    if not is_found and not expanded(model).is_dir():
+        check_hub_name(model)
 
 
 def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
@@ -116,13 +116,12 @@ def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[st
     if not (folder / "config.yaml").is_file():
         return None
     recipe, stored = read_config(folder)
-    if recipe != name and forked:
+    if recipe == name:
+        return stored
+    if forked:
         return None
-    if recipe != name:
-        raise UserError(
-            f"{folder} is a run of {recipe}, not of {name}", "give another --folder, or that recipe"
-        )
-    return stored
+    problem = f"{folder} is a run of {recipe}, not of {name}"
+    raise UserError(problem, "give another --folder, or that recipe")
 
 
 def _names(tree: Mapping[str, Any]) -> list[str]:

@@ -190,27 +190,25 @@ class ChatSettings(Settings):
 
 
 def read_settings(words: Sequence[str]) -> ChatSettings:
-    return resolve(
-        ChatSettings, (), words, where="use engine.KEY=VALUE, tools=[NAME] or tools.KEY=VALUE"
-    )
+    where = "use engine.KEY=VALUE, tools=[NAME] or tools.KEY=VALUE"
+    return resolve(ChatSettings, (), words, where=where)
 
 
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
     """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
     engine = read_settings(words).engine
-    found = find_run(source)
-    if iteration is None and found is None:
+    run_and_step = find_run(source)
+    if iteration is None and run_and_step is None:
         loaded = load(source, device=engine.device_name, template_args=engine.template)
-    else:
-        own = [word for word in words if word.startswith("engine")]
-        folder, step = found or (Path(source), None)
-        with recorded_run(folder, own) as (recipe, run):
-            engine, role = recipe.settings.engine, recipe.main_role
-            version: int | Path = recipe.versions(run)[-1]
-            if iteration is not None or step is not None:
-                version = exported_version(recipe, run, role, iteration, step)
-            loaded = recipe.load_policy(run, version)
-    return InProcessEngine(loaded, max_batch=engine.max_batch)
+        return InProcessEngine(loaded, max_batch=engine.max_batch)
+    folder, step = run_and_step or (Path(source), None)
+    overrides = [word for word in words if word.startswith("engine")]
+    with recorded_run(folder, overrides) as (recipe, run):
+        version: int | Path = recipe.versions(run)[-1]
+        if iteration is not None or step is not None:
+            version = exported_version(recipe, run, recipe.main_role, iteration, step)
+        loaded = recipe.load_policy(run, version)
+        return InProcessEngine(loaded, max_batch=recipe.settings.engine.max_batch)
 
 
 def talk(source: str, iteration: int | None, words: Sequence[str], options: ChatOptions) -> None:

@@ -128,8 +128,7 @@ def filter_(
     passing: Annotated[float, typer.Option(help="Minimum score of a passing dialogue.")] = 1.0,
     split: Annotated[Literal["train", "heldout"], typer.Option(help="Split to filter.")] = "train",
     store: Annotated[
-        Path | None,
-        typer.Option(help="Store of an earlier evaluation. Samples nothing."),
+        Path | None, typer.Option(help="Store of an earlier evaluation. Samples nothing.")
     ] = None,
 ) -> None:
     """Keep rows that a policy solves sometimes, but not always, in `samples` dialogues per row.
@@ -154,16 +153,12 @@ def filter_(
 
     if run is not None:
         if benchmark or store or split != "train":
-            raise UserError(
-                "--from reads the run's training rows and does not accept a benchmark, settings, --store or --split",
-                "use: coterie data filter --from RUN --out FOLDER",
-            )
+            problem = "--from reads a run and does not accept a benchmark, --store or --split"
+            raise UserError(problem, "use: coterie data filter --from RUN --out FOLDER")
         filter_run(run, out, RateRule(least, most, passing, "kept"), notes())
     elif benchmark is None:
-        raise UserError(
-            "no benchmark is given",
-            "such as: coterie data filter gsm8k --out FOLDER, or --from RUN",
-        )
+        fix = "such as: coterie data filter gsm8k --out FOLDER, or --from RUN"
+        raise UserError("no benchmark is given", fix)
     else:
         rule = RateRule(least, most, passing)
         filter_rows(benchmark, words or [], out, rule, split, store, notes())
@@ -208,8 +203,7 @@ def index(
     folder: Annotated[Path, typer.Argument(help="New folder for the index.")],
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Index words for BM25.")] = True,
     dense: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Sentence encoder for dense vectors."),
+        str | None, typer.Option(metavar="MODEL", help="Sentence encoder for dense vectors.")
     ] = None,
     query_prefix: Annotated[str, typer.Option(help="Encoder prefix of queries.")] = "query: ",
     passage_prefix: Annotated[str, typer.Option(help="Encoder prefix of passages.")] = "passage: ",

@@ -14,13 +14,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from rich.console import Console
 
 from coterie.cli.evaluate import play_benchmark
 from coterie.config.folders import check_new, expanded, whole_folder
-from coterie.datasets.catalogue import SPLITS, DataSet, Split
+from coterie.datasets.catalogue import DataSet, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import Rows, load
@@ -70,29 +70,25 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
 
     async def check_splits() -> dict[str, list[Finding | None]]:
         async with Sandbox() as sandbox:
-            return {name: await check_rows(own, sandbox, progress) for name, own in splits.items()}
+            return {name: await check_rows(splits[name], sandbox, progress) for name in splits}
 
     with closing(ConsoleProgress(console)) as progress:
         findings = asyncio.run(check_splits())
     reports = []
     for name, rows in findings.items():
         numbers: dict[Kind, list[int]] = {}
-        for number, one in enumerate(rows, 1):
-            if one:
-                numbers.setdefault(one[0], []).append(number)
+        for number, finding in enumerate(rows, 1):
+            if finding:
+                numbers.setdefault(finding[0], []).append(number)
         count = sum(map(bool, rows))
         results().print(f"{name}: {len(rows):,} rows, {count:,} can't be tasks")
-        for kind, places in numbers.items():
-            text = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
-            results().print(f"  {kind}: {MEANING[kind]}; {len(places):,} rows: {text}")
-        known = {"name": name, "rows": len(rows), "unusable": count}
-        reports.append({**known, "findings": numbers})
+        for kind, of_kind in numbers.items():
+            text = ", ".join(map(str, of_kind[:SHOWN])) + ", ..." * (len(of_kind) > SHOWN)
+            results().print(f"  {kind}: {MEANING[kind]}; {len(of_kind):,} rows: {text}")
+        reports.append({"name": name, "rows": len(rows), "unusable": count, "findings": numbers})
     if out is not None:
-        usable = {
-            name: [row for row, bad in zip(split, findings[name], strict=True) if not bad]
-            for name, split in splits.items()
-        }
-        _write_rows(out, usable)
+        pairs = {name: zip(splits[name], findings[name], strict=True) for name in splits}
+        _write_rows(out, {name: [row for row, bad in pairs[name] if not bad] for name in pairs})
     print(json.dumps({"set": entry.name, "splits": reports}))
 
 
@@ -166,7 +162,7 @@ def pass_rates(store: Store, iteration: int, stages: Iterable[str], passing: flo
     """Return the pass rates of stages; later stages count. A dialogue passes with a score of at least ``passing``."""
     rates: dict[str, PassRate] = {}
     for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
-        scores = [one.score for one in tree.outcomes.values() if one.score is not None]
+        scores = [o.score for o in tree.outcomes.values() if o.score is not None]
         if scores:
             rate = PassRate(sum(score >= passing for score in scores), len(scores))
             rates[tree.task] = rate
@@ -180,7 +176,7 @@ def step_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
     Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
     records = step_records(store, iteration, stage)
-    draws = {draw for one in records.values() for draw, _ in groups_taken(one)} or {*records}
+    draws = {draw for record in records.values() for draw, _ in groups_taken(record)} or {*records}
     return pass_rates(store, iteration, [step_stage(stage, n) for n in sorted(draws)], passing)
 
 
@@ -198,10 +194,8 @@ class RateRule:
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most <= 1:
-            raise UserError(
-                f"no rate is at least {self.least:g} and at most {self.most:g}",
-                "give two shares from 0 to 1, the lower share first",
-            )
+            problem = f"no rate is at least {self.least:g} and at most {self.most:g}"
+            raise UserError(problem, "give two shares from 0 to 1, the lower share first")
 
     def place(self, rate: float | None) -> Place:
         if rate is None:
@@ -225,9 +219,8 @@ def filter_rows(
         typed = {word.partition("=")[0] for word in words}
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
         words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
-        _, settings, (figures, *_), _ = play_benchmark(
-            benchmark, words, checkpoints="last", console=console, split=split
-        )
+        played = play_benchmark(benchmark, words, console=console, split=split)
+        _, settings, (figures, *_), _ = played
         file = figures.store
     else:
         where = "`coterie data filter --help` has examples"
@@ -251,20 +244,16 @@ def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> Non
 def _rows(settings: PlayedSettings) -> Rows:
     """Return the rows of the settings. Raises ``UserError`` for an environment without rows."""
     if settings.dataset.name is None:
-        raise UserError(
-            f"{settings.played} makes its own tasks and has no rows to filter",
-            "give a data set, such as `coterie data filter mhqa dataset=2wiki`",
-        )
+        problem = f"{settings.played} makes its own tasks and has no rows to filter"
+        raise UserError(problem, "give a data set: `coterie data filter mhqa dataset=2wiki`")
     return Rows(settings.dataset)
 
 
 def _newest(store: Store, file: Path, stage: str) -> int:
     iterations = store.iterations(stage)
     if not iterations:
-        raise UserError(
-            f"{file} has no dialogue of {stage!r}",
-            "give the store of an evaluation as --store, or a run with reinforcement learning as --from",
-        )
+        fix = "give the store of an evaluation as --store, or a run with reinforcement learning as --from"
+        raise UserError(f"{file} has no dialogue of {stage!r}", fix)
     return max(iterations)
 
 
@@ -277,9 +266,7 @@ def _write(
     split: Split,
     console: Console,
 ) -> None:
-    places: dict[Place, list[QuestionRow]] = {
-        "kept": [], "too_easy": [], "too_hard": [], "not_played": [],
-    }  # fmt: skip
+    places: dict[Place, list[QuestionRow]] = {place: [] for place in get_args(Place)}
     passed = Counter[str]()
     for row in rows.split(split):
         rate = rate_of(rates, rows.name, row)
@@ -287,15 +274,13 @@ def _write(
         passed.update([f"{rate.passed}/{rate.graded}"] if rate else [])
     counts = {place.replace("_", " "): len(part) for place, part in places.items()}
     if not passed:
-        raise UserError(
-            f"no {split} row of this data set has a graded dialogue in {file}",
-            "give the data set and the split that were played there (dataset.source=, --split)",
-        )
+        problem = f"no {split} row of this data set has a graded dialogue in {file}"
+        raise UserError(problem, "give what was played there (dataset.source=, --split)")
     if not places["kept"]:
         totals = ", ".join(f"{count} {place}" for place, count in counts.items())
         raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
     parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
-    parts |= {one: rows.split(one) for one in SPLITS if one in rows.splits and one != split}
+    parts |= {name: rows.split(name) for name in rows.splits if name != split}
     parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
     _write_rows(out, parts)
     for place, count in counts.items():

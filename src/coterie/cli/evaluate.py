@@ -106,22 +106,20 @@ class Candidate:
 
 
 def agent_policies(
-    settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
+    settings: BenchmarkSettings, policy: str | None, by_agent: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the name of each agent's policy. Raise ``UserError`` for a missing or unknown agent or policy."""
     agents = agents_of(settings.build_environment())
-    for name in own:
+    for name in by_agent:
         if name not in agents:
-            raise UserError(
-                f"{settings.played} has no agent {name!r}",
-                f"{did_you_mean(name, agents)}its agents are {', '.join(agents)}",
-            )
-    missing = [agent for agent in agents if agent not in own]
+            fix = f"{did_you_mean(name, agents)}its agents are {', '.join(agents)}"
+            raise UserError(f"{settings.played} has no agent {name!r}", fix)
+    missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        what = f"no policy is given for {', '.join(missing)}" if own else "no policy is given"
+        what = f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
         alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
         raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
-    named = {agent: own.get(agent, policy or "") for agent in agents}
+    named = {agent: by_agent.get(agent, policy or "") for agent in agents}
     for name in dict.fromkeys(named.values()):
         if find_run(name) is None:
             resolve_model(name)
@@ -139,28 +137,25 @@ def candidates(
     with ExitStack() as runs:
         parts = []
         for name in names:
-            agents = tuple(agent for agent, own in named.items() if own == name)
+            agents = tuple(agent for agent, policy in named.items() if policy == name)
             before = f"{', '.join(agents)}: " * (len(names) > 1)
-            if found := find_run(name):
-                folder, step = found
+            if run_and_step := find_run(name):
+                folder, step = run_and_step
                 recipe, run = runs.enter_context(recorded_run(folder, words))
                 chosen = checkpoints if step is None else str(step)
-                part = [
-                    (
-                        f"{before}{folder.name} {f'step {n}' if n else version or 'base'}",
-                        _of_run(recipe, run, version, n, agents),
-                    )
-                    for version, n in _versions(recipe, run, agents, chosen)
-                ]
+                part = []
+                for version, n in _versions(recipe, run, agents, chosen):
+                    label = f"{before}{folder.name} {f'step {n}' if n else version or 'base'}"
+                    part.append((label, _of_run(recipe, run, version, n, agents)))
             else:
                 source, args = resolve_model(name), engine.template
-                own = partial(load, source, device=engine.device_name, template_args=args)
-                part = [(f"{before}{name}", (Player(agents, 0, source, source, own, args),))]
+                loader = partial(load, source, device=engine.device_name, template_args=args)
+                part = [(f"{before}{name}", (Player(agents, 0, source, source, loader, args),))]
             parts.append(part)
         only = find_run(names[0]) if len(names) == 1 else None
         stores = only[0] / "evaluations" if only else FOLDER
         for choice in zip(*parts, strict=True):
-            players = tuple(player for _, some in choice for player in some)
+            players = tuple(player for _, of_run in choice for player in of_run)
             newest = max(player.version for player in players)
             yield Candidate("; ".join(label for label, _ in choice), newest, players, stores)
 
@@ -173,35 +168,26 @@ def _versions(
         roles = {_role(recipe, agent) for agent in agents}
         versions = sorted({version for role in roles for version in recipe.versions(run, role)})
         return [(version, None) for version in versions[-1 if checkpoints == "last" else 0 :]]
-    if not checkpoints.replace(",", "").isdecimal():
-        raise UserError(
-            f"--checkpoints {checkpoints} is no list of steps",
-            "use last, all, or steps of reinforcement learning, such as 50,100",
-        )
-    return [(0, int(step)) for step in checkpoints.split(",")]
+    steps = list(dict.fromkeys(checkpoints.split(",")))
+    if not all(map(str.isdecimal, steps)):
+        problem = f"--checkpoints {checkpoints} is no list of steps"
+        raise UserError(problem, "use last, all, or steps such as 50,100")
+    return [(0, int(step)) for step in steps]
 
 
 def _of_run(
     recipe: Recipe, run: Run, version: int, step: int | None, agents: Sequence[str]
 ) -> tuple[Player, ...]:
     models = {role.name: role.model for role in recipe.roles()}
-    roles = dict.fromkeys(_role(recipe, agent) for agent in agents)
-    players = []
-    for role in roles:
-        newest: int | Path = recipe.newest(run, role, version)
-        if step is not None:
-            newest = step_folder(run, role, step)
-        path = recipe.policy_path(run, newest, role)
-        players.append(
-            Player(
-                tuple(agent for agent in agents if _role(recipe, agent) == role),
-                step or recipe.newest(run, role, version),
-                models[role],
-                path if newest else resolve_model(path),
-                partial(recipe.load_policy, run, newest, role),
-                recipe.settings.engine.template,
-            )
-        )
+    template, players = recipe.settings.engine.template, list[Player]()
+    for role in dict.fromkeys(_role(recipe, agent) for agent in agents):
+        played = tuple(agent for agent in agents if _role(recipe, agent) == role)
+        newest = recipe.newest(run, role, version)
+        weights = newest if step is None else step_folder(run, role, step)
+        path = recipe.policy_path(run, weights, role)
+        source, load_weights = path if weights else resolve_model(path), recipe.load_policy
+        loader = partial(load_weights, run, weights, role)
+        players.append(Player(played, step or newest, models[role], source, loader, template))
     return tuple(players)
 
 
@@ -244,8 +230,8 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
         return figures
     with Store.open(figures.store, read_only=True) as store:
         if (rival := rival_store(settings)) is not None:
-            with Store.open(rival, read_only=True) as other:
-                figures = replace(figures, wins=win_rate(store, other, rival.name))
+            with Store.open(rival, read_only=True) as rival_scores:
+                figures = replace(figures, wins=win_rate(store, rival_scores, rival.name))
         attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
@@ -256,10 +242,8 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
         try:
             best = await score_best_of_n(store, attempt, EVALUATION, settings.samples, picker, file)
         except EngineError as error:
-            raise UserError(
-                f"picker={picker.model}: {error}",
-                "repeat the command: it keeps the dialogues and requests only the missing picks",
-            ) from error
+            fix = "repeat the command: it keeps the dialogues and requests only the missing picks"
+            raise UserError(f"picker={picker.model}: {error}", fix) from error
     return replace(figures, picked=best)
 
 
@@ -269,12 +253,11 @@ def rival_store(settings: EvaluatedSettings) -> Path | None:
         return None
     store = expanded(settings.against).with_suffix(".sqlite")
     if not store.is_file():
-        raise UserError(
-            f"against={settings.against}: there is no store {store}",
-            "evaluate the other policy first, and give the page that `coterie evaluate` prints",
-        )
-    with Store.open(store, read_only=True) as other:
-        if not other.iterations(EVALUATION):
+        problem = f"against={settings.against}: there is no store {store}"
+        fix = "evaluate the other policy first, and give the page that `coterie evaluate` prints"
+        raise UserError(problem, fix)
+    with Store.open(store, read_only=True) as rival:
+        if not rival.iterations(EVALUATION):
             raise UserError(f"{store} has no evaluation", "give the store of a finished evaluation")
     return store
 
@@ -327,30 +310,24 @@ def play_benchmark(
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
     """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
     of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
-    own = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
+    by_agent = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
     words = [word for word in words if word not in of_agents]
     policies, words = split_policies(words)
     values = dict(word.split("=", 1) for word in words if "=" in word)
-    for agent, name in own.items():
-        if any(policy.startswith(URL) for policy in (*policies, name)):
-            raise UserError(
-                f"{AGENT_KEY}{agent}={name} is in conflict: a server plays all agents",
-                "give only policy=URL, or only models and run folders",
-            )
+    if by_agent and any(policy.startswith(URL) for policy in (*policies, *by_agent.values())):
+        problem = f"{', '.join(of_agents)}: a server plays all agents"
+        raise UserError(problem, "give only policy=URL, or only models and run folders")
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     # All policies are played with the same settings.
     first_run = next((policy for policy in policies if find_run(policy)), "")
     words, as_trained = _as_trained(benchmark, words, first_run, console)
-    named = [*dict.fromkeys([*policies, *own.values()])]
+    named = [*dict.fromkeys([*policies, *by_agent.values()])]
     if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
-        raise UserError(
-            f"--checkpoints {checkpoints}: {', '.join(named) or 'no policy'} is not one run folder",
-            "give one run folder as policy=",
-        )
+        refused = ", ".join(named) or "no policy"
+        problem = f"--checkpoints {checkpoints}: {refused} is not one run folder"
+        raise UserError(problem, "give one run folder as policy=")
     if len(policies) > 1 and "dump" in values:
-        raise UserError(
-            "dump= writes the dialogues of one policy", "give one policy=, or leave it out"
-        )
+        raise UserError("dump= writes the dialogues of one policy", "give one, or leave it out")
     plays = list[tuple[ServerSettings, None] | tuple[ModelSettings, dict[str, str]]]()
     for policy in policies or [""]:
         layers = [as_trained, preset]
@@ -364,11 +341,9 @@ def play_benchmark(
         given = [word for word in words if len(policies) == 1 or not word.startswith("endpoint.")]
         model = benchmark_settings(ModelSettings, benchmark, given, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
-            raise UserError(
-                f"critic={model.critic} scores only code, and {model.played} has no code",
-                f"use one of: {', '.join(CODING)}",
-            )
-        plays.append((model, agent_policies(model, model.policy, own)))
+            problem = f"critic={model.critic} scores only code, and {model.played} has no code"
+            raise UserError(problem, f"use one of: {', '.join(CODING)}")
+        plays.append((model, agent_policies(model, model.policy, by_agent)))
     first, _ = plays[0]
     _check(first, split, console)
     columns = {} if first.by is None else task_values(first, split, first.by)
@@ -421,17 +396,14 @@ def _as_trained(
     file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
     words = [*file_words, *with_file(words)]
     name = "qa" if file_words else absolute_name(benchmark)
-    if (found := find_run(policy)) is None:
+    if (run_and_step := find_run(policy)) is None:
         return words, {}
-    recipe, stored = read_config(found[0])
+    recipe, stored = read_config(run_and_step[0])
     run, choice = Choice.of(stored), Choice.among(words)
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
-    if (
-        environment is None
-        or dataset != run.dataset
-        or choice.environment not in (None, environment)
-    ):
+    is_same = dataset == run.dataset and choice.environment in (None, environment)
+    if environment is None or not is_same:
         return words, {}
     groups = ("dataset", "environment", "tools")
     values: dict[str, Any] = {group: stored.get(group, {}) for group in groups}
@@ -442,8 +414,8 @@ def _as_trained(
         environment, values["environment"] = "question", {"prompt": "{question}"}
     limit = settings(recipe, (), stored).turn_tokens
     console.print(f"{benchmark} as in {policy}: environment={environment} max_tokens={limit}")
-    own = [f"environment={environment}", *([f"dataset={dataset}"] if dataset else [])]
-    return [*own, *words], {**values, "max_tokens": limit}
+    names = [f"environment={environment}", *([f"dataset={dataset}"] if dataset else [])]
+    return [*names, *words], {**values, "max_tokens": limit}
 
 
 def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:
@@ -505,11 +477,8 @@ async def _by_engines(
     stats = [actor.engine.stats for actor in actors.values()]
     async with AsyncExitStack() as stack:
         for agents, actor in actors.items():
-            renderer, context = actor.renderer, actor.context_length
-            sampler = TokenSampler(
-                actor.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
-            )
-            best = await stack.enter_async_context(_best(settings, sampler, renderer, split))
+            sampler = TokenSampler.of(actor.engine, actor.renderer, sampling, actor.context_length)
+            best = await stack.enter_async_context(_best(settings, sampler, actor.renderer, split))
             samplers |= dict.fromkeys(agents, best)
         result = await evaluate(
             *(settings, samplers, path, progress),
@@ -580,12 +549,10 @@ async def _best(
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
         async with recipe.open_critic(run) as critic:
-            own = critic.renderer and critic.renderer.tokenizer.get_vocab()
-            if own and own != renderer.tokenizer.get_vocab():
-                raise UserError(
-                    f"critic={settings.critic} and policy={settings.policy} have different tokenizers",
-                    "use the critic of a run whose base model has the policy's tokenizer",
-                )
+            vocabulary = critic.renderer and critic.renderer.tokenizer.get_vocab()
+            if vocabulary and vocabulary != renderer.tokenizer.get_vocab():
+                problem = f"critic={settings.critic} and policy={settings.policy} have different tokenizers"
+                raise UserError(problem, "use the critic of a run whose base has the policy's")
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
                 return await critic.advantages(tasks[tree.task], tree, turns)
@@ -597,10 +564,8 @@ async def _best(
 def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
     with recorded_run(Path(folder)) as (recipe, run):
         if not recipe.has_critic:
-            raise UserError(
-                f"critic={folder} is a run of {recipe.name}, which has no critic",
-                "give a run of sweet_rl with method=sweet, or of your own recipe with a critic",
-            )
+            problem = f"critic={folder} is a run of {recipe.name}, which has no critic"
+            raise UserError(problem, "give a run of sweet_rl with method=sweet, or of your recipe")
         yield recipe, run
 
 

@@ -29,13 +29,7 @@ from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.cost import cost_table, process_table, workload
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
-from coterie.recipes.registry import (
-    QUICKSTART,
-    played_by,
-    preset,
-    quickstart_sizes,
-    settings,
-)
+from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
@@ -59,10 +53,8 @@ def run_recipe(
     recipe = recipe_of(own)
     console.print(plan_table(recipe))
     if own.cluster == "none" and is_elsewhere(own):
-        raise UserError(
-            f"gpu={own.gpu}, but this machine has no GPU",
-            "add --dry-run to see the plan only, or use gpu=none",
-        )
+        problem = f"gpu={own.gpu}, but this machine has no GPU"
+        raise UserError(problem, "add --dry-run to see the plan only, or use gpu=none")
     if fork_to is not None:
         steps = fork(recipe, folder, fork_to, recipe.settings, from_step)
         kept = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
@@ -91,10 +83,8 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     began = time.monotonic()
     preset(QUICKSTART, dataset)
     if any(map(is_name_word, words)):
-        raise UserError(
-            "quickstart does not accept dataset=NAME or environment=NAME",
-            f"use --task with one of: {', '.join(played_by(QUICKSTART))}",
-        )
+        problem = "quickstart does not accept dataset=NAME or environment=NAME"
+        raise UserError(problem, f"use --task with one of: {', '.join(played_by(QUICKSTART))}")
     use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
@@ -111,16 +101,12 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
             shutil.rmtree(folder)
     with open_run(folder, recipe.name, own) as run:
         run_all(recipe, run, console)
-        figures = [
-            {
-                "score": round(point.score, 4),
-                "tokens": round(point.tokens, 2),
-                "n": point.n,
-                "score_ci": [round(point.low, 4), round(point.high, 4)],
-            }
-            for point in (evaluation(run.store, version) for version in (0, own.rounds))
-        ]
-        result = {"task": own.played, "model": own.model, "before": figures[0], "after": figures[1]}
+        result: dict[str, object] = {"task": own.played, "model": own.model}
+        for name, version in (("before", 0), ("after", own.rounds)):
+            means = evaluation(run.store, version)
+            ends = [round(means.low, 4), round(means.high, 4)]
+            figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
+            result[name] = {**figures, "n": means.n, "score_ci": ends}
         seconds = round(time.monotonic() - began, 1)
     print(json.dumps({**result, "seconds": seconds, "report": str(run.report)}))
 
@@ -141,10 +127,10 @@ def run_stage(
     step = _step(recipe, stage, iteration)
     if not folder.exists() and recipe.at(step).after:
         runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
-        raise UserError(
-            f"there is no run folder {folder}, and {stage} needs one",
-            f"{did_you_mean(str(folder), runs)}make one with: coterie run {name} --folder {folder}",
+        fix = (
+            f"{did_you_mean(str(folder), runs)}make one with: coterie run {name} --folder {folder}"
         )
+        raise UserError(f"there is no run folder {folder}, and {stage} needs one", fix)
     if not (folder / "config.yaml").is_file():
         console.print(f"{folder} does not exist: starting a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
@@ -209,10 +195,9 @@ def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
     for step in steps:
         if iteration in (None, step.iteration):
             return step
-    raise UserError(
-        f"--iteration {iteration} is out of range",
-        f"use an iteration of {stage}: {', '.join(str(step.iteration) for step in steps)}",
-    )
+    iterations = ", ".join(f"{step.iteration}" for step in steps)
+    problem = f"--iteration {iteration} is out of range"
+    raise UserError(problem, f"use an iteration of {stage}: {iterations}")
 
 
 def plan_table(recipe: Recipe) -> Table:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, time, timedelta
@@ -20,14 +19,8 @@ from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import (
-    TOKENIZER_FILES,
-    is_adapter,
-    load,
-    reading,
-    writing,
-)
-from coterie.models.saving import save_model
+from coterie.models.loading import TOKENIZER_FILES, is_adapter, writing
+from coterie.models.saving import copy_files, save_model
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
 from coterie.record import export as jsonl
@@ -78,18 +71,14 @@ def export_data(
             raise UserError(f"{folder} has no finished stage{where}", "continue the run")
         counts = _write_chats(_trained(recipe, run, iterations, role), to, partial)  # type: ignore[arg-type]
         if to == "jsonl":
-            some = None if iteration is None else iterations
-            jsonl.export(
-                run.store, partial / "trajectories.jsonl", iterations=some, secrets=secrets
-            )
+            chosen, file = None if iteration is None else iterations, partial / "trajectories.jsonl"
+            jsonl.export(run.store, file, iterations=chosen, secrets=secrets)
         elif not (counts + tasks).keys() - {LEFT_OUT, NO_ANSWER}:
-            reason = f"{folder} has no selected training data{where}"
-            if counts[LEFT_OUT]:
-                reason = f"{to} can't represent any of the {counts[LEFT_OUT]} rows and pairs of {folder} "
-                reason += "(docs/howto/export.md says which)"
-            raise UserError(
-                reason, "use --to jsonl, which has all trajectories, or continue the run"
-            )
+            problem = f"{folder} has no selected training data{where}"
+            if count := counts[LEFT_OUT]:
+                problem = f"{to} can't represent any of the {count} rows and pairs of {folder} "
+                problem += "(docs/howto/export.md says which)"
+            raise UserError(problem, "use --to jsonl, which has all trajectories")
     return out, counts + tasks
 
 
@@ -109,7 +98,7 @@ def _write_logs(
         start = clock
         clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
         times[step.iteration, step.stage] = start, clock
-    for at, stage in sorted({(at, stage) for _, at, stage, _ in run.store.tree_keys(iteration)}):
+    for at, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
         task = played if stage == EVALUATION else f"{played} {stage}"
         model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
         start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
@@ -130,11 +119,12 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
     counts, tools = Counter[str](), set[str]()
     with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
         files = {ROWS: rows, PAIRS: pairs}
-        for one in trained:
-            name = ROWS if one.selection.rejected is None else PAIRS
+        for selected in trained:
+            name = ROWS if selected.selection.rejected is None else PAIRS
             if name == PAIRS and form == "verl":
                 continue
-            for item in export_rows(one, form) if name == ROWS else [export_pair(one, form)]:
+            is_rows = name == ROWS
+            for item in export_rows(selected, form) if is_rows else [export_pair(selected, form)]:
                 if item is not None:
                     files[name].write(json.dumps(item) + "\n")
                     tools |= {name} if "tools" in item else set()
@@ -167,16 +157,16 @@ def _trained(
     recipe: Recipe, run: Run, iterations: list[int], only: str | None
 ) -> Iterator[TrainedSelection]:
     for iteration in iterations:
-        for role, tree, one in recipe.trained_on(run, iteration):
+        for role, tree, selection in recipe.trained_on(run, iteration):
             if only in (None, role):
-                edit = None if one.context is None else recipe.edits[one.context]
-                yield TrainedSelection(role, tree, one, recipe.renderers[role].render, edit)
+                edit = None if selection.context is None else recipe.edits[selection.context]
+                yield TrainedSelection(role, tree, selection, recipe.renderers[role].render, edit)
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
     """Write tasks as Parquet for verl: recorded tasks for training, and held-out tasks."""
     players = recipe.players()
-    agents = [agent for agent, one in players.items() if one == (role or recipe.main_role)]
+    agents = [agent for agent in players if players[agent] == (role or recipe.main_role)]
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
@@ -184,7 +174,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
     for split, tasks in (("train", train), ("heldout", heldout)):
-        candidates = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
+        candidates = (_verl_row(recipe, task, agents[0], split) for task in tasks.values())
         rows = [row for row in candidates if row is not None]
         counts += Counter({split: len(rows), NO_ANSWER: len(tasks) - len(rows)})
         if rows:
@@ -214,9 +204,9 @@ def _program_tests(task: Task) -> str:
     """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
     is_readable = TESTS in task.secrets and CHECKER not in task.secrets
     tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if is_readable else []
-    if not all(isinstance(one, dict) and one.get("kind") == "stdin" for one in tests):
+    if not all(isinstance(test, dict) and test.get("kind") == "stdin" for test in tests):
         return ""
-    columns = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}
+    columns = {key: [test[key[:-1]] for test in tests] for key in ("inputs", "outputs")}
     return json.dumps(columns) if tests else ""
 
 
@@ -228,7 +218,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
-    base = next(one.model for one in recipe.roles() if one.name == role)
+    base = {role.name: role.model for role in recipe.roles()}[role]
     head: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
     if HUB_NAME.fullmatch(base):
         head["base_model"] = base
@@ -249,11 +239,11 @@ def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool
 
 def _figures(recipe: Recipe, run: Run) -> list[str]:
     """Return a table of held-out scores and tokens of all policies."""
-    done = [one for one in recipe.steps() if one.stage == EVALUATION and run.is_finished(one)]
-    if not done:
+    steps = [step for step in recipe.steps() if step.stage == EVALUATION and run.is_finished(step)]
+    if not steps:
         return []
-    points = [evaluation(run.store, step.iteration) for step in done]
-    table = page.scores([(f"{one.version}", one) for one in points], recipe.environment.metric)
+    points = [evaluation(run.store, step.iteration) for step in steps]
+    table = page.scores([(f"{p.version}", p) for p in points], recipe.environment.metric)
     rows = [table.heads, ("---",) * len(table.heads), *table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return ["## Figures", "", "On held-out tasks; policy 0 is the base.", "", *lines, ""]
@@ -302,16 +292,12 @@ def export_model(
 
 def _merge_adapter(folder: Path, out: Path) -> None:
     """Merge the adapter of a folder that PEFT wrote into its base, in float32, with the adapter's tokenizer if any."""
-    from coterie.models.adapters import load_adapter, merged  # torch takes seconds to import
+    from coterie.api import load  # torch takes seconds to import
 
-    with reading(folder / ADAPTER_FILE):
-        base = str(json.loads((folder / ADAPTER_FILE).read_text())["base_model_name_or_path"])
-    inside = folder / base  # exported adapters may name a base beside them
-    loaded = load(str(inside) if inside.is_dir() else base)
+    loaded = load(folder)
     with whole_folder(out) as partial, writing(partial):
-        save_model(merged(load_adapter(loaded.model, folder)), partial)
-        for file in sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)}):
-            shutil.copyfile(file, partial / file.name)
+        save_model(loaded.model, partial)
+        copy_files(folder, partial, TOKENIZER_FILES)
 
 
 def _write(
@@ -319,8 +305,7 @@ def _write(
 ) -> None:
     path = recipe.policy_path(run, version, role)
     if version and not merge:
-        for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
-            shutil.copyfile(file, partial / file.name)
+        copy_files(Path(path), partial, FILES)
         return
     loaded = recipe.load_policy(run, version, role, merge=True)
     with writing(partial):
@@ -331,10 +316,8 @@ def checked_role(recipe: Recipe, name: str | None) -> str:
     """Return the name of a role, by default the first. Raise ``UserError`` if it is unknown."""
     names = [role.name for role in recipe.roles()]
     if name is not None and name not in names:
-        raise UserError(
-            f"{recipe.name} has no role {name!r}",
-            f"{did_you_mean(name, names)}use one of: {', '.join(names)}",
-        )
+        problem = f"{recipe.name} has no role {name!r}"
+        raise UserError(problem, f"{did_you_mean(name, names)}use one of: {', '.join(names)}")
     return name or names[0]
 
 
@@ -345,15 +328,14 @@ def exported_version(
     if step is not None:
         return step_folder(run, role, step)
     versions = recipe.versions(run, role)
-    if version is not None and version not in versions:
+    newest = versions[-1] or None
+    version = newest if version is None else version
+    if version is None:
+        fix = "continue the run, or give --iteration 0 for the base, or a step of reinforcement learning"
+        raise UserError(f"{run.folder} has not trained {role!r} yet", fix)
+    if version not in versions:
         names = ", ".join(map(str, versions))
-        raise UserError(
-            f"{run.folder} has no version {version} of {role!r}; it has {names} (0 is the base)",
-            "give one of these with --iteration, or continue the run",
-        )
-    if version is None and versions[-1] == 0:
-        raise UserError(
-            f"{run.folder} has not trained {role!r} yet",
-            "continue the run, or give --iteration 0 for the base, or a step of reinforcement learning",
-        )
-    return versions[-1] if version is None else version
+        problem = f"{run.folder} has no version {version} of {role!r}; it has {names}"
+        fix = "give one of these with --iteration, or continue the run"
+        raise UserError(f"{problem} (0 is the base)", fix)
+    return version

@@ -100,81 +100,86 @@ def show(
         if section.charts or (section.rows and section.id in (BY, DIFFERENCES)):
             console.print(_table(section.title, [section.heads, *section.rows]))
             console.print(section.intro, soft_wrap=True)
-    for one in figures:
-        if (picked := one.picked) is not None:
-            low, high = picked.interval
-            console.print(
-                f"{one.label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}; "
-                f"{picked.unreadable} tasks without a readable reply",
-                soft_wrap=True,
-            )
-        if one.wins is not None:
-            console.print(f"{one.label}: {_wins_line(one.wins)}", soft_wrap=True)
+    for result in figures:
+        if (picked := result.picked) is not None:
+            score = _with_interval(picked.score, picked.interval)
+            line = f"{result.label}: {score} best of {picked.n} by {picked.judge}; {picked.unreadable} tasks"
+            console.print(f"{line} without a readable reply", soft_wrap=True)
+        if (wins := result.wins) is not None:
+            rate = _with_interval(wins.rate, wins.interval)
+            left_out = f" ({wins.left_out} left out)" * bool(wins.left_out)
+            line = f"{result.label}: win rate {rate} against {wins.other} on {wins.n} tasks{left_out}; a win is a"
+            line += f" higher score, and each of the {wins.ties} ties counts half"
+            console.print(f"{line} (SWEET-RL does not say how it counts ties)", soft_wrap=True)
     file = figures[-1].store.with_suffix(".html")
     write_page(report, file)
     console.print(f"page: {file}", soft_wrap=True)
-    rows = [{"method": settings.method, **row} for one in figures for row in _rows(one, figures[0])]
-    result = {"benchmark": benchmark, "metric": metric, "rows": rows}
-    print(json.dumps(result | ({} if usage is None else {"usage": usage})))
+    rows = [
+        {"method": settings.method, **row}
+        for result in figures
+        for row in _rows(result, figures[0])
+    ]
+    output = {"benchmark": benchmark, "metric": metric, "rows": rows}
+    print(json.dumps(output | ({} if usage is None else {"usage": usage})))
 
 
-def _rows(one: Figures, first: Figures) -> list[dict[str, Any]]:
-    result = one.evaluation
-    common: dict[str, Any] = {"policy": one.label, "version": one.version}
+def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
+    result = figures.evaluation
+    common: dict[str, Any] = {"policy": figures.label, "version": figures.version}
     common |= {"n": result.n, "failed": result.failed}
-    if one is not first:
-        difference, interval, n = one.minus(first)
-        common |= {"difference": round(difference, 4), "difference_ci": _rounded(interval)}
+    means = {name: round(value, 4) for name, value in result.means.items()}
+    if figures is not first:
+        difference, interval, n = figures.minus(first)
+        common |= _measure("difference", difference, interval)
         common |= {"difference_from": first.label, "difference_n": n}
-    if one.columns:
+    if figures.columns:
         common["by"] = {
             value: {
                 "n": len(scores),
-                "score": round(fmean(scores), 4),
-                "score_ci": _rounded(mean_interval(scores, seed=0)),
+                **_measure("score", fmean(scores), mean_interval(scores, seed=0)),
             }
-            for value, scores in one.by_value.items()
+            for value, scores in figures.by_value.items()
         }
-    if wins := one.wins:
-        common |= {"win_rate": round(wins.rate, 4), "win_rate_ci": _rounded(wins.interval)}
+    if wins := figures.wins:
+        common |= _measure("win_rate", wins.rate, wins.interval)
         common |= {"ties": wins.ties, "against": wins.other, "compared": wins.n}
     if isinstance(result, Evaluation):
         score = {
-            "score": round(result.score, 4),
-            "score_ci": _rounded((result.low, result.high)),
+            **_measure("score", result.score, (result.low, result.high)),
             "tokens": round(result.tokens, 2),
             "tokens_per_score": _ratio(result.tokens, result.score),
-            **_cost_of_pass(one.cost, result.score * result.n),
-            **{name: round(value, 4) for name, value in result.means.items()},
+            **_cost_of_pass(figures.cost, result.score * result.n),
         }
-        return [common | score]
+        return [{**common, **score, **means}]
     rows = [
-        common
-        | {
+        {
+            **common,
             "k": point.k,
-            "coverage": round(point.coverage.mean, 4),
-            "coverage_ci": _rounded(point.coverage.interval),
-            "majority": round(point.majority.mean, 4),
-            "majority_ci": _rounded(point.majority.interval),
+            **_measure("coverage", point.coverage.mean, point.coverage.interval),
+            **_measure("majority", point.majority.mean, point.majority.interval),
             "average": round(point.average, 4),
             "spread": point.spread and round(point.spread, 4),
             "tokens": round(point.tokens, 2),
             "tokens_per_score": _ratio(point.tokens / point.k, point.average),
             **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
-            "of_all": {name: round(value, 4) for name, value in result.means.items()},
+            "of_all": means,
         }
         for point in result.points
     ]
     last = result.points[-1]
-    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * result.n)
-    if one.picked is not None:
-        rows[-1] |= {
-            "picked": round(one.picked.score, 4),
-            "picked_ci": _rounded(one.picked.interval),
-            "picked_by": one.picked.judge,
-            "unreadable_picks": one.picked.unreadable,
-        }
+    rows[-1] |= _cost_of_pass(figures.cost, last.average * last.k * result.n)
+    if picked := figures.picked:
+        rows[-1] |= _measure("picked", picked.score, picked.interval)
+        rows[-1] |= {"picked_by": picked.judge, "unreadable_picks": picked.unreadable}
     return rows
+
+
+def _measure(
+    name: str, value: float, interval: tuple[float, float] | None
+) -> dict[str, float | list[float] | None]:
+    """Return a mean and its interval (``NAME_ci``), rounded."""
+    ends = interval and [round(end, 4) for end in interval]
+    return {name: round(value, 4), f"{name}_ci": ends}
 
 
 def _ratio(cost: float, gain: float) -> float | None:
@@ -189,38 +194,24 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
     return {"cost": round(cost, 6), "cost_of_pass": each}
 
 
-def _wins_line(wins: WinRate) -> str:
-    low, high = wins.interval
-    without = f" ({wins.left_out} left out)" if wins.left_out else ""
-    return (
-        f"win rate {wins.rate:.3f} ({low:.3f} to {high:.3f}) against {wins.other} on {wins.n} tasks{without}; a win is "
-        f"a higher score, and each of the {wins.ties} ties counts half (SWEET-RL does not say how it counts ties)"
-    )
-
-
-def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
-    return interval and [round(end, 4) for end in interval]
+def _with_interval(value: float, interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def score_table(
     title: str, rows: Sequence[tuple[str, Evaluation]], *, failed: bool = False
 ) -> Table:
     """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
-    names = list(dict.fromkeys(name for _, one in rows for name in one.means))
+    names = list(dict.fromkeys(name for _, result in rows for name in result.means))
     words = [name.replace("_", " ") for name in names]
     heads = ["policy", "score", "95% interval", "tokens", *words, "n", "failed"]
-    lines = [
-        [
-            label,
-            f"{one.score:.3f}",
-            f"{one.low:.3f} to {one.high:.3f}",
-            f"{one.tokens:.1f}",
-            *(f"{one.means[name]:.2f}" if name in one.means else "" for name in names),
-            f"{one.n}",
-            f"{one.failed}",
-        ]
-        for label, one in rows
-    ]
+    lines = []
+    for label, result in rows:
+        means = (f"{result.means[name]:.2f}" if name in result.means else "" for name in names)
+        interval, tokens = f"{result.low:.3f} to {result.high:.3f}", f"{result.tokens:.1f}"
+        counts = (f"{result.n}", f"{result.failed}")
+        lines.append([label, f"{result.score:.3f}", interval, tokens, *means, *counts])
     table = list(zip(heads, *lines, strict=True))
     if not failed:
         del table[-1]
@@ -232,11 +223,11 @@ def score_table(
 def _cells(point: CurvePoint) -> tuple[str, ...]:
     """Return the cells of the columns ``CURVE``."""
     cells = [f"{point.k}"]
-    for one in (point.coverage, point.majority):
-        cells += [f"{one.mean:.3f}", "{:.3f}–{:.3f}".format(*one.interval or (one.mean, one.mean))]
-    spread, fraction = (
-        "" if one is None else f"{one:.3f}" for one in (point.spread, point.fraction)
-    )
+    for estimate in (point.coverage, point.majority):
+        low, high = estimate.interval or (estimate.mean, estimate.mean)
+        cells += [f"{estimate.mean:.3f}", f"{low:.3f}–{high:.3f}"]
+    rates = (point.spread, point.fraction)
+    spread, fraction = ("" if rate is None else f"{rate:.3f}" for rate in rates)
     return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}", fraction)
 
 
@@ -257,11 +248,11 @@ def evaluation_report(
     """Return the page of an evaluation: scores of all policies, and their rollouts side by side."""
     metric = settings.build_environment().metric
     parts, single = list[Section](), list[tuple[str, Evaluation]]()
-    for n, one in enumerate(figures):
-        if isinstance(one.evaluation, Consistency):
-            parts.append(scaling_section(n, one.label, one.evaluation, metric))
+    for n, result in enumerate(figures):
+        if isinstance(result.evaluation, Consistency):
+            parts.append(scaling_section(n, result.label, result.evaluation, metric))
         else:
-            single.append((one.label, one.evaluation))
+            single.append((result.label, result.evaluation))
     if single:
         parts.append(page.scores(single, metric))
     parts += [_differences(figures, metric), _values(figures, getattr(settings, "by", None))]
@@ -274,7 +265,7 @@ def evaluation_report(
         tools = page.tools(store.calls())
     return Report(
         kind="evaluation",
-        title=f"{', '.join(one.label for one in figures)} on {benchmark}",
+        title=f"{', '.join(result.label for result in figures)} on {benchmark}",
         facts=(
             ("method", settings.method),
             ("temperature", f"{settings.temperature:g}"),
@@ -326,7 +317,7 @@ def _values(figures: Sequence[Figures], column: str | None) -> Section:
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
-    marked = [one for one in consistency.points if one.coverage.interval and one.majority.interval]
+    marked = [p for p in consistency.points if p.coverage.interval and p.majority.interval]
     means = consistency.means
     shares = {name: means[name] for name in (WELL_FORMED, CUT_OFF) if name in means}
     left_out = f"; {means['left_out']} left out" if "left_out" in means else ""
@@ -336,10 +327,10 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
         for name in ("coverage", "majority"):
             points = []
             for point in marked:
-                one: Estimate = getattr(point, name)
-                low, high = one.interval or (one.mean, one.mean)
+                estimate: Estimate = getattr(point, name)
+                low, high = estimate.interval or (estimate.mean, estimate.mean)
                 x, title = getattr(point, what), f"{name} of {point.k}: {metric}"
-                points.append(score_point(x, title, one.mean, low, high))
+                points.append(score_point(x, title, estimate.mean, low, high))
             lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
         title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
         charts.append(
@@ -359,12 +350,12 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
 
 def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[Example, ...]:
     """Return example tasks with the rollouts of all policies."""
-    decoders = {one.label: one.decoder for one in figures if one.decoder}
+    decoders = {result.label: result.decoder for result in figures if result.decoder}
     agents = agents_of(settings.build_environment())
     vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
-    same = all(one == vocabularies[0] for one in vocabularies)
+    same = all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
     with ExitStack() as stack:
-        stores = [stack.enter_context(Store.open(one.store, read_only=True)) for one in figures]
+        stores = [stack.enter_context(Store.open(f.store, read_only=True)) for f in figures]
         attempts = [store.iterations(EVALUATION)[-1] for store in stores]
         scores: dict[str, list[float]] = {}
         for store, attempt in zip(stores, attempts, strict=True):
@@ -374,20 +365,19 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
         examples, environment = [], settings.build_environment()
         for task in _picked_tasks(scores):
             samples: list[Shown] = []
-            for one, store, attempt in zip(figures, stores, attempts, strict=True):
-                if task in store.tree_tasks(attempt, EVALUATION):
-                    tree = store.tree(attempt, EVALUATION, task)
-                    for outcome, path in tree.trajectories():
-                        number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
-                        sample = rollout(tree, outcome, path, f"{one.label}{number}")
-                        who = "" if same else f"{one.label}: "
-                        named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
-                        samples.append(replace(sample, rows=named))
-            first = stores[0].task(task)
-            decode = partial(_renderer, decoders)
-            examples.append(
-                (example(first, samples, decode, environment=environment), first, samples)
-            )
+            for result, store, attempt in zip(figures, stores, attempts, strict=True):
+                if task not in store.tree_tasks(attempt, EVALUATION):
+                    continue
+                tree = store.tree(attempt, EVALUATION, task)
+                for outcome, path in tree.trajectories():
+                    number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
+                    sample = rollout(tree, outcome, path, f"{result.label}{number}")
+                    who = "" if same else f"{result.label}: "
+                    named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
+                    samples.append(replace(sample, rows=named))
+            first, decode = stores[0].task(task), partial(_renderer, decoders)
+            shown = example(first, samples, decode, environment=environment)
+            examples.append((shown, first, samples))
         return add_pictures(examples, environment, figures[-1].store.with_suffix("") / "pictures")
 
 
@@ -398,10 +388,10 @@ def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) 
 
 def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
     """Choose example tasks: differing scores first, then wrong, then right."""
-    graded = {task: own for task, own in scores.items() if own}
-    differing = [task for task, own in graded.items() if max(own) > min(own)]
-    wrong = [task for task, own in graded.items() if max(own) == min(own) < 0.5]
-    right = [task for task, own in graded.items() if max(own) == min(own) >= 0.5]
+    ends = {task: (min(of_task), max(of_task)) for task, of_task in scores.items() if of_task}
+    differing = [task for task, (low, high) in ends.items() if low < high]
+    wrong = [task for task, (low, high) in ends.items() if low == high < 0.5]
+    right = [task for task, (low, high) in ends.items() if low == high >= 0.5]
     third = EXAMPLES // 3
     first = [*differing[:third], *wrong[:third], *right[:third]]
     others = [task for task in (*differing, *wrong, *right) if task not in first]

@@ -88,10 +88,8 @@ def model(
     settings = settings.model_copy(update={"python": python or settings.python})
     vllm = _vllm_command(settings, weights, name, port)
     if vllm is None and not is_serve_available():
-        raise UserError(
-            "vLLM is not installed, and `transformers serve` lacks packages",
-            "pip install 'transformers[serving]', or vLLM (docs/howto/vllm.md)",
-        )
+        problem = "vLLM is not installed, and `transformers serve` lacks packages"
+        raise UserError(problem, "pip install 'transformers[serving]' or vLLM (docs/howto/vllm.md)")
     if merge is not None and not Path(weights).exists():
         merge()
     with TemporaryDirectory() as folder:
@@ -121,10 +119,8 @@ def _listener(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        raise UserError(
-            f"can't listen on port {port}: {error.strerror}",
-            "stop the program that uses it, or take a free port with --port 0",
-        ) from error
+        fix = "stop the program that uses it, or take a free port with --port 0"
+        raise UserError(f"can't listen on port {port}: {error.strerror}", fix) from error
 
 
 def _policy(
@@ -141,16 +137,15 @@ def _policy(
         role = recipe.main_role
         version = exported_version(recipe, opened, role, iteration, step)
         path = recipe.policy_path(opened, version, role)
-    own = recipe.settings.engine.vllm
-    one = {"servers": 1, "devices": own.devices[:1], "urls": (), "lora_rank": 0}
-    settings = own.model_copy(update=one)
+    pool = recipe.settings.engine.vllm
+    changes = {"servers": 1, "devices": pool.devices[:1], "urls": (), "lora_rank": 0}
+    settings = pool.model_copy(update=changes)
     if not is_adapter(path):
         return settings, absolute(resolve(path)), None
     digest = sha256(Path(path) / "adapter_model.safetensors")[:8]
     out = run.absolute() / "served" / f"{role}-{digest}"
-    which = {"iteration": iteration, "step": step}
-    merge = partial(export_model, run, out, merge=True, role=role, **which)
-    return settings, str(out), merge
+    export = partial(export_model, run, out, merge=True, role=role)
+    return settings, str(out), partial(export, iteration=iteration, step=step)
 
 
 def _vllm_command(

@@ -102,21 +102,14 @@ def sweep_report(
     series = (Series(compared, points),)
     chart = Chart("sweep", f"{compared} over {key}", key, compared, series, labels)
     together = "" if plot_rows == rows else ", all seeds together"
+    score = ("n", "score")
+    measured = ("loss", "95% interval", *score) if has_loss else (*score, "95% interval")
     section = Section(
         "scores",
         "Held-out losses" if has_loss else "Scores on held-out tasks",
         f"Intervals are 95% intervals over {'rows' if has_loss else 'tasks'}{together}."
         + f" The score ({metric}) is of the replies to n prompts." * has_loss,
-        (
-            key,
-            "seed",
-            "iteration",
-            *(["loss"] if has_loss else ["n", "score"]),
-            "95% interval",
-            *(["n", "score"] if has_loss else []),
-            "tokens",
-            "run",
-        ),
+        (key, "seed", "iteration", *measured, "tokens", "run"),
         tuple(map(_cells, rows)),
         (chart,),
     )

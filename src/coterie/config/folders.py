@@ -117,8 +117,7 @@ def make_folder(folder: Path) -> None:
         if error.errno in FULL:
             raise
         raise UserError(
-            f"can't write in the folder {folder}: {reason_of(error)}",
-            "give a writable folder",
+            f"can't write in the folder {folder}: {reason_of(error)}", "give a writable folder"
         ) from error
 
 

@@ -129,17 +129,14 @@ def find(kind: Kind, name: str) -> Plugin:
     entries = [entry for entry in _entries(kind.group, _state()) if entry.name == name]
     if name in kind.built_in:
         if entries:
-            raise UserError(
-                f"{_package(entries[0])} has an entry point {name!r} in {kind.group}, but {name} is built in",
-                "give the entry point another name, or uninstall the package",
-            )
+            problem = f"{_package(entries[0])} has an entry point {name!r} in {kind.group}, but {name} is built in"
+            raise UserError(problem, "give the entry point another name, or uninstall the package")
         module, _, thing = kind.built_in[name].partition(":")
         return Plugin(kind, name, getattr(import_module(module), thing), None)
     if len(entries) > 1:
         packages = " and ".join(map(_package, entries))
-        raise UserError(
-            f"{packages} both have an entry point {name!r} in {kind.group}", "uninstall one of them"
-        )
+        problem = f"{packages} both have an entry point {name!r} in {kind.group}"
+        raise UserError(problem, "uninstall one of them")
     if entries:
         what = f"the {kind.name} {name!r} of {_package(entries[0])}"
         return _plugin(kind, name, what, lambda: entries[0].load())
@@ -149,9 +146,8 @@ def find(kind: Kind, name: str) -> Plugin:
         return _at_place(kind, name)
     known = [*kind.built_in, *installed(kind)]
     choices = f"use one of: {', '.join(known)}; " if known else ""
-    raise UserError(
-        f"no {kind.name} is called {name!r}", f"{did_you_mean(name, known)}{choices}{OWN}"
-    )
+    fix = f"{did_you_mean(name, known)}{choices}{OWN}"
+    raise UserError(f"no {kind.name} is called {name!r}", fix)
 
 
 def installed(kind: Kind) -> dict[str, EntryPoint]:
@@ -179,10 +175,8 @@ def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
         raise UserError(f"{plugin} is not a class", "give the name of a class")
     own = getattr(plugin.thing, "settings_type", base)
     if not (isinstance(own, type) and issubclass(own, base)):
-        raise UserError(
-            f"{plugin} has a settings_type that is not settings: {own!r}",
-            f"derive it from {base.__module__}.{base.__name__}",
-        )
+        problem = f"{plugin} has a settings_type that is not settings: {own!r}"
+        raise UserError(problem, f"derive it from {base.__module__}.{base.__name__}")
     return own
 
 
@@ -291,9 +285,8 @@ def _at_place(kind: Kind, name: str) -> Plugin:
     is_file = place.endswith(".py")
     what = f"the {kind.name} {name}"
     if not thing.isidentifier() or not place:
-        raise UserError(
-            f"{kind.name}={name} has no name", "write package.module:NAME or path/file.py:NAME"
-        )
+        fix = "write package.module:NAME or path/file.py:NAME"
+        raise UserError(f"{kind.name}={name} has no name", fix)
     if not is_file:
         with_folder(Path.cwd())
     load = partial(_file if is_file else import_module, place)
@@ -302,10 +295,8 @@ def _at_place(kind: Kind, name: str) -> Plugin:
         own = {k: getattr(v, "__module__", None) for k, v in vars(module).items() if callable(v)}
         names = [key for key, place in own.items() if place == module.__name__]
         has = f"it has: {', '.join(names)}" if names else "it defines no class or function"
-        raise UserError(
-            f"{module.__file__} has no {thing}, so there is no {kind.name} {name}",
-            f"{did_you_mean(thing, names)}{has}",
-        )
+        problem = f"{module.__file__} has no {thing}, so there is no {kind.name} {name}"
+        raise UserError(problem, f"{did_you_mean(thing, names)}{has}")
     return _plugin(kind, absolute_name(name), what, lambda: getattr(module, thing), module.__file__)
 
 

@@ -226,10 +226,8 @@ def read_settings(path: Path, settings: type[Settings]) -> dict[str, Any]:
                     flat[key] = value
             elif key not in OF_RUNS:
                 near = nearest_key(key, known)
-                raise UserError(
-                    f"{path}, line {lines[key]}: unknown key {key!r}",
-                    f"did you mean {near!r}?" if near else RECIPE_KEYS,
-                )
+                problem = f"{path}, line {lines[key]}: unknown key {key!r}"
+                raise UserError(problem, f"did you mean {near!r}?" if near else RECIPE_KEYS)
 
     read(tree, "")
     return flat
@@ -263,10 +261,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         why = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
-        raise UserError(
-            f"can't read settings from {path}: {why}",
-            "give a YAML file of settings, or correct the file",
-        ) from error
+        problem = f"can't read settings from {path}: {why}"
+        raise UserError(problem, "give a YAML file of settings, or correct the file") from error
     if not isinstance(values or {}, dict):
         raise UserError(f"{path} has no settings", "add lines such as `iterations: 2`")
     return values or {}, lines
@@ -329,13 +325,11 @@ def resolve(
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not path:
-            raise UserError(
-                f"{word!r} is not a setting", "write key=value without spaces, such as iterations=2"
-            )
+            raise UserError(f"{word!r} is not a setting", "write key=value, such as iterations=2")
         if re.fullmatch(r"[A-Za-z]:\\\S*", text):
+            fix = f"in WSL write {path}=/mnt/{text[0].lower()}{text[2:].replace(chr(92), '/')}"
             raise UserError(
-                f"{word} is a path of Windows, and coterie runs on Linux and macOS",
-                f"in WSL write {path}=/mnt/{text[0].lower()}{text[2:].replace(chr(92), '/')}",
+                f"{word} is a path of Windows, and coterie runs on Linux and macOS", fix
             )
         path = mains.get(path, path)
         _check_known(path, known, where)
@@ -399,9 +393,6 @@ def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> Non
     inside = [key for key in known if key.startswith(f"{path}.")]
     if inside:
         raise UserError(f"{path} is a group of keys", f"give one of: {', '.join(inside)}")
-    if path.rpartition(".")[2] in ("load_in_4bit", "load_in_8bit"):
-        problem = f"{path}: training on quantized weights (QLoRA) is not supported here"
-        raise UserError(problem, "use train.method=lora train.dtype=bfloat16")
     near = nearest_key(path, known)
     raise UserError(f"unknown key {path!r}", f"did you mean {near!r}?" if near else where)
 

@@ -104,8 +104,6 @@ TRAJECTORIES: Mapping[str, DataSet] = MappingProxyType(
 
 def find(name: str) -> DataSet:
     if name not in CATALOGUE:
-        raise UserError(
-            f"there is no data set {name!r}",
-            f"{did_you_mean(name, CATALOGUE)}known sets: {', '.join(CATALOGUE)} (`coterie data list`)",
-        )
+        fix = f"{did_you_mean(name, CATALOGUE)}known sets: {', '.join(CATALOGUE)} (`coterie data list`)"
+        raise UserError(f"there is no data set {name!r}", fix)
     return CATALOGUE[name]

@@ -125,7 +125,7 @@ def _verl_reply(row: Raw) -> Messages:
     names = ("extra_info.answer", "reward_model.ground_truth")
     reply = next(filter(None, [first_of(row, (name,)) for name in names]), None)
     if not isinstance(reply, str):
-        raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
+        raise ValueError(f"neither {' nor '.join(names)} is a text")
     return _reply(reply)
 
 
@@ -345,11 +345,9 @@ class Conversations(UserFileSet):
                 form = self.format_of(row)
                 first = first or form
                 if not form and not skips:
-                    raise UserError(
-                        f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}",
-                        f"{self._fitting_command(row, file)}rename its columns to {self.usual}, or to another form "
-                        "of docs/recipes/sft.md",
-                    )
+                    problem = f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}"
+                    fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
+                    raise UserError(problem, f"{self._fitting_command(row, file)}{fix}")
                 if form != first or not form:
                     names = map(" and ".join, (form, first))
                     raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
@@ -431,13 +429,11 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
-    count = sum(map(len, faults.values()))
-    listed = [
-        f"{', '.join(positions[:NAMED])}{', ...' * (len(positions) > NAMED)}: {reason}"
-        for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]
-    ]
+    count, listed = sum(map(len, faults.values())), list[str]()
+    for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]:
+        more = ", ..." * (len(positions) > NAMED)
+        listed.append(f"{', '.join(positions[:NAMED])}{more}: {reason}")
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
-        "correct them, leave them out with dataset.broken=skip, or do not read a column or key with "
-        "dataset.ignore=[NAME]",
+        "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",
     )

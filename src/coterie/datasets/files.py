@@ -46,10 +46,8 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
             why = f"it has another form ({type(error).__name__} {error})"
             if isinstance(error, ValidationError):
                 why = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
-            raise UserError(
-                f"{file}, {place} is broken: {why}",
-                f"correct or remove it; a row of this set has {', '.join(row.model_fields)}",
-            ) from error
+            fix = f"correct or remove it; a row of this set has {', '.join(row.model_fields)}"
+            raise UserError(f"{file}, {place} is broken: {why}", fix) from error
 
 
 def numbered(
@@ -123,9 +121,7 @@ def _lines(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, An
                 broken.append(f"line {number}")
                 continue
             if isinstance(value, list) and not is_chat(value):
-                yield from (
-                    (f"{number}, item {place}", item) for place, item in enumerate(value, 1)
-                )
+                yield from ((f"{number}, item {n}", item) for n, item in enumerate(value, 1))
             else:
                 yield number, value
 
@@ -187,10 +183,10 @@ def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int 
         number = 0
         with ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
-                for place, column in enumerate(batch.schema):
+                for index, column in enumerate(batch.schema):
                     if column.type == pyarrow.float32():  # 0.1, and not 0.10000000149011612
-                        exact = batch.column(place).cast("string").cast("float64")
-                        batch = batch.set_column(place, column.name, exact)
+                        exact = batch.column(index).cast("string").cast("float64")
+                        batch = batch.set_column(index, column.name, exact)
                 for item in batch.to_pylist():
                     number += 1
                     yield number, item
@@ -280,7 +276,7 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
     for revision in REVISIONS:
         try:
             siblings = HfApi().dataset_info(name, revision=revision).siblings
-            files = [one.rfilename for one in siblings or ()]
+            files = [sibling.rfilename for sibling in siblings or ()]
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             fault = fault or error
             continue
@@ -291,7 +287,7 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
                 folder = Path(cached(name, revision=revision))
             except OSError:
                 continue
-            files = [one.relative_to(folder).as_posix() for one in folder.rglob("*")]
+            files = [file.relative_to(folder).as_posix() for file in folder.rglob("*")]
         if layout(files):
             return Repository(name, revision), files
     reason = str(fault or "no data files").splitlines()[0]
@@ -337,25 +333,22 @@ def source_files(name: str, source: str, kind: str = "") -> tuple[dict[Split, li
     if is_hub_name(source):
         repo, names = _list_files(source.partition(":")[0])
         chosen = choose_splits(names, source, kind)
-        return {
-            split: [download(repo.name, repo, file) for file in some]
-            for split, some in chosen.items()
-        }, True
+        locate = partial(download, repo.name, repo)
+        return {split: list(map(locate, chosen[split])) for split in chosen}, True
     if not path.exists() and ":" in source:
         path = expanded(source.partition(":")[0])
     if not path.is_dir():
         return {"train": [path]}, False
-    inside = [one for one in path.rglob("*") if one.suffix in SUFFIXES]
-    own = {split: [one for one in inside if one.parent == path and one.name.partition(".")[0] == split]
-           for split in SPLITS}  # fmt: skip
-    for split, matches in own.items():
-        if len(matches) > 1:
-            raise UserError(f"{path} has {len(matches)} files of {split}", "remove all but one")
-    if all(own.values()):
-        return own, False
-    names = [one.relative_to(path).as_posix() for one in inside]
-    chosen = choose_splits(names, source, kind)
-    return {split: [path / one for one in some] for split, some in chosen.items()}, True
+    inside = [file for file in path.rglob("*") if file.suffix in SUFFIXES]
+    top = [file for file in inside if file.parent == path]
+    named = {split: [f for f in top if f.name.partition(".")[0] == split] for split in SPLITS}
+    for split, files in named.items():
+        if len(files) > 1:
+            raise UserError(f"{path} has {len(files)} files of {split}", "remove all but one")
+    if all(named.values()):
+        return named, False
+    chosen = choose_splits([file.relative_to(path).as_posix() for file in inside], source, kind)
+    return {split: list(map(path.joinpath, chosen[split])) for split in chosen}, True
 
 
 def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
@@ -371,7 +364,7 @@ def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         if file.suffix not in SUFFIXES:
             continue
         split = folders.pop() if stem.isdigit() and folders else SHARD.sub("", stem)
-        config = "/".join(one for one in folders if one != "data") or "default"
+        config = "/".join(folder for folder in folders if folder != "data") or "default"
         splits = configs.setdefault(config, {})
         splits.setdefault(split.removeprefix("partial-"), []).append(path)
     return configs
@@ -382,29 +375,30 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
     base, *named = source.split(":")
     configs = layout(paths)
     every = [(config, split) for config, splits in configs.items() for split in splits]
-    options = [one for one in every if all(part in one for part in named)]
-    options = [one for one in options if one[1] in named or "train" in name_words(one[1])]
-    options = [one for one in options if one[0] == "default"] or options
+    options = [
+        option
+        for option in every
+        if {*named} <= {*option} and (option[1] in named or "train" in name_words(option[1]))
+    ]
+    options = [option for option in options if option[0] == "default"] or options
     if len(options) > 1:
         usual = {"train"} | {split for _, split in options if kind and kind in name_words(split)}
-        options = [one for one in options if one[1] in usual] or options
+        options = [option for option in options if option[1] in usual] or options
     if len(options) != 1:
-        names = [":".join(one).removeprefix("default:") for one in options or every]
+        names = [":".join(option).removeprefix("default:") for option in options or every]
         has = "no training split; it has" if not options else f"{len(options)} training splits:"
-        raise UserError(
-            f"{source} has {has} {', '.join(names) or 'none'}",
-            f"name one: {base}:{(names or ['SPLIT'])[0]}",
-        )
+        problem = f"{source} has {has} {', '.join(names) or 'none'}"
+        raise UserError(problem, f"name one: {base}:{(names or ['SPLIT'])[0]}")
     ((config, train),) = options
     splits = configs[config]
     rest = name_words(train) - WORDS["train"] - WORDS["heldout"]
-    others = {
-        word: one
-        for one in splits
-        for word in name_words(one) & WORDS["heldout"]
-        if one != train and name_words(one) - WORDS["heldout"] == rest
+    by_word = {
+        word: split
+        for split in splits
+        for word in name_words(split) & WORDS["heldout"]
+        if split != train and name_words(split) - WORDS["heldout"] == rest
     }
-    heldout = next((others[word] for word in HELDOUT if word in others), None)
+    heldout = next((by_word[word] for word in HELDOUT if word in by_word), None)
     chosen: dict[Split, list[str]] = {"train": splits[train]}
     return {**chosen, "heldout": splits[heldout]} if heldout else chosen
 
@@ -440,10 +434,8 @@ def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split
     chosen = set(map(id, held_out))
     train = [row for row in rows if id(row) not in chosen]
     if not train and share < 1:
-        raise UserError(
-            f"{source} has too few rows ({len(rows)}) to hold some of them out",
-            "give more, or dataset.heldout=0",
-        )
+        problem = f"{source} has too few rows ({len(rows)}) to hold some of them out"
+        raise UserError(problem, "give more, or dataset.heldout=0")
     if warning and {row.key for row in train} & {row.key for row in held_out}:
         warning = "rows with the same question are in both splits"
     warning += f": too many of them to hold out {share:g} of the rows otherwise" * bool(warning)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -109,14 +109,14 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     data_set = find(name)
     rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
     left_out = Counter[str]()
-    if (own := _own_files(data_set, source)) is not None:
-        for split, file in own.items():
+    if (divided_files := _divided_files(data_set, source)) is not None:
+        for split, file in divided_files.items():
             rows[split] = [row for row in read_rows(file, data_set.row) if not row.flaw]
         return Loaded(_check_not_empty(data_set, rows, left_out))
     excluded = set[str]()
     if data_set.without is not None:
-        other = load(data_set.without).rows.values()
-        excluded = {question_key(row.question) for rows in other for row in rows}
+        other_rows = chain(*load(data_set.without).rows.values())
+        excluded = {question_key(row.question) for row in other_rows}
     seen: dict[str, Split] = {}
     for file_split, row in _read(data_set, _files(data_set, source)):
         if isinstance(row, LeftOut):
@@ -139,10 +139,8 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
 def hub_files(data_set: DataSet) -> Files:
     """Return the files of a data set in the hub's cache, held-out files first. Download missing files."""
     if not data_set.repos:
-        raise UserError(
-            f"{data_set.name} has no files on the Hugging Face hub",
-            f"download its files ({data_set.url}) and add dataset.source=FILE",
-        )
+        problem = f"{data_set.name} has no files on the Hugging Face hub"
+        raise UserError(problem, f"download its files ({data_set.url}) and add dataset.source=FILE")
     parts: tuple[tuple[Split | None, Split], ...]
     parts = ("heldout", "heldout"), (None if data_set.heldout is None else "train", "train")
     return [
@@ -168,8 +166,8 @@ class CatalogueSet:
     def content(self) -> str:
         """Return an identity of the source: checksums of files or revisions on the hub."""
         entry, source = self.entry, self.settings.source
-        if (own := _own_files(entry, source)) is not None:
-            return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
+        if (files := _divided_files(entry, source)) is not None:
+            return " ".join(sha256(files[name]) if name in files else "missing" for name in SPLITS)
         if source != HUB:
             identity = " ".join(sha256(file) for _, file in _files(entry, source))
         elif any(repo.revision == NEWEST for repo in entry.repos):
@@ -184,23 +182,21 @@ class CatalogueSet:
         return load(self.entry.name, self.settings.source, self.settings.heldout)
 
 
-def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
+def _divided_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
     """Return files that are already divided, by split; ``None`` for sources in the published format."""
     if source == HUB:
         return None
     if source == SAMPLE and not data_set.packaged:
-        raise UserError(
-            f"coterie has no packaged rows of {data_set.name}",
-            f"add dataset.source=FILE with its files {data_set.url}".rstrip(),
-        )
+        problem = f"coterie has no packaged rows of {data_set.name}"
+        raise UserError(problem, f"add dataset.source=FILE with its files {data_set.url}".rstrip())
     packaged = FOLDER / data_set.name
     folder = packaged if source == SAMPLE else expanded(source)
     if data_set.train is None and folder.is_file():
         return {"heldout": folder}
     if (packaged / source / "heldout.jsonl.gz").is_file():
         return {split: packaged / source / f"{split}.jsonl.gz" for split in data_set.splits}
-    own = {split: folder / f"{split}.jsonl" for split in data_set.splits}
-    return own if all(file.is_file() for file in own.values()) else None
+    files = {split: folder / f"{split}.jsonl" for split in data_set.splits}
+    return files if all(file.is_file() for file in files.values()) else None
 
 
 def _files(data_set: DataSet, source: str | Path) -> Files:
@@ -214,17 +210,15 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
         return [("heldout", file) for file in paths]
-    words = [[one for one in SPLITS if name_words(file.stem) & WORDS[one]] for file in paths]
-    splits = [one[0] if len(one) == 1 else None for one in words]
+    words = [[name for name in SPLITS if name_words(file.stem) & WORDS[name]] for file in paths]
+    splits = [named[0] if len(named) == 1 else None for named in words]
     if len(set(splits)) == 1 or data_set.join is not None:
         return [(None, file) for file in paths]
     for split, file in zip(splits, paths, strict=True):
         if split is None:
-            raise UserError(
-                f"the split of {file} is not clear from its name",
-                "put train, or one of dev, test, validation, heldout, into its name",
-            )
-    return sorted(zip(splits, paths, strict=True), key=lambda one: one[0] == "train")
+            problem = f"the split of {file} is not clear from its name"
+            raise UserError(problem, "put train, dev, test, validation or heldout into its name")
+    return sorted(zip(splits, paths, strict=True), key=lambda pair: pair[0] == "train")
 
 
 def _data(inside: Iterable[Path]) -> list[Path]:
@@ -238,14 +232,14 @@ def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, Quest
     files = all(split is None and file.suffix == ".parquet" for split, file in paths)
     each = data_set.each if files else None
     for split in dict.fromkeys(split for split, _ in paths):
-        rows = (row for one, file in paths if one == split for row in read_rows(file, data_set.row))
+        of_split = [file for name, file in paths if name == split]
+        rows = (row for file in of_split for row in read_rows(file, data_set.row))
         if each is not None:
             yield from (("train", row) for row in islice(rows, each))
             yield from (("heldout", row) for row in islice(rows, each))
-            continue
-        yield from (
-            (split, row) for row in islice(rows, data_set.first if split == "heldout" else None)
-        )
+        else:
+            limit = data_set.first if split == "heldout" else None
+            yield from ((split, row) for row in islice(rows, limit))
 
 
 def _draw_split(key: str, share: float) -> Split:
@@ -261,10 +255,8 @@ def _check_not_empty(
         if not split_rows:
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
             dropped = f" (dropped: {reasons})" * bool(reasons)
-            raise UserError(
-                f"no {split} row of {data_set.name} is left{dropped}",
-                "give more rows or change dataset.heldout",
-            )
+            problem = f"no {split} row of {data_set.name} is left{dropped}"
+            raise UserError(problem, "give more rows or change dataset.heldout")
     return rows
 
 
@@ -298,17 +290,13 @@ class Rows:
         return getattr(self._set, "splits", SPLITS)
 
     def split(self, split: Split) -> list[QuestionRow]:
-        if split not in self.splits:
-            if split == "train":
-                raise UserError(
-                    f"{self.name} is for evaluation only: it has no training rows",
-                    "train on another data set",
-                )
-            raise UserError(
-                f"{self.name} holds out no rows, and this command needs some",
-                "hold out a share of them: dataset.heldout=0.1",
-            )
-        return self._by_split[split]
+        if split in self.splits:
+            return self._by_split[split]
+        if split == "train":
+            problem = f"{self.name} is for evaluation only: it has no training rows"
+            raise UserError(problem, "train on another data set")
+        problem = f"{self.name} holds out no rows, and this command needs some"
+        raise UserError(problem, "hold out a share of them: dataset.heldout=0.1")
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -333,23 +321,20 @@ class Rows:
         common = {row.key for row in train} & {row.key for row in heldout}
         if common and not getattr(self._set, "may_share_questions", False):
             example = next(row.question for row in heldout if row.key in common)
-            raise UserError(
-                f"{len(common)} questions of {self.name} are both training and held-out rows, such as {example!r}",
-                "remove them from one split: scores on training questions are meaningless",
-            )
+            problem = f"{len(common)} questions of {self.name} are both training and held-out rows"
+            fix = "remove them from one split: scores on training questions are meaningless"
+            raise UserError(f"{problem}, such as {example!r}", fix)
         return splits
 
     def _rows(self, split: Split) -> list[QuestionRow]:
         rows = guarded(f"{self._plugin} failed", lambda: list(self._set.rows(split)))
         if not rows:
             raise UserError(f"{self._plugin} has no {split} rows", "add rows")
-        for place, row in enumerate(rows, 1):
+        for number, row in enumerate(rows, 1):
             if not isinstance(row, self.row):
-                raise UserError(
-                    f"{self._plugin} has a {type(row).__name__} as row {place} of {split}, not a "
-                    f"{self.row.__name__}",
-                    "return rows of the type of its attribute `row`",
-                )
+                problem = f"{self._plugin} has a {type(row).__name__} as row {number} of {split}"
+                fix = "return rows of the type of its attribute `row`"
+                raise UserError(f"{problem}, not a {self.row.__name__}", fix)
         return rows
 
 
@@ -359,9 +344,7 @@ def row_type(name: str) -> type[QuestionRow]:
     plugin = find_plugin(DATASETS, name)
     row = getattr(plugin.thing, "row", None)
     if not (isinstance(row, type) and issubclass(row, QuestionRow)):
-        raise UserError(
-            f"{plugin} has no type of rows", "add row = QuestionRow, or a subclass of it"
-        )
+        raise UserError(f"{plugin} has no type of rows", "add row = QuestionRow, or a subclass")
     return row
 
 
@@ -369,10 +352,8 @@ def dataset_type(name: str) -> type[DatasetSettings]:
     """Return the settings type of a data set. Raise ``UserError`` if it is unknown or has no rows."""
     plugin = find_plugin(DATASETS, name)
     if not callable(getattr(plugin.thing, "rows", None)):
-        raise UserError(
-            f"{plugin} has no method rows",
-            "add def rows(self, split), which returns the rows of a split",
-        )
+        fix = "add def rows(self, split), which returns the rows of a split"
+        raise UserError(f"{plugin} has no method rows", fix)
     return settings_type_of(plugin, DatasetSettings)
 
 
@@ -411,10 +392,8 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
             line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}
             opened.write(json.dumps(line, ensure_ascii=False) + "\n")
         if not count:
-            raise UserError(
-                "these rows have no passages to search",
-                "use hotpot_qa, 2wiki, musique or trivia_qa, from files with the contexts",
-            )
+            fix = "use hotpot_qa, 2wiki, musique or trivia_qa, from files with the contexts"
+            raise UserError("these rows have no passages to search", fix)
     return count
 
 
@@ -510,9 +489,6 @@ class UserFileSet(DividedSet):
 
     def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
         files, is_published = source_files(str(self.settings.name), self.settings.source, self.kind)
-        rows = {
-            split: [row for file in paths for row in self.read_file(file)]
-            for split, paths in files.items()
-        }
+        rows = {split: list(chain(*map(self.read_file, files[split]))) for split in files}
         self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
         return rows, is_published

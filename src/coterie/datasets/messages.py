@@ -108,8 +108,7 @@ def _answered_call(id_: Any, ids: Sequence[str], waiting: Sequence[int], number:
         return waiting[0]
     index = ids.index(str(id_)) if str(id_) in ids else -1
     if index not in waiting:
-        problem = "which does not wait for a result"
-        raise ValueError(f"message {number} answers the call {id_!r}, {problem}")
+        raise ValueError(f"message {number} answers the call {id_!r}, which waits for no result")
     return index
 
 
@@ -178,7 +177,7 @@ def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
         if not isinstance(arguments, Mapping):
             raise ValueError(f"the arguments of a call of message {number} are not an object")
         id_ = "" if raw.get("id") is None else str(raw["id"])
-        if id_ and id_ in [known for known, _ in calls]:
+        if id_ and id_ in dict(calls):
             raise ValueError(f"two calls of message {number} have the id {id_!r}")
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         calls.append((id_, ToolCall(call_id(index), function["name"], text)))

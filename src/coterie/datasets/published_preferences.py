@@ -99,11 +99,9 @@ class MixedPreferences:
 
     def __post_init__(self) -> None:
         if self.source not in PREFERENCE_SETS and not self.source.endswith(SUFFIXES):
-            raise UserError(
-                f"there is no set of preferences {self.source!r}",
-                f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)} "
-                f"(`coterie data list`); or give the path of a file ({', '.join(SUFFIXES)})",
-            )
+            fix = f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)}"
+            fix += f"; or give the path of a file ({', '.join(SUFFIXES)})"
+            raise UserError(f"there is no set of preferences {self.source!r}", fix)
 
     @property
     def name(self) -> str:
@@ -137,7 +135,6 @@ class MixedPreferences:
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
-        indices = random.Random(seed).sample(range(total), min(most, total))
-        chosen = set(indices)
-        pairs = {index: pair for index, pair in enumerate(self.pairs()) if index in chosen}
-        return [pairs[index] for index in indices]
+        order = dict.fromkeys(random.Random(seed).sample(range(total), min(most, total)))
+        pairs = {index: pair for index, pair in enumerate(self.pairs()) if index in order}
+        return [pairs[index] for index in order]

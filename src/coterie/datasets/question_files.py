@@ -127,9 +127,8 @@ def _context(row: Raw, name: str) -> str:
     value = row[name]
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"its {name} is {kind_of(value)}, not a text; if it is not shown: dataset.ignore=[{name}]"
-        )
+        fix = f"if it is not shown: dataset.ignore=[{name}]"
+        raise ValueError(f"its {name} is {kind_of(value)}, not a text; {fix}")
     return "\n\n".join(filter(str.strip, texts))
 
 
@@ -163,8 +162,8 @@ class TableRow(AnswerRow):
     @property
     def identity(self) -> str:
         """Hash of all columns except the answers. Rows with equal hashes are the same question."""
-        others = {name: value for name, value in self.raw.items() if name != self.answer_column}
-        text = json.dumps([self.question, others], sort_keys=True, default=str)
+        columns = {name: value for name, value in self.raw.items() if name != self.answer_column}
+        text = json.dumps([self.question, columns], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -195,8 +194,8 @@ class QuestionsAndAnswers(UserFileSet):
     def read_file(self, file: Path) -> list[TableRow]:
         rows: dict[str, tuple[TableRow, str]] = {}
         columns: tuple[str, str] | None = None
-        for place, raw in numbered(file):
-            where = f"{file}, {place}"
+        for position, raw in numbered(file):
+            where = f"{file}, {position}"
             try:
                 if not isinstance(raw, dict):
                     raise ValueError("it is not an object")
@@ -206,18 +205,14 @@ class QuestionsAndAnswers(UserFileSet):
             except ValueError as error:
                 is_pydantic = isinstance(error, ValidationError)
                 wrong = "; ".join(map(wrong_at, error.errors())) if is_pydantic else str(error)  # type: ignore[attr-defined]
-                raise UserError(
-                    f"{where} is broken: {wrong}",
-                    "a question is a text or messages, an answer a text, a number, or a list of them; columns of "
-                    "another meaning are left out by dataset.ignore=[COLUMN]",
-                ) from error
+                fix = "a question is a text or messages, an answer a text, a number, or a list of them; columns of "
+                fix += "another meaning are left out by dataset.ignore=[COLUMN]"
+                raise UserError(f"{where} is broken: {wrong}", fix) from error
             self.unread |= dict.fromkeys(name for name in opened.unread if name in raw)
-            before, first = rows.setdefault(row.identity, (row, place))
+            before, first = rows.setdefault(row.identity, (row, position))
             if before.answers != row.answers:
-                raise UserError(
-                    f"{where} has the question of {first} with another answer",
-                    "remove one of them, or give a list of both answers",
-                )
+                problem = f"{where} has the question of {first} with another answer"
+                raise UserError(problem, "remove one of them, or give a list of both answers")
         ids = Counter(row.id for row, _ in rows.values())
         return [
             row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
@@ -245,14 +240,13 @@ class QuestionsAndAnswers(UserFileSet):
 def _table_row(
     raw: dict[str, Any], opened: Columns, question: str, answer: str, where: str
 ) -> TableRow:
-    columns = [question, answer] if answer else [question]
-    if missing := [
-        name for name in columns if first_of(opened, (name,)) is None and name not in opened
-    ]:
-        raise UserError(
-            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(opened)}",
-            f"{did_you_mean(missing[0], opened)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
-        )
+    columns = filter(None, (question, answer))
+    missing = [name for name in columns if name not in opened and first_of(opened, (name,)) is None]
+    if missing:
+        names = " and no ".join(map(repr, missing))
+        problem = f"{where} has no {names}: it has {', '.join(opened)}"
+        fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
+        raise UserError(problem, f"{did_you_mean(missing[0], opened)}{fix}")
     value = first_of(opened, (question,))
     prompt = read_prompt(opened, value, question, answer or None)
     if isinstance(opened.get("history"), list) and opened["history"]:

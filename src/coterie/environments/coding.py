@@ -25,12 +25,7 @@ from coterie.environments.collaboration import (
     collaboration_task,
     marks_in,
 )
-from coterie.environments.protocol import (
-    AGENT,
-    WELL_FORMED,
-    Grade,
-    State,
-)
+from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
 from coterie.environments.settings import RowTasks
 from coterie.environments.talk import ANSWERED, LENGTH_RULE
 from coterie.record.tree import Secret, Task

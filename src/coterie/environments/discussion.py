@@ -36,12 +36,7 @@ from coterie.environments.answers import (
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import (
-    LENGTH_RULE,
-    FormatSettings,
-    Talk,
-    read_pool,
-)
+from coterie.environments.talk import LENGTH_RULE, FormatSettings, Talk, read_pool
 from coterie.record.tree import Task
 from coterie.record.turn import Part
 

@@ -125,10 +125,7 @@ _FACTS: dict[Wording, str] = {
     "near": "{owner}'s {thing} are {calculation}.",
     "far": "For {owner}'s {thing} take {calculation}.",
 }
-_QUESTIONS: dict[Wording, str] = {
-    "near": "How many are {parts} together?",
-    "far": "Count {parts}.",
-}
+_QUESTIONS: dict[Wording, str] = {"near": "How many are {parts} together?", "far": "Count {parts}."}
 
 
 def problem_text(problem: Problem) -> str:

@@ -112,17 +112,24 @@ class QuestionSettings(EnvironmentSettings):
     @field_validator("reward")
     @classmethod
     def _known(cls, name: str | None) -> str | None:
-        if name is None or name in METRICS or name in installed(REWARDS) or is_spec(name):
-            return None if name is None else absolute_name(name)
-        hint = did_you_mean(name, METRICS)
-        raise ValueError(
-            f"is no reward; {hint}use {', '.join(METRICS)}, or a function path/file.py:NAME"
-        )
+        if name is None:
+            return None
+        if name in METRICS or name in installed(REWARDS) or is_spec(name):
+            return absolute_name(name)
+        fix = f"{did_you_mean(name, METRICS)}use {', '.join(METRICS)}"
+        raise ValueError(f"is no reward; {fix}, or a function path/file.py:NAME")
+
+    @field_validator("reward_range")
+    @classmethod
+    def _ascending(cls, values: tuple[float, float]) -> tuple[float, float]:
+        if values[0] >= values[1]:
+            raise ValueError("must be [LOW,HIGH], with LOW below HIGH")
+        return values
 
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""
-        own = self.model_dump_json(exclude={"name", "reward"})
-        return digest(own, label(self.reward or ""))
+        keys = self.model_dump_json(exclude={"name", "reward"})
+        return digest(keys, label(self.reward or ""))
 
 
 class Item(NamedTuple):
@@ -216,10 +223,8 @@ class Question(OneReply):
             question += f"\n\n{STARTER.format(starter=contest.starter)}"
         answers = (row.answer, *getattr(row, "aliases", ()))
         if self.reward in ("exact", "f1", "math") and not any(map(str.strip, answers)):
-            raise UserError(
-                f"{where} has no right answer, which environment.reward={self.reward} needs",
-                "name its column: dataset.answer=COLUMN",
-            )
+            problem = f"{where} has no right answer, which environment.reward={self.reward} needs"
+            raise UserError(problem, "name its column: dataset.answer=COLUMN")
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
         prompt = filled(template, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
@@ -272,21 +277,21 @@ class Question(OneReply):
         row, program, limits = item.contest, program_of(reply), self.settings.limits
         more = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
         verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
-        solved = float(all(one.passed for one in verdicts))
+        solved = float(all(verdict.passed for verdict in verdicts))
         return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
 
     async def _function_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
-        def wrong(
-            what: str, fix: str = "return a finite number, or a dict of numbers with score"
-        ) -> UserError:
-            return UserError(f"{function} {what}", fix)
+        expected = "return a finite number, or a dict of numbers with score"
+
+        def wrong(problem: str, fix: str = expected) -> UserError:
+            return UserError(f"{function} {problem}", fix)
 
         row, answer = deepcopy(dict(item.row)), item.answers[0]
-        truth = first_of(row, ("reward_model.ground_truth",))
-        source, more = row.get("data_source", self.name), row.get("extra_info")
-        own = (item.question, reply, answer, row)
-        verl = (source, reply, answer if truth is None else truth, {} if more is None else more)
-        values = dict(zip((*NAMES, *VERL), (*own, *verl), strict=True))
+        truth, extra = first_of(row, ("reward_model.ground_truth",)), row.get("extra_info")
+        values = dict(zip(NAMES, (item.question, reply, answer, row), strict=True))
+        truth, extra = answer if truth is None else truth, {} if extra is None else extra
+        verl = (row.get("data_source", self.name), reply, truth, extra)
+        values |= zip(VERL, verl, strict=True)
         try:
             named = {name: values[name] for name in self.arguments}
             value = await call(partial(function.thing, **named), SECONDS)
@@ -312,10 +317,8 @@ class Question(OneReply):
         if figure is None:
             raise wrong(f"returned {score!r} on {item.where}")
         if not low <= figure <= high:
-            raise wrong(
-                f"returned {figure:g} on {item.where}, outside of {low:g} to {high:g}",
-                "declare its range: environment.reward_range=[LOW,HIGH]",
-            )
+            problem = f"returned {figure:g} on {item.where}, outside of {low:g} to {high:g}"
+            raise wrong(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
         return Grade((figure - low) / (high - low), metrics)
 
     def answer_to(self, task: Task, text: str) -> str | None:
@@ -381,20 +384,17 @@ def filled(
     def value(name: str) -> str:
         if name == "question":
             return question
-        if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in hidden):
-            raise UserError(
-                f"environment.prompt shows the right answer to the agent: {{{name}}}",
-                f"leave it out, or write {{{{{name}}}}} for braces",
-            )
-        known = first_of(row, (name,))
-        if known is None or known != known:  # empty, or NaN
+        braces = f"write {{{{{name}}}}} for braces"
+        if any(f"{name}.".startswith(f"{path}.") or path.startswith(f"{name}.") for path in hidden):
+            problem = f"environment.prompt shows the right answer to the agent: {{{name}}}"
+            raise UserError(problem, f"leave it out, or {braces}")
+        cell = first_of(row, (name,))
+        if cell is None or cell != cell:  # empty, or NaN
             columns = [str(column) for column in row if column not in hidden]
-            raise UserError(
-                f"{where} has no {name!r}, which environment.prompt names",
-                f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
-                f"write {{{{{name}}}}} for braces",
-            )
-        text = as_text(known)
+            near = did_you_mean(name, ["question", *columns])
+            problem = f"{where} has no {name!r}, which environment.prompt names"
+            raise UserError(problem, f"{near}it has: {', '.join(columns)}; {braces}")
+        text = as_text(cell)
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
     return fill_template(template, value)
@@ -408,8 +408,8 @@ def _default_reward(row: type[QuestionRow]) -> str:
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
-    known = {name: raw[name] for name in CONTEST_COLUMNS if raw.get(name) is not None}
-    fields = {"id": row.id, "question": row.question, **known}
+    columns = {name: raw[name] for name in CONTEST_COLUMNS if raw.get(name) is not None}
+    fields = {"id": row.id, "question": row.question, **columns}
     try:
         contest = row if isinstance(row, ContestRow) else ContestRow.model_validate(fields)
     except ValidationError as error:
@@ -461,10 +461,8 @@ class ConversationReply(OneAgent, Pure):
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
-        return tuple(
-            Message(one.role, (Part(one.content, source="task"),))
-            for one in row.messages[: _reply_at(row)]
-        )
+        shown = row.messages[: _reply_index(row)]
+        return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in shown)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self._rows[state.task.id].tools
@@ -480,11 +478,9 @@ class ConversationReply(OneAgent, Pure):
         return Grade(f1(state.answer, gold_answers(state.task)))
 
     def _task(self, row: Conversation) -> Task:
-        at = _reply_at(row)
-        public = {"question": "\n\n".join(one.text for one in row.messages[:at])}
-        return Task(
-            row.id, public, secret_answers(row.model_copy(update={"answer": row.messages[at].text}))
-        )
+        before, reply = row.messages[: (index := _reply_index(row))], row.messages[index]
+        public = {"question": "\n\n".join(message.text for message in before)}
+        return Task(row.id, public, secret_answers(row.model_copy(update={"answer": reply.text})))
 
     @cached_property
     def _rows(self) -> dict[str, Conversation]:
@@ -500,8 +496,8 @@ def as_conversation(row: QuestionRow) -> Conversation:
         reply = f"{row.solution}\n#### {row.answer}"
     request = ChatMessage(role="user", content=row.shown_question)
     messages = (request, ChatMessage(role=ASSISTANT, content=reply))
-    known: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
-    return Conversation(**known, messages=messages, start=1, origin=f"row {row.id}")
+    fields: dict[str, Any] = {"id": row.id, "question": row.question, "answer": row.answer}
+    return Conversation(**fields, messages=messages, start=1, origin=f"row {row.id}")
 
 
 def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversation:
@@ -528,14 +524,9 @@ def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversa
     system = row.messages[0].content if row.messages[0].role == "system" else ""
     teaching = "\n\n".join(filter(None, (system, tags.teach(tools))))
     first = ChatMessage(role="system", content=teaching)
-    before, after, rejected = (
-        tuple(_calls_as_text(messages, tags, row.origin))
-        for messages in (
-            row.messages[bool(system) : row.start],
-            row.messages[row.start or bool(system) :],
-            row.rejected,
-        )
-    )
+    start = row.start or bool(system)
+    parts = (row.messages[bool(system) : row.start], row.messages[start:], row.rejected)
+    before, after, rejected = (tuple(_calls_as_text(part, tags, row.origin)) for part in parts)
     start = 1 + len(before) if row.start else 0
     changes = {"messages": (first, *before, *after), "rejected": rejected, "start": start}
     return row.model_copy(update={**changes, "tools": (), "answer": after[-1].content})
@@ -560,18 +551,16 @@ def _calls_as_text(
             if tool_call.id in results:
                 changes = {**plain, "content": "\n".join(texts), "thought": thought}
                 yield message.model_copy(update=changes)
-                yield ChatMessage(
-                    role="user",
-                    content=tags.show([ToolResult(tool_call.id, results[tool_call.id])]),
-                )
+                shown = tags.show([ToolResult(tool_call.id, results[tool_call.id])])
+                yield ChatMessage(role="user", content=shown)
                 texts, thought = [], ""
         if texts or not message.calls:
             changes = {**plain, "content": "\n".join(texts), "thought": thought}
             yield message.model_copy(update=changes)
 
 
-def _reply_at(row: Conversation) -> int:
-    roles = [one.role for one in row.messages]
-    if row.start or not any(one.calls for one in row.messages[:-1]):
+def _reply_index(row: Conversation) -> int:
+    roles = [message.role for message in row.messages]
+    if row.start or not any(message.calls for message in row.messages[:-1]):
         return row.start or len(roles) - 1
     return roles.index(ASSISTANT)

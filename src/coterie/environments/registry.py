@@ -283,10 +283,9 @@ def make_environment(settings: PlayedSettings) -> Environment:
         if tools.calls == "tags":
             environment.write_as_tags(sources)
         elif sources or tools.calls == "inline":
-            raise UserError(
-                f"conversations of a file have tools of their own, not tools={list(tools.use)} in {tools.calls} calls",
-                "leave tools out, or write their calls as tags: tools.calls=tags",
-            )
+            given = f"tools={list(tools.use)} in {tools.calls} calls"
+            problem = f"conversations of a file have tools of their own, not {given}"
+            raise UserError(problem, "leave tools out, or write calls as tags: tools.calls=tags")
         return environment
     if not sources:
         return environment
@@ -299,9 +298,8 @@ def make_environment(settings: PlayedSettings) -> Environment:
 def check_no_tools(settings: PlayedSettings, who: str) -> None:
     """Raise ``UserError`` if the settings have tools, which ``who`` does not support."""
     if settings.tools.use:
-        raise UserError(
-            f"{who} does not support tools={list(settings.tools.use)}", "leave tools out"
-        )
+        problem = f"{who} does not support tools={list(settings.tools.use)}"
+        raise UserError(problem, "leave tools out")
 
 
 def content(settings: PlayedSettings, environment: Environment) -> str:
@@ -325,10 +323,8 @@ def _check_together(plugin: Plugin, choice: Choice) -> None:
     kinds: tuple[type, ...] = getattr(plugin.thing, "row_types", ())
     if choice.dataset is None and kinds:
         names = ", ".join(DATASETS.built_in)
-        raise UserError(
-            f"environment={choice.environment} needs a data set",
-            f"add dataset=FILE, or dataset=NAME with one of: {names}, or your own",
-        )
+        fix = f"add dataset=FILE, or dataset=NAME with one of: {names}, or your own"
+        raise UserError(f"environment={choice.environment} needs a data set", fix)
     if choice.dataset is None:
         return
     if not kinds:
@@ -339,11 +335,9 @@ def _check_together(plugin: Plugin, choice: Choice) -> None:
     row = row_type(choice.dataset)
     if not issubclass(row, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise UserError(
-            f"environment={choice.environment} reads rows of type {names}, but dataset={choice.dataset} has "
-            f"{row.__name__}",
-            "leave environment out, or choose another data set",
-        )
+        problem = f"environment={choice.environment} reads rows of type {names}"
+        problem += f", but dataset={choice.dataset} has {row.__name__}"
+        raise UserError(problem, "leave environment out, or choose another data set")
 
 
 @cache

@@ -95,10 +95,9 @@ def check_user(
     elif persons and (template := user_prompt(environment, settings)):
         shown = ("transcript", *getattr(environment, "user_values", ()))
         if not {*shown} & {*template_names(template)}:
-            raise UserError(
-                "user_simulator.prompt does not show the dialogue",
-                f"put {' or '.join(map('{{{}}}'.format, shown))} into it",
-            )
+            names = " or ".join(map("{{{}}}".format, shown))
+            problem = "user_simulator.prompt does not show the dialogue"
+            raise UserError(problem, f"put {names} into it")
         more = dict.fromkeys((*shown, "max_characters"), "")
         for task in tasks:
             for person in persons:
@@ -120,10 +119,9 @@ def user_prompt(environment: Environment, settings: UserSimulatorSettings) -> st
     """Return the template of a person's prompt; empty if a simulator of the environment's own needs none."""
     template = settings.prompt or str(getattr(environment, "user_prompt", ""))
     if not template and not hasattr(environment, "chat_user"):
-        raise UserError(
-            f"the environment {environment.name} has no prompt for a simulated user",
-            "set user_simulator.prompt='... {transcript} ...', which may name values and secrets of a task",
-        )
+        problem = f"the environment {environment.name} has no prompt for a simulated user"
+        fix = "set user_simulator.prompt='... {transcript} ...', which may name values and secrets of a task"
+        raise UserError(problem, fix)
     return template
 
 
@@ -139,10 +137,9 @@ def fill_prompt(template: str, task: Task, person: str, more: Mapping[str, str])
 
     def text(name: str) -> str:
         if name not in values:
-            raise UserError(
-                f"the prompt of the simulated user has {{{name}}}, which {person} does not know in task {task.id}",
-                f"use {', '.join(map('{{{}}}'.format, values))}; write {{{{{name}}}}} for braces",
-            )
+            problem = f"the prompt of the simulated user has {{{name}}}, which {person} does not"
+            fix = f"use {', '.join(map('{{{}}}'.format, values))}; write {{{{{name}}}}} for braces"
+            raise UserError(f"{problem} know in task {task.id}", fix)
         value = values[name]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -176,10 +173,8 @@ class ModelUserSimulator:
         self, task: Task, transcript: Sequence[TranscriptLine], **more: str
     ) -> Utterance:
         lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
-        more |= {
-            "transcript": "\n".join([*lines, "You:"]),
-            "max_characters": str(self.max_characters),
-        }
+        more |= {"max_characters": str(self.max_characters)}
+        more |= {"transcript": "\n".join([*lines, "You:"])}
         return Utterance("user", fill_prompt(self.template, task, self.person, more))
 
 
@@ -213,8 +208,8 @@ async def with_leaks(environment: Environment, state: State, grade: Grade) -> Gr
         return grade
 
     def is_leak(turn: Turn) -> bool:
-        reply, known = _plain(turn.text), secrets.get(turn.speaker.name, "")
-        return any(reply[i : i + LEAKED] in known for i in range(len(reply) - LEAKED + 1))
+        reply, secret = _plain(turn.text), secrets.get(turn.speaker.name, "")
+        return any(reply[i : i + LEAKED] in secret for i in range(len(reply) - LEAKED + 1))
 
     # What a person says before its simulator is asked is part of the task.
     replies = [turn for turn in state.turns if any(part.source == PERSON for part in turn.parts)]

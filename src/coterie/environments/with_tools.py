@@ -285,8 +285,7 @@ def with_tools(
     """Return the environment with tools. Its ``turn_metrics(turns)``, if any, adds metrics of turns with calls."""
     if environment.syntax is not None:
         raise UserError(
-            f"the environment {environment.name} has tools of its own",
-            "leave out tools",
+            f"the environment {environment.name} has tools of its own", "leave out tools"
         )
     attributes = {
         name: _forward(name)

@@ -141,8 +141,7 @@ class AgentSettings(EnvironmentSettings):
     """Settings of prompts and answers."""
 
     lenient: bool = key(
-        False,
-        "Accept answers outside their tag, for models without training on the format.",
+        False, "Accept answers outside their tag, for models without training on the format."
     )
     prompt: Literal["full", "short", "closed"] = key(
         "full",

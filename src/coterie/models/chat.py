@@ -244,10 +244,8 @@ class ChatRenderer:
                 return self._results(tree, turn, content)
             content = content or "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
-            raise UserError(
-                f"a {message.role} message has an image, and this model reads only text",
-                "describe the image in words, or use a model that sees",
-            )
+            problem = f"a {message.role} message has an image, and this model reads only text"
+            raise UserError(problem, "describe the image in words, or use a model that sees")
         called = turn if turn and role == "assistant" else None
         has_thought = any(part.source == THOUGHT for part in parts)
         if called and (_is_own(called, reader) or (called.calls and has_thought)):

@@ -42,10 +42,10 @@ class ControlTokens:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> None:
         self._name = tokenizer.name_or_path or "(unnamed)"
         if not tokenizer.is_fast:
+            problem = f"the tokenizer {self._name} has no tokenizer.json"
+            fix = "convert it to a fast tokenizer, or use another model"
             raise UserError(
-                f"the tokenizer {self._name} has no tokenizer.json, so "
-                "control tokens can't be kept out of what people say",
-                "convert it to a fast tokenizer, or use another model",
+                f"{problem}, so control tokens can't be kept out of what people say", fix
             )
         self._tokenizer = tokenizer
         self._scan = lru_cache(CACHED)(self._scan_text)
@@ -95,11 +95,9 @@ class ControlTokens:
         for pieces in probes:
             text = "".join(one if isinstance(one, str) else one.text for one in pieces)
             if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
-                raise UserError(
-                    f"the tokenizer {self._name} reads its chat "
-                    "template's control tokens in a way that can't be kept from what people say",
-                    "use another model, or report this with the model's name",
-                )
+                problem = f"the tokenizer {self._name} reads its chat template's control tokens in"
+                fix = "use another model, or report this with the model's name"
+                raise UserError(f"{problem} a way that can't be kept from what people say", fix)
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode a text without turns; only template text makes control tokens.
@@ -181,10 +179,9 @@ class ControlTokens:
             is_forged = self._count_words(ids) > self._count_words(self._read(bare))
         if is_forged:
             texts = self._tokenizer.convert_ids_to_tokens(sorted(self._checked | self._words))
-            raise UserError(
-                "what messages say adds up to a control token of the chat template",
-                f"remove from the messages what looks like one of {', '.join(texts)}",
-            )
+            problem = "what messages say adds up to a control token of the chat template"
+            fix = f"remove from the messages what looks like one of {', '.join(texts)}"
+            raise UserError(problem, fix)
         return ids
 
     def _read(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
@@ -226,10 +223,8 @@ class ControlTokens:
                 return text
             text = " ".join(text[a:b] for a, b in pairwise([0, *sorted(at), len(text)]))
         if self._count_words(one for one, *_ in self._scan(text)):
-            raise UserError(
-                "a message spells a role marker of the chat template that can't be broken up",
-                "remove it from the message",
-            )
+            problem = "a message spells a role marker of the chat template that can't be broken up"
+            raise UserError(problem, "remove it from the message")
         return text
 
     def _may_spell(self, text: str) -> bool:

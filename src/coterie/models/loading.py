@@ -5,6 +5,7 @@ a folder, or a name on the Hugging Face hub.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -85,21 +86,24 @@ def load(
     device: "str | torch.device" = "cpu",
     template_args: Mapping[str, Any] | None = None,
     attention: str | None = None,
+    load_in_4bit: bool = False,
 ) -> LoadedModel:
     """Load a packaged model, catalogue entry, folder or hub name for evaluation.
 
     ``dtype`` is float32 if not given, ``template_args`` are arguments of the chat template, ``attention`` is
-    Transformers' ``attn_implementation``.
+    Transformers' ``attn_implementation``. ``load_in_4bit`` stores the weights of linear layers in 4 bits, which
+    bitsandbytes converts to ``dtype`` to compute.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = dtype or torch.float32
     source = resolve(name_or_path)
     config = _config(source)
     renderer, length = _new_renderer(source, template_args)
     check_safetensors(source)
-    size = count_weights(Path(source)) * dtype.itemsize
+    # In 4 bits this is a lower bound: embeddings and norms keep their dtype.
+    size = count_weights(Path(source)) * (0.5 if load_in_4bit else dtype.itemsize)
     free, _ = device_memory(device)
     if size > free:
         raise UserError(
@@ -110,9 +114,30 @@ def load(
     if attention:
         skeleton(source, attention)
     words: dict[str, Any] = {"config": config, "attn_implementation": attention}
+    if load_in_4bit:
+        check_bitsandbytes()
+        words["device_map"] = {"": str(device)}  # quantize tensor by tensor, on the device
+        nf4 = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+        }
+        words["quantization_config"] = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=dtype)
     model = with_weights(AutoModelForCausalLM, source, dtype=dtype, **words)
+    for layer in model.modules() if load_in_4bit else ():
+        # On CPUs with AVX512-BF16, evaluation would otherwise rewrite the weights with rounded scales.
+        layer.support_avx512bf16_for_cpu = False
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, length, source)
+
+
+def check_bitsandbytes() -> None:
+    """Raise ``UserError`` if the package that stores weights in 4 bits is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            "load_in_4bit=true needs the package 'bitsandbytes', which is not installed",
+            "pip install 'coterie[qlora]', or use dtype=bfloat16 without load_in_4bit",
+        )
 
 
 def load_renderer(
@@ -162,14 +187,12 @@ def _plain_llama(source: str) -> tuple[list[int], int] | None:
         values, words = json.loads(config.read_bytes()), json.loads(tokenizer.read_bytes())
         ends = json.loads(generation.read_bytes()).get("eos_token_id")
         length = values["max_position_embeddings"]
-        is_llama = values["model_type"] == "llama" and values["architectures"] == [
-            "LlamaForCausalLM"
-        ]
+        kind = (values["model_type"], values["architectures"])
         is_plain = words["tokenizer_class"] in BACKENDS and "auto_map" not in words
     except (*BROKEN, UnicodeDecodeError):  # the classes of Transformers say what is wrong
         return None
     has_length = isinstance(length, int) and length > 0 and "longrope" not in str(values)
-    if not (is_llama and is_plain and has_length):
+    if not (kind == ("llama", ["LlamaForCausalLM"]) and is_plain and has_length):
         return None
     return ([] if ends is None else [ends] if isinstance(ends, int) else list(ends)), length
 

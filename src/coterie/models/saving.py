@@ -7,7 +7,7 @@ tokenizer, others from ``config.json``. A base model names only the end of its d
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, Any] | None = Non
     save_tokenizer(model, folder)
 
 
+def copy_files(source: Path, folder: Path, patterns: Sequence[str]) -> None:
+    """Copy the files of a model's folder that match one of the patterns."""
+    for file in sorted({file for pattern in patterns for file in source.glob(pattern)}):
+        shutil.copyfile(file, folder / file.name)
+
+
 def save_tokenizer(model: Any, folder: Path) -> None:
     """Write the tokenizer and the generation settings of ``model``, with the ends at which coterie ends its turns.
 
@@ -43,8 +49,7 @@ def save_tokenizer(model: Any, folder: Path) -> None:
         config = cached_file(model.config.name_or_path, "config.json", local_files_only=True)
     if config is not None:
         source = Path(config).parent
-        for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
-            shutil.copyfile(file, folder / file.name)
+        copy_files(source, folder, TOKENIZER_FILES)
         with suppress(UserError):  # without a chat template, there are no turns to end
             ends = _write_ends(model, load_renderer(source)[0], folder)
             settings.eos_token_id = ends or settings.eos_token_id

@@ -34,7 +34,7 @@ from coterie.runs.items import Actors, open_actors, play, sampled_tokens, summar
 from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
 from coterie.runs.reinforce_record import step_folder
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.training.settings import TrainingSettings, weight_dtype
+from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.runs.roles import Roles
@@ -86,9 +86,8 @@ class Recipe(ABC):
         agents, actors = agents_of(self.environment), self.environment.actors
         if len(actors) != 1 or not agents:
             played = self.settings.played
-            raise UserError(
-                f"{self.name} trains one agent, and {played} has {', '.join(actors)}", advice
-            )
+            problem = f"{self.name} trains one agent, and {played} has {', '.join(actors)}"
+            raise UserError(problem, advice)
         return agents[0]
 
     @property
@@ -266,7 +265,9 @@ class Recipe(ABC):
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
-        return [[role.name, identity(role.model), role.shares] for role in self.roles()]
+        # Models in 4 bits sample other tokens, already before a training.
+        in_4bit = ["load_in_4bit"] * loads_in_4bit(self.settings)
+        return [[role.name, identity(role.model), role.shares, *in_4bit] for role in self.roles()]
 
     @cached_property
     def _content(self) -> str:
@@ -310,8 +311,8 @@ class Recipe(ABC):
 
             self.close()
             servers = None if run.cluster is None else run.cluster.servers
-            dtype = weight_dtype(self.settings)
-            self._roles = Roles(self.roles(), self.settings.engine, run, dtype, servers)
+            s, in_4bit = self.settings, loads_in_4bit(self.settings)
+            self._roles = Roles(self.roles(), s.engine, run, weight_dtype(s), servers, in_4bit)
         return self._roles
 
     @cached_property
@@ -384,9 +385,7 @@ class Recipe(ABC):
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.main_role, version)
         renderer, context = speaking.renderer, speaking.context_length
-        return TokenSampler(
-            speaking.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
-        )
+        return TokenSampler.of(speaking.engine, renderer, sampling, context)
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
@@ -452,10 +451,7 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
 
 
 def stored_policy(folder: Path, step: int | None) -> Path | str:
-    """Return the weights of a run's newest policy, or of its policy after a step of reinforcement learning.
-
-    They are those of its base model if no policy is trained.
-    """
+    """Return the weights of a run's newest policy (the base if none is trained), or after a step of RL."""
     with recorded_run(folder) as (source, run):
         newest, role = source.versions(run)[-1], source.main_role
         return source.policy_path(run, newest if step is None else step_folder(run, role, step))
@@ -466,9 +462,7 @@ def policy_of(folder: Path, step: int | None) -> str:
     path = stored_policy(folder, step)
     if is_adapter(path):
         merging = f"coterie export model {folder} --merge --out MERGED"
-        raise UserError(
-            f"model={folder}: this policy of the run is a LoRA adapter ({path}), and a run needs a full model",
-            f"run `{merging}{'' if step is None else f' --step {step}'}` and give model=MERGED; to evaluate or serve "
-            f"{folder}, no merging is needed",
-        )
+        merging += "" if step is None else f" --step {step}"
+        problem = f"model={folder}: this policy of the run is a LoRA adapter, and a run needs a full model"
+        raise UserError(problem, f"run `{merging}` and give model=MERGED")
     return str(path)

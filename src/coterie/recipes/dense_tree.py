@@ -195,10 +195,8 @@ class DenseTree(Recipe):
             MixedPreferences(source).files()
         if not self.train_tasks(0):
             part, parts = self.settings.rollout.shard
-            raise UserError(
-                f"rollout.shard=[{part},{parts}] has no tasks",
-                "use fewer shards, or raise rollout.tasks",
-            )
+            problem = f"rollout.shard=[{part},{parts}] has no tasks"
+            raise UserError(problem, "use fewer shards, or raise rollout.tasks")
         return super().plan()
 
     def dialogues(self) -> int:

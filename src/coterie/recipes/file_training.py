@@ -72,10 +72,9 @@ class FileTraining(Recipe):
         self._left_out = Counter[str]()
         is_conversation = isinstance(self.environment, ConversationReply)
         if not is_conversation or not self.trains_on(self.environment.dataset.row):
-            raise UserError(
-                f"{self.name} trains on {self.row.__name__.lower()}s, not on {settings.dataset.name}",
-                f"give a file, a folder or OWNER/NAME of the Hugging Face hub: coterie run {self.name} FILE",
-            )
+            problem = f"{self.name} trains on {self.row.__name__.lower()}s, not on {settings.dataset.name}"
+            fix = f"give a file, a folder or OWNER/NAME of the Hugging Face hub: coterie run {self.name} FILE"
+            raise UserError(problem, fix)
 
     def stages(self) -> list[Stage]:
         uses = ("train", "rows", "long_rows", *self.uses)
@@ -102,23 +101,20 @@ class FileTraining(Recipe):
 
     def headlines(self, run: Run) -> list[Headline]:
         base, trained = (run.metrics(Step(version, MEASURE)) for version in (0, 1))
-        (before, interval), (after, last) = (_texts(one, "loss") for one in (base, trained))
+        (before, interval), (after, last) = (
+            _texts(measured, "loss") for measured in (base, trained)
+        )
         if not before:
             return []
         change = float(trained["loss"]) - float(base["loss"]) if after else 0.0
         steps = [step for step in _steps(run) if "heldout_loss" in step]
         points = (Point(0, float(base["loss"]), f"base: loss {before}"),)
         curve = Series("held out", points + _points(steps, "heldout_loss"))
-        headlines = [
-            Headline(
-                "Held-out loss",
-                before,
-                after or None,
-                signed(change, 3) if after else "before training",
-                f"95% interval {interval}{f' → {last}' if after else ''}, {base['held out']:,} held-out rows",
-                Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,)),
-            )
-        ]
+        chart = Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,))
+        interval += f" → {last}" * bool(after)
+        detail = f"95% interval {interval}, {base['held out']:,} held-out rows"
+        moved = signed(change, 3) if after else "before training"
+        headlines = [Headline("Held-out loss", before, after or None, moved, detail, chart)]
         accuracy, interval = _texts(trained, "accuracy")
         if accuracy:
             margins = (Point(0, 0.0, "base: 0"), Point(1, float(trained["margin"]), "trained"))
@@ -163,11 +159,11 @@ class FileTraining(Recipe):
     def examples(self) -> list[list[tuple[str, bool]]]:
         decode, texts = self._model[0].decode, []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
-            pieces, at = [], 0
+            pieces, end = [], 0
             for target in row.targets:
-                pieces.append((decode(row.ids[at : target.start]), False))
+                pieces.append((decode(row.ids[end : target.start]), False))
                 pieces.append((decode(row.ids[target.start : target.stop]), True))
-                at = target.stop
+                end = target.stop
             texts.append(pieces)
         return texts
 
@@ -194,9 +190,7 @@ class FileTraining(Recipe):
 
     def _check_lengths(self, which: str, items: Sequence[Any], limit: int) -> None:
         if not items:
-            raise UserError(
-                f"no {which} row is left", "raise train.max_length, or add shorter rows"
-            )
+            raise UserError(f"no {which} row is left", "raise train.max_length, or add rows")
         lengths = {row.origin: len(row.ids) for item in items for row in self.rows_of(item)}
         long = {origin: count for origin, count in lengths.items() if count > limit}
         if long:
@@ -232,8 +226,9 @@ class FileTraining(Recipe):
 
     def measured_in_training(self) -> dict[str, Any]:
         """Return the held-out items to measure during training, and the number of steps between measurements."""
-        fitting = [one for one in self.heldout_items if self._fits(one, self._limit("train"))]
-        return {"heldout": fitting, "measure_every": self.settings.evaluate.every}
+        limit, every = self._limit("train"), self.settings.evaluate.every
+        fitting = [item for item in self.heldout_items if self._fits(item, limit)]
+        return {"heldout": fitting, "measure_every": every}
 
     def _items(self, split: Split, count: int) -> list[Any]:
         """Return the items of the first ``count`` conversations of a split, without dropped rows."""
@@ -261,17 +256,17 @@ async def target_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs (nats) of each row's targets, except a target at the first token."""
     by_first: dict[int, list[int]] = {}
-    for at, row in enumerate(rows):
-        by_first.setdefault(row.ids[0], []).append(at)
+    for index, row in enumerate(rows):
+        by_first.setdefault(row.ids[0], []).append(index)
     logprobs: list[list[float]] = [[] for _ in rows]
     progress.start(len(rows), title)
     try:
-        for first, places in by_first.items():
-            for at in range(0, len(places), CHUNK):
-                chunk = places[at : at + CHUNK]
-                results = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
-                for one, values in zip(chunk, results, strict=True):
-                    logprobs[one] = [values[p - 1] for turn in rows[one].predicted for p in turn]
+        for first, indices in by_first.items():
+            for start in range(0, len(indices), CHUNK):
+                chunk = indices[start : start + CHUNK]
+                results = await engine.logprobs([first], [rows[n].ids[1:] for n in chunk])
+                for n, values in zip(chunk, results, strict=True):
+                    logprobs[n] = [values[p - 1] for turn in rows[n].predicted for p in turn]
                 progress.advance(len(chunk))
     finally:
         progress.close()
@@ -309,9 +304,9 @@ class SFTOnFile(FileTraining):
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Minimize the mean of -log p over the trained tokens."""
         policy = self.models(run).load(POLICY, 0, trainable=True)
-        own, measured = self.seeded(self.settings.train, i), self.measured_in_training()
+        settings, measured = self.seeded(self.settings.train, i), self.measured_in_training()
         items = self.training_items
-        return train_role(run, i, policy, items, own, progress, role=POLICY, **measured)
+        return train_role(run, i, policy, items, settings, progress, role=POLICY, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
@@ -333,8 +328,7 @@ class DPOOnFile(FileTraining):
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
         pair = preference_pair(renderer, conversation)
         if pair.equal_sides:
-            problem = f"{conversation.origin}: {EQUAL_SIDES}"
-            raise UserError(problem, "leave the row out: dataset.broken=skip")
+            raise UserError(f"{conversation.origin}: {EQUAL_SIDES}", "set dataset.broken=skip")
         return [pair]
 
     def rows_of(self, item: Pair) -> Sequence[Row]:
@@ -396,25 +390,25 @@ def _texts(measured: Metrics, name: str) -> tuple[str, str]:
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
-    steps = {"base": Step(0, MEASURE), "trained": Step(1, MEASURE)}
-    measures = {name: run.metrics(one) for name, one in steps.items() if run.is_finished(one)}
-    names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
-    names = [name for name in names if not name.endswith(("_low", "_high"))]
-    rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
-    title, intro, examples = (
-        "Measures on held-out rows",
-        "Rows that are not trained on.",
-        _margins(recipe, run),
-    )
-    return Section("held-out", title, intro, ("measure", *measures), tuple(rows), examples=examples)
+    policies = {"base": run.metrics(Step(0, MEASURE)), "trained": run.metrics(Step(1, MEASURE))}
+    measures = {name: measured for name, measured in policies.items() if measured}
+    names = [
+        name
+        for name in next(iter(measures.values()), {})
+        if name not in UNMEASURED and not name.endswith(("_low", "_high"))
+    ]
+    rows = tuple((name, *(f"{float(m[name]):.4g}" for m in measures.values())) for name in names)
+    title, intro = "Measures on held-out rows", "Rows that are not trained on."
+    heads, examples = ("measure", *measures), _margins(recipe, run)
+    return Section("held-out", title, intro, heads, rows, examples=examples)
 
 
 def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
     """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
     rewards = {
-        key.task: {side: float(one[side]) for side in ("chosen", "rejected")}
-        for key, one in run.store.metrics(1, MEASURE).items()
-        if key.task and "chosen" in one
+        key.task: {side: float(metrics[side]) for side in ("chosen", "rejected")}
+        for key, metrics in run.store.metrics(1, MEASURE).items()
+        if key.task and "chosen" in metrics
     }
     if not rewards:
         return ()
@@ -431,9 +425,9 @@ def _curve(run: Run) -> list[Section]:
         return []
     points = steps[:: -(-len(steps) // POINTS)]
     series = [Series("training", _points(points, "loss"))]
-    if measured := [one for one in steps if "heldout_loss" in one]:
+    if measured := [step for step in steps if "heldout_loss" in step]:
         series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
-    rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
+    rows = tuple((f"{step['step']}", f"{step['loss']:.4f}") for step in (steps[0], steps[-1]))
     chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
     intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
     return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
@@ -446,9 +440,8 @@ def _steps(run: Run) -> list[dict[str, float]]:
 
 
 def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
-    return tuple(
-        Point(one["step"], one[name], f"step {one['step']}: loss {one[name]:.4f}") for one in steps
-    )
+    numbers = [(step["step"], step[name]) for step in steps]
+    return tuple(Point(n, loss, f"step {n}: loss {loss:.4f}") for n, loss in numbers)
 
 
 def _rows(recipe: FileTraining) -> Section:
@@ -461,15 +454,15 @@ def _rows(recipe: FileTraining) -> Section:
         "Training rows",
         "The first rows of the file as the model is trained on them. Marked tokens are trained; for a pair, the chosen "
         "reply is made more likely than the rejected one.",
-        examples=tuple(
-            _pair(recipe, one) if isinstance(one, Pair) else _row(recipe, one) for one in items
-        ),
+        examples=tuple(_example(recipe, item) for item in items),
     )
 
 
-def _row(recipe: FileTraining, row: Row) -> Example:
-    sample = Shown("row", (("tokens", f"{len(row.ids):,}"),), ((POLICY, row),), trained=True)
-    return example(None, [sample], recipe.renderer, title=row.origin)
+def _example(recipe: FileTraining, item: Row | Pair) -> Example:
+    if isinstance(item, Pair):
+        return _pair(recipe, item)
+    sample = Shown("row", (("tokens", f"{len(item.ids):,}"),), ((POLICY, item),), trained=True)
+    return example(None, [sample], recipe.renderer, title=item.origin)
 
 
 def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None = None) -> Example:
@@ -480,8 +473,8 @@ def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None 
         facts = [("tokens", f"{sum(row.target_count for row in rows):,}")]
         if rewards:
             facts.append(("implicit reward", f"{rewards[side]:+.3f}"))
-        own = tuple((POLICY, row) for row in rows)
-        samples.append(Shown("reply", tuple(facts), own, trained=not rewards, side=side))
+        named = tuple((POLICY, row) for row in rows)
+        samples.append(Shown("reply", tuple(facts), named, trained=not rewards, side=side))
     if rewards:
         reason = (
             "Held-out pair, not trained on. After training: beta * log(p / p_base), reduced as in training, of chosen "

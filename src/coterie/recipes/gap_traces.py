@@ -104,10 +104,9 @@ def read_traces(
             rows[number] = row
     if not rows:
         number, reason = next(iter(broken.items()))
-        raise UserError(
-            f"no trace of {path} can be trained on; row {number} {reason}",
-            "give a file of traces: prompts, and outputs that end with <answer>...</answer>",
-        )
+        problem = f"no trace of {path} can be trained on; row {number} {reason}"
+        fix = "give a file of traces: prompts, and outputs that end with <answer>...</answer>"
+        raise UserError(problem, fix)
     return rows, broken
 
 

@@ -23,6 +23,7 @@ from coterie.environments.user_simulator import check_user, readable_secrets
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import (
+    check_bitsandbytes,
     check_context,
     checked_skeleton,
     device_memory,
@@ -48,6 +49,7 @@ from coterie.training.settings import (
     Reads,
     TrainingSettings,
     check_tracker,
+    loads_in_4bit,
     shared_group,
     weight_dtype,
 )
@@ -168,17 +170,16 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(_first_prompt(environment, renderer, train or tasks, longest=False))
         for name, training in trainings.items():
             if training.max_length > context:
-                raise UserError(
-                    f"{name}.max_length={training.max_length} is more than the model's context of "
-                    f"{context} tokens",
-                    f"use {name}.max_length={context} or less",
-                )
+                problem = f"{name}.max_length={training.max_length} is more than the model's"
+                fix = f"use {name}.max_length={context} or less"
+                raise UserError(f"{problem} context of {context} tokens", fix)
             check_room(name, training, context, shortest[-1])
             check_training(shared_group(s, name), training, s, role.model)
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest = max(longest, prompt)
-        shapes[role.name] = ModelShape.of(checked_skeleton(role.model))
+        empty = checked_skeleton(role.model)
+        shapes[role.name] = ModelShape.of(empty, load_in_4bit=loads_in_4bit(s))
         contexts.append(context)
     turns: int | None = None
     with suppress(UserError):
@@ -192,14 +193,14 @@ def make_plan(recipe: "Recipe") -> Plan:
     row, rows, items = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
-        shape = max(shapes.values(), key=lambda one: one.weights)
+        shape = max(shapes.values(), key=lambda shape: shape.weights)
         attention = s.engine.attention or "sdpa"
         model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
     available = GPUS[s.gpu].memory if s.gpu else device_memory(device)[1]
-    for one in memory:
-        one.check(available, device, s.model)
+    for stage_memory in memory:
+        stage_memory.check(available, device, s.model)
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
         tasks=len(train),
@@ -214,7 +215,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest_prompt=max(shortest),
         context=min(contexts),
         dialogues=recipe.dialogues(),
-        evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
+        evaluations=len(heldout) * sum(stage.step.stage == EVALUATION for stage in stages),
         turns=turns,
         max_tokens=s.turn_tokens,
         details=notes_of(environment),
@@ -246,7 +247,7 @@ def _sampling_memory(
     """Plan the memory of stages that sample in this process."""
     terms, size = Counter({"libraries": LIBRARIES}), weight_dtype(s).itemsize
     for shape in shapes:
-        terms["weights"] += shape.weights * size
+        terms["weights"] += shape.weight_memory(size)
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))
     advice = ("a training in bfloat16", "engine.max_batch=16", "engine.cache_gib=1")
     return MemoryPlan("sampling", terms, advice)
@@ -275,10 +276,8 @@ def _check_services(
     reach: bool,
 ) -> None:
     """Raise ``UserError`` for unavailable servers, ranks, tracker or sandbox."""
-    sampled = {
-        shared_group(s, key): one for key, one in trainings.items() if key != CRITIC_TRAINING
-    }
-    check_served(s, sampled)
+    sampled = [key for key in trainings if key != CRITIC_TRAINING]
+    check_served(s, {shared_group(s, key): trainings[key] for key in sampled})
     for key, training in trainings.items():
         check_ranks(s, training, shared_group(s, key))
     if reach and (cluster := open_cluster(s.cluster)) is not None:
@@ -316,10 +315,9 @@ def _check_disjoint(
     trained = {key for task in train for key in (task.id, content_of(task, environment))}
     for task in heldout:
         if not trained.isdisjoint((task.id, content_of(task, environment))):
-            raise UserError(
-                f"held-out task {task.id} is also a training task",
-                "correct the environment's splits: a score on trained tasks says nothing",
-            )
+            problem = f"held-out task {task.id} is also a training task"
+            fix = "correct the environment's splits: a score on trained tasks says nothing"
+            raise UserError(problem, fix)
 
 
 def content_of(task: Task, environment: Environment) -> str:
@@ -390,16 +388,16 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
     from coterie.models.adapters import add_lora
 
     if training.dtype == "float32" and weight_dtype(s) != torch.float32:
-        raise UserError(
-            f"{name}.dtype=float32, but another training has bfloat16. All models of a run have the same dtype.",
-            f"set {name}.dtype=bfloat16 too",
-        )
+        problem = f"{name}.dtype=float32, but another training has bfloat16"
+        raise UserError(problem, f"set {name}.dtype=bfloat16 too: a run has one dtype")
+    if loads_in_4bit(s) and not training.load_in_4bit:
+        problem = f"{name}.load_in_4bit=false, but another training of the run has true"
+        raise UserError(problem, f"set {name}.method=lora {name}.load_in_4bit=true too")
     flat = training.packing == "flat" and training.dtype == "bfloat16"
     if (s.engine.attention or "").startswith("flash") and not flat:
-        raise UserError(
-            f"engine.attention={s.engine.attention} needs 16-bit weights and cannot train on shared prefixes",
-            f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa",
-        )
+        problem = f"engine.attention={s.engine.attention} needs 16-bit weights and cannot train on shared prefixes"
+        fix = f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa"
+        raise UserError(problem, fix)
     if training.method == "lora":
         add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
 
@@ -407,19 +405,24 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
 def check_room(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
     """Raise ``UserError`` if ``max_length`` is shorter than every prompt, so that no row is left."""
     if training.max_length <= shortest:
-        raise UserError(
-            f"{name}.max_length={training.max_length} leaves nothing to train on: the shortest prompt "
-            f"has {shortest} tokens",
-            f"use {name}.max_length={context}, or the length of prompts and replies",
-        )
+        problem = f"{name}.max_length={training.max_length} leaves nothing to train on"
+        fix = f"use {name}.max_length={context}, or the length of prompts and replies"
+        raise UserError(f"{problem}: the shortest prompt has {shortest} tokens", fix)
 
 
 def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -> None:
-    """Raise ``UserError`` if servers cannot start, or cannot load the adapters of a training.
+    """Raise ``UserError`` if servers cannot start, or cannot load the models or adapters of a training.
 
     ``trainings`` are the trainings of the models that the servers sample from, by settings key.
     """
     engine = s.engine
+    if loads_in_4bit(s):
+        check_bitsandbytes()
+        if engine.kind == "vllm":
+            raise UserError(
+                "engine.kind=vllm samples from a base in full precision, but load_in_4bit trains on one in 4 bits",
+                "use engine.kind=inprocess, or dtype=bfloat16 instead of load_in_4bit",
+            )
     if engine.kind != "vllm":
         return
     from coterie.engines.vllm import check_vllm
@@ -433,11 +436,9 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
         ):  # external servers have limits of their own
             continue
         if training.rank > engine.vllm.lora_rank:
-            raise UserError(
-                f"{name}.method=lora trains adapters of rank {training.rank}, but the vLLM servers load "
-                f"at most engine.vllm.lora_rank={engine.vllm.lora_rank}",
-                f"set engine.vllm.lora_rank={training.rank}",
-            )
+            problem = f"{name}.method=lora trains adapters of rank {training.rank}, but the vLLM servers load"
+            problem += f" at most engine.vllm.lora_rank={engine.vllm.lora_rank}"
+            raise UserError(problem, f"set engine.vllm.lora_rank={training.rank}")
         targets = set(training.lora_targets) - {ALL_LINEAR}
         if others := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(

@@ -273,8 +273,6 @@ def _packaged(presets: "Presets", dataset: str, who: str) -> dict[str, Any]:
 
     known = list(presets.values)
     if dataset not in known:
-        raise UserError(
-            f"{who} has no preset for {dataset}",
-            f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}",
-        )
+        problem = f"{who} has no preset for {dataset}"
+        raise UserError(problem, f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}")
     return overlaid(presets.values[dataset])

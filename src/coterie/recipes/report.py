@@ -41,10 +41,12 @@ def run_report(recipe: Recipe, run: Run) -> Report:
     training = sum("trained_tokens" in metrics for metrics in measured)
     metric, method = recipe.environment.metric, getattr(recipe.settings, "method", "")
     rollouts = [step for step in done if step.stage == "rollout" and run.metrics(step).get("n")]
-    means = [(step, grade_means(run.store, step.iteration, step.stage, None)) for step in rollouts]
-    labels = [
-        (f"after iteration {one.version}" if one.version else "base", one) for one in evaluations
-    ]
+    measures = []
+    for step in rollouts:
+        if means := grade_means(run.store, step.iteration, step.stage, None):
+            name = f"training, iteration {step.iteration}"
+            measures.append((name, int(run.metrics(step)["n"]), means))
+    labels = [(f"after iteration {e.version}" if e.version else "base", e) for e in evaluations]
     return Report(
         kind="run report",
         title=f"{recipe.title} on {recipe.settings.played}",
@@ -64,13 +66,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
             page.changes(recipe.settings, _preset(recipe)),
             *recipe.sections(run),
             replace(page.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
-            page.measures(
-                [
-                    (f"training, iteration {step.iteration}", int(run.metrics(step)["n"]), of_stage)
-                    for step, of_stage in means
-                    if of_stage
-                ]
-            ),
+            page.measures(measures),
             page.tools(run.store.calls()),
             _stages(run, done),
             page.failures(run),

@@ -68,9 +68,9 @@ CRITIC = "critic"
 
 def reinforce_uses(s: ReinforceSettings) -> list[str]:
     """Return the settings that the RL stage depends on."""
-    own = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
-    own += ["critic.loss", "critic_training"] * s.has_critic
-    return own + ["evaluate"] * (s.steps.keep == "best")
+    uses = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
+    uses += ["critic.loss", "critic_training"] * s.has_critic
+    return uses + ["evaluate"] * (s.steps.keep == "best")
 
 
 def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
@@ -81,11 +81,9 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     PathReward(s.reward)
     s = planned(s)
     if s.steps.minibatches > s.rollout.tasks:
-        raise UserError(
-            f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}, "
-            "and the group of a task is not split",
-            f"use at most {s.rollout.tasks} minibatches",
-        )
+        problem = f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks"
+        fix = f"use at most {s.rollout.tasks}, because the group of a task is not split"
+        raise UserError(f"{problem}={s.rollout.tasks}", fix)
     trainings = {"update": s.policy_training}
     check_served(s, {"train": s.policy_training})
     if s.has_critic:
@@ -118,9 +116,8 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
         policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
         if engine.kind == "inprocess":
             dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
-            sampling.update(
-                cache_memory(shape, engine, weight_dtype(s).itemsize, dialogues, length)
-            )
+            size = weight_dtype(s).itemsize
+            sampling.update(cache_memory(shape, engine, size, dialogues, length))
     # An adapter's base is its reference.
     copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
     ranks, sharded = rank_count(s.policy_training, "update")
@@ -152,25 +149,23 @@ async def reinforce(
     from coterie.training.policy_gradient import PolicyGradient
 
     players, updates = recipe.players(), s.steps.updates
-    update, training = (
-        recipe.seeded(one, iteration) for one in (s.policy_training, s.critic_training)
-    )
-    policies = [
-        LearnerConfig(
-            role,
-            recipe.newest(run, role, iteration),
-            tuple(agent for agent, player in players.items() if player == role),
-            PolicyGradient(s.loss.at(s.rollout.temperature)),
-            update,
-            updates,
-        )
-        for role in roles
-    ]
-    critic = None
+    policies, critic = list[LearnerConfig](), None
+    training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)
+    for role in roles:
+        version = recipe.newest(run, role, iteration)
+        agents = tuple(agent for agent, player in players.items() if player == role)
+        objective = PolicyGradient(loss)
+        policies.append(LearnerConfig(role, version, agents, objective, training, updates))
     if s.has_critic:
-        (like,) = policies
-        own = (CRITIC, like.version, like.agents, ValueLoss(s.critic.loss), training, updates)
-        critic = LearnerConfig(*own, like=like.role)
+        (policy,) = policies
+        training = recipe.seeded(s.critic_training, iteration)
+        critic = replace(
+            policy,
+            role=CRITIC,
+            objective=ValueLoss(s.critic.loss),
+            settings=training,
+            like=policy.role,
+        )
     async with recipe.actors(run) as actors:
         work = ReinforcementLoop(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
@@ -271,8 +266,8 @@ def step_sections(
     sections = [Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)]
     charts = list[Chart]()
     if len(means := heldout_means(run, iteration)) > 1:
-        scores = [(n, float(means[n]["score"])) for n in sorted(means)]
-        points = [Point(n, score, f"step {n}: held-out score {score:.3f}") for n, score in scores]
+        scores = {n: float(means[n]["score"]) for n in sorted(means)}
+        points = [Point(n, scores[n], f"step {n}: held-out score {scores[n]:.3f}") for n in scores]
         charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))
     roles = trained_roles(records[max(records)])
     several, id_ = len(roles) > 1, f"reinforce-{iteration}"
@@ -355,17 +350,20 @@ def _groups(
     records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         count, stage = 0, step_stage(REINFORCE, number)
-        groups = [(step_stage(REINFORCE, n), one) for n, one in groups_taken(records[number])]
-        for at, task in groups or [(stage, one) for one in run.store.tree_tasks(iteration, stage)]:
-            paths = paths_of(run.store, iteration, at, [task], agents, PathReward(s.reward))
+        groups = [
+            (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
+        ]
+        groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
+        for drawn, task in groups:
+            paths = paths_of(run.store, iteration, drawn, [task], agents, PathReward(s.reward))
             for agent in agents:
-                own = [path for path in paths if path.agent == agent]
-                totals = {path.sampled.total for path in own}
+                group = [path for path in paths if path.agent == agent]
+                totals = {path.sampled.total for path in group}
                 if len(totals) > 1 and count < GROUPS:
-                    informative.append(_group(recipe, s, run, number, own))
+                    informative.append(_group(recipe, s, run, number, group))
                     count += 1
-                elif len(totals) == 1 and not flat and len(own) > 1:
-                    flat.append(_group(recipe, s, run, number, own))
+                elif len(totals) == 1 and not flat and len(group) > 1:
+                    flat.append(_group(recipe, s, run, number, group))
             if count == GROUPS:
                 break
     return informative + flat
@@ -374,27 +372,25 @@ def _groups(
 def _group(
     recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
 ) -> Example:
-    known: Sequence[float | None] = [None] * len(paths)
+    advantages: Sequence[float | None] = [None] * len(paths)
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     if s.advantage.baseline != "values":
         # Computed again, for the report only.
-        known = group_advantages([path.sampled for path in paths], s.advantage.baseline).values
+        group = group_advantages([path.sampled for path in paths], s.advantage.baseline)
+        advantages = group.values
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples = []
     for n in sorted(range(len(paths)), key=lambda n: -order[n]):
-        path, advantage = paths[n], known[n]
+        path, advantage = paths[n], advantages[n]
         left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
-        samples.append(
-            Shown(
-                f"rollout {path.outcome.sample}",
-                described(path.outcome, _facts(path, advantage)),
-                tuple((path.agent, row) for row in path.rows),
-                trained=(bool(advantage) or s.has_critic) and not left_out,
-                side=""
-                if left_out or not advantage
-                else f"{'more' if advantage > 0 else 'less'} likely",
-            )
+        side = (
+            "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
         )
+        shown = described(path.outcome, _facts(path, advantage))
+        rows = tuple((path.agent, row) for row in path.rows)
+        is_trained = (bool(advantage) or s.has_critic) and not left_out
+        name = f"rollout {path.outcome.sample}"
+        samples.append(Shown(name, shown, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
     why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:

@@ -97,10 +97,8 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         else:
             keys[key] = values
     if not keys:
-        raise UserError(
-            "no key has several values",
-            "separate the values of a key by commas, such as rollout.samples=2,5,15",
-        )
+        fix = "separate the values of a key by commas, such as rollout.samples=2,5,15"
+        raise UserError("no key has several values", fix)
     return keys, others
 
 
@@ -125,10 +123,8 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
             if other.recipe.settings == own:
                 raise UserError(f"{other.words} and {text} are the same", "remove one of them")
             if other.folder == path:
-                raise UserError(
-                    f"the runs of {other.value!r} and {value!r} have the same folder {path}",
-                    "sweep over one of them with another --folder",
-                )
+                problem = f"the runs of {other.value!r} and {value!r} have the same folder {path}"
+                raise UserError(problem, "sweep over one of them with another --folder")
         if (path / "config.yaml").is_file():
             with open_run(path, recipe.name, own, write=False) as run:
                 check_finished(recipe, run)
@@ -144,11 +140,9 @@ def _check(recipe: Recipe, text: str) -> None:
     except UserError as error:
         raise UserError(f"{text}: {error.what}", error.todo) from error
     if not any(step.stage == EVALUATION for step in recipe.steps()):
-        raise UserError(
-            f"{text}: {recipe.title} on {recipe.settings.played} has no evaluation, so its runs cannot be compared",
-            f"use data with gradable answers, add a stage `{EVALUATION}` to your own recipe, or use `coterie run` for "
-            "each value",
-        )
+        problem = f"{text}: {recipe.title} on {recipe.settings.played} has no evaluation"
+        fix = f"use data with gradable answers, or add a stage `{EVALUATION}` to your own recipe"
+        raise UserError(f"{problem}, so its runs cannot be compared", fix)
 
 
 def shared_steps(recipe: Recipe, other: Recipe) -> list[Step]:
@@ -178,16 +172,12 @@ def run_sweep(
             run_steps(recipe, run, progress)
             write_page(run_report(recipe, run), run.report)
             last = [step.iteration for step in recipe.steps() if step.stage == EVALUATION][-1]
-            one = evaluation(run.store, last)
-            score, low, high = (round(number, 4) for number in (one.score, one.low, one.high))
-            tokens, folder = round(one.tokens, 2), str(point.folder)
+            means = evaluation(run.store, last)
+            score, low, high = (round(mean, 4) for mean in (means.score, means.low, means.high))
+            tokens, folder = round(means.tokens, 2), str(point.folder)
             loss = [round(value, 4) for value in recipe.heldout_loss(run, last) or ()]
-            rows.append(
-                SweepRow(
-                    *(point.value, point.seed, last, one.n, score, low, high, tokens, folder),
-                    *loss,
-                )
-            )
+            first = (point.value, point.seed, last, means.n, score, low, high, tokens, folder)
+            rows.append(SweepRow(*first, *loss))
             for task, result in held_out_results(run.store, last).items():
                 scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
         recipe.close()
@@ -197,17 +187,17 @@ def run_sweep(
 
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
-    own = [row for row in rows if row.value == value]
+    seeds = [row for row in rows if row.value == value]
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
-    tokens = round(fmean(row.tokens for row in own), 2)
-    losses = zip(*((row.loss, row.loss_low, row.loss_high) for row in own), strict=True)
+    tokens = round(fmean(row.tokens for row in seeds), 2)
+    losses = zip(*((row.loss, row.loss_low, row.loss_high) for row in seeds), strict=True)
     # All seeds have the same rows, so the mean of their intervals is at least as wide as that of the mean.
     loss, loss_low, loss_high = (
         None if None in ends else round(fmean(map(float, ends)), 4) for ends in losses
     )
     return replace(
-        own[-1], seed=None, n=len(means), score=score, low=low, high=high, tokens=tokens, folder="",
+        seeds[-1], seed=None, n=len(means), score=score, low=low, high=high, tokens=tokens, folder="",
         loss=loss, loss_low=loss_low, loss_high=loss_high,
     )  # fmt: skip
 
@@ -284,10 +274,8 @@ def _part(folder: Path) -> Part:
     own = settings(name, (), stored)
     recipe = recipe_of(own)
     if not recipe.by_task or SHARD not in flatten(own.model_dump()):
-        raise UserError(
-            f"{folder} is a run of {name}, whose runs cannot be merged",
-            f"merge runs of a recipe with the key {SHARD}",
-        )
+        problem = f"{folder} is a run of {name}, whose runs cannot be merged"
+        raise UserError(problem, f"merge runs of a recipe with the key {SHARD}")
     return Part(folder, recipe, recipe_of(settings(name, [f"{SHARD}=[0,1]"], stored)))
 
 
@@ -300,20 +288,16 @@ def _check_same_run(first: Part, part: Part) -> None:
     lines = differences(one.settings.model_dump(mode="json"), other.settings)
     if one.name != other.name:
         lines.insert(0, f"recipe: {one.name} -> {other.name}")
-    raise UserError(
-        "\n    ".join([f"{first.folder} and {part.folder} have different settings:", *lines]),
-        f"merge parts of one run, which differ only in {SHARD}",
-    )
+    problem = "\n    ".join([f"{first.folder} and {part.folder} have different settings:", *lines])
+    raise UserError(problem, f"merge parts of one run, which differ only in {SHARD}")
 
 
 def _check_sampled(part: Part, step: Step) -> None:
     with part.open() as run:
         check_finished(part.recipe, run)
         if not run.is_finished(step):
-            raise UserError(
-                f"the {step} of {part.folder} is not finished",
-                f"finish it with: coterie stage {step.stage} {part.folder}",
-            )
+            problem = f"the {step} of {part.folder} is not finished"
+            raise UserError(problem, f"finish it with: coterie stage {step.stage} {part.folder}")
 
 
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
@@ -329,10 +313,8 @@ def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
             common |= set.intersection(*tasks)
         if common:
             named = sorted(common)[:MAX_NAMED] + ["..."] * (len(common) > MAX_NAMED)
-            raise UserError(
-                f"{part.folder} and an earlier run have the same tasks: {', '.join(named)}",
-                "give runs with different tasks",
-            )
+            problem = f"{part.folder} and an earlier run have the same tasks: {', '.join(named)}"
+            raise UserError(problem, "give runs with different tasks")
         bases = [
             step
             for step in same

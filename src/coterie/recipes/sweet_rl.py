@@ -301,10 +301,8 @@ class SweetRL(Recipe):
             return settings
         final = run.training_folder(FIRST, CRITIC) / "final"
         if not final.is_dir():
-            raise UserError(
-                f"the critic of {run.folder} is not trained",
-                f"train it with: coterie stage train {run.folder}",
-            )
+            problem = f"the critic of {run.folder} is not trained"
+            raise UserError(problem, f"train it with: coterie stage train {run.folder}")
         from coterie.training.checkpoint import weight_hash
 
         return f"{settings} {weight_hash(final)}"
@@ -331,7 +329,7 @@ class SweetRL(Recipe):
             step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
-        critic = models.load(CRITIC, FIRST + 1)
+        critic = models.load(CRITIC, FIRST + 1, merge=False)
         rule = CostRule.of(critic.model)
         step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
         yield TrainedCritic(step, critic.renderer, s.privileged)

@@ -179,10 +179,8 @@ def _dialogues(
         if task.id not in task_rows and len(task_rows) == limits.tasks:
             continue
         if task_rows.setdefault(task.id, row.task) != row.task:
-            raise UserError(
-                f"{file} has two tasks with the id {row.task.id}",
-                "give each task a unique id",
-            )
+            problem = f"{file} has two tasks with the id {row.task.id}"
+            raise UserError(problem, "give each task a unique id")
         if repeats[task.id] < limits.repeats:
             key = ItemKey(FIRST, "rollout", task.id, f"{repeats[task.id]:04d}")
             repeats[task.id] += 1

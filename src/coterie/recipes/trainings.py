@@ -49,13 +49,8 @@ def train_role(
     from coterie.training.trainer import train
 
     folder, objective = run.training_folder(iteration, role), objective or SFT()
-    named: dict[str, Any] = {
-        "objective": objective,
-        "progress": progress,
-        "tracker": run.tracker.of(role),
-        "heldout": heldout,
-        "measure_every": measure_every,
-    }
+    named: dict[str, Any] = {"objective": objective, "progress": progress, "heldout": heldout}
+    named |= {"tracker": run.tracker.of(role), "measure_every": measure_every}
     if role != POLICY:  # the lines of the progress only count rows
         progress.say(f"training {role}: {len(items)} rows or pairs")
     with nullcontext(ranks) if ranks else ranks_for(run, model, settings, folder) as started:

@@ -131,8 +131,8 @@ class _MessageWriter:
     def __init__(self, store: Store, tree: Tree, secrets: bool) -> None:
         self._store, self._tree, self._secrets = store, tree, secrets
         self.credit: dict[str, Fields] = {}
-        for one in store.credit_of(tree):
-            self.credit.setdefault(one.node, {})[one.name] = one.value
+        for credit in store.credit_of(tree):
+            self.credit.setdefault(credit.node, {})[credit.name] = credit.value
 
     def messages(self, path: Sequence[Turn]) -> Iterator[Fields]:
         history, caller = dict[str, Counter[str]](), ""
@@ -151,12 +151,12 @@ class _MessageWriter:
                     "metadata": metadata,
                 }
             caller = turn.id if turn.calls else caller
-            own = {"id": turn.id, "content": self._content(turn.parts), "metadata": metadata}
+            fields = {"id": turn.id, "content": self._content(turn.parts), "metadata": metadata}
             if turn.speaker.kind == "agent":
                 calls = [_call(turn, call) for call in turn.calls]
-                yield {"role": "assistant", "model": turn.writer, "tool_calls": calls, **own}
+                yield {"role": "assistant", "model": turn.writer, "tool_calls": calls, **fields}
             elif not turn.results:
-                yield {"role": "user", **own}
+                yield {"role": "user", **fields}
 
     def _prompt(self, turn: Turn, history: Counter[str]) -> Iterator[Fields]:
         """Yield the messages of a turn's prompt that are no turns and that no earlier prompt of the agent had."""
@@ -192,5 +192,5 @@ def _call(turn: Turn, call: ToolCall) -> Fields:
         arguments = dict(json.loads(call.arguments))
     except (TypeError, ValueError):
         arguments = {"arguments": call.arguments}
-    own = {"arguments": arguments, "parse_error": call.error or None}
-    return {"id": f"{turn.id}-{call.id}", "function": call.name, "type": "function", **own}
+    fields = {"arguments": arguments, "parse_error": call.error or None}
+    return {"id": f"{turn.id}-{call.id}", "function": call.name, "type": "function", **fields}

@@ -295,13 +295,7 @@ def loss_term(sample: DialogueSample, settings: RewardSettings) -> float:
 
 
 def overlong_penalty(
-    sampled: int,
-    finish: Finish,
-    ending: Ending,
-    *,
-    limit: int,
-    buffer: int,
-    weight: float = 1.0,
+    sampled: int, finish: Finish, ending: Ending, *, limit: int, buffer: int, weight: float = 1.0
 ) -> float:
     """Return DAPO's soft penalty for long paths (arXiv 2503.14476, equation 13), from 0 down to ``-weight``.
 

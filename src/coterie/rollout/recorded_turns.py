@@ -214,8 +214,8 @@ class CandidateSampling:
             at = Position(again.id, await _state_after(environment, at.state, again), contexts)
         work = [self._candidates(branches, *place, first) for place in places]
         for group in await gather_all(work):
-            for one in group:
-                tree.add(one.turn, one.request)
+            for response in group:
+                tree.add(response.turn, response.request)
         return tree
 
     async def _candidates(
@@ -401,9 +401,9 @@ def _prompts(
 ) -> Prompts:
     tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
     history: list[Message] = []
-    for is_result, group in groupby(messages, lambda one: one.role == "tool"):
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         if is_result:
-            results = tuple(ToolResult(one.results, one.content) for one in group)
+            results = tuple(ToolResult(message.results, message.content) for message in group)
             turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
             history.append(Message("tool", turn=turn.id))
             tree.add(turn)
@@ -480,7 +480,7 @@ def _reply_ids(
         raise _not_written("the text of a message before its calls")
     if any(text.count(name) < names.count(name) for name in names):
         raise _not_written("all calls of a message")
-    ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
+    ends = [index for index, token in enumerate(ids) if token in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids + (tuple(renderer.tools.ends)[:1] or renderer.end)
     if marks and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coterie.config.folders import shallow
 from coterie.engines.endpoint import Endpoint, Reply, Utterance
@@ -31,6 +31,9 @@ from coterie.record.turn import (
     place,
 )
 from coterie.tools.calls import closing
+
+if TYPE_CHECKING:
+    from coterie.models.chat import ChatRenderer
 
 CUT = "not run: the message was cut off before the end of the call"
 NAMELESS = "not run: the call has no name"
@@ -140,6 +143,15 @@ class TokenSampler:
     context_length: int
     calls: ReadCalls | None = None
     parts: SplitTurn | None = None
+
+    @classmethod
+    def of(
+        cls, engine: Engine, renderer: "ChatRenderer", sampling: Sampling, context_length: int
+    ) -> "TokenSampler":
+        """Return a sampler that renders, reads calls and separates thoughts with one renderer."""
+        return cls(
+            engine, renderer.render, sampling, context_length, renderer.calls, renderer.parts
+        )
 
     def at(self, temperature: float) -> "TokenSampler":
         return replace(self, sampling=replace(self.sampling, temperature=temperature))

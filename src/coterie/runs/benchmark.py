@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +30,15 @@ from coterie.environments.answers import known_answers, question_of
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
 from coterie.environments.registry import (
     ENVIRONMENTS,
+    NAMES,
+    OPEN,
     Choice,
     PlayedSettings,
     content,
     is_data_file,
     is_environment,
     is_name_word,
+    is_played,
     make_environment,
     played_type,
     with_file,
@@ -45,7 +49,7 @@ from coterie.errors import UserError, did_you_mean
 from coterie.evaluation import Point, mean_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import LENGTH, Outcome, Task, Tree
+from coterie.record.tree import LENGTH, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
@@ -146,16 +150,17 @@ def benchmark_settings(
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
+        if not is_played(benchmark):
+            near = did_you_mean(benchmark, [*NAMES, *OPEN, *ENVIRONMENTS.built_in])
+            raise UserError(f"no benchmark is called {benchmark!r}", f"{near}see `coterie list`")
         if words_choice.dataset not in (None, absolute_name(benchmark)):
-            raise UserError(
-                f"{benchmark} and dataset={words_choice.dataset} are different data sets",
-                f"name one of them, or replace {benchmark} with an environment, such as code_maths",
-            )
+            problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"
+            raise UserError(problem, "name one, or give an environment such as code_maths first")
         words_choice = replace(words_choice, dataset=absolute_name(benchmark))
     choice = words_choice.over(Choice())
-    own = [word for word in words if not is_name_word(word)]
+    keys = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
-    return resolve(played_type(base, choice), values, own, where=where)
+    return resolve(played_type(base, choice), values, keys, where=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +205,13 @@ async def evaluate(
     make_folder(path.parent)
     with Store.open(path) as store:
         tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
-        attempt = 0
-        episodes = _episodes(tasks, settings.samples, attempt)
-        while again and {(e.key.task, e.key.sample) for e in episodes} <= store.finished_keys(
-            attempt, EVALUATION
-        ):
+        attempt, samples = 0, range(settings.samples)
+        # Samples of a task are adjacent, so that they share the prefill of their prompt.
+        episodes = [Episode(task, n, attempt, EVALUATION) for task in tasks for n in samples]
+        keys = {(episode.key.task, episode.key.sample) for episode in episodes}
+        while again and keys <= store.finished_keys(attempt, EVALUATION):
             attempt += 1
-            episodes = _episodes(tasks, settings.samples, attempt)
+        episodes = [replace(episode, iteration=attempt) for episode in episodes]
         fresh = not store.finished_keys(attempt, EVALUATION)
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
@@ -216,7 +221,7 @@ async def evaluate(
         if settings.samples == 1:
             return replace(evaluation(store, attempt), fresh=fresh)
         draws = held_out_draws(store, attempt, settings.samples)
-        failed = sum(draw.failed for some in draws.values() for draw in some)
+        failed = sum(draw.failed for of_task in draws.values() for draw in of_task)
         assert isinstance(environment, Votes), "checked above"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, EVALUATION, settings.samples)
@@ -236,20 +241,14 @@ def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[
     columns = dict[str, None]()
     for task in tasks:
         row_id = task.id if task.id in fields else task.id.removeprefix(f"{environment.name}-")
-        known = {**flatten(task.public), **fields.get(row_id, {})}
-        columns |= dict.fromkeys(known)
-        values[task.id] = str(known.get(column, "(none)"))
+        row_values = {**flatten(task.public), **fields.get(row_id, {})}
+        columns |= dict.fromkeys(row_values)
+        values[task.id] = str(row_values.get(column, "(none)"))
     if column not in columns:
-        raise UserError(
-            f"by={column}: no task of {settings.played} has a column {column!r}",
-            f"{did_you_mean(column, columns)}its columns are {', '.join(columns)}",
-        )
+        problem = f"by={column}: no task of {settings.played} has a column {column!r}"
+        fix = f"{did_you_mean(column, columns)}its columns are {', '.join(columns)}"
+        raise UserError(problem, fix)
     return values
-
-
-def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
-    """Return the episodes. Samples of a task are adjacent, so that they share the prefill of their prompt."""
-    return [Episode(task, i, attempt, EVALUATION) for task in tasks for i in range(samples)]
 
 
 async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "heldout") -> str:
@@ -263,11 +262,8 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
     first_prompts = await first_prompts_async(environment, task)
-    prompts = [
-        part.text
-        for agent in agents_of(environment)
-        for part in first_prompts[agent].messages[0].parts
-    ]
+    messages = [first_prompts[agent].messages[0] for agent in agents_of(environment)]
+    prompts = [part.text for message in messages for part in message.parts]
     suffix = "" if split == "heldout" else f"-{split}"
     identity = digest(policy, same.fingerprint(), rows, *prompts)[:12]
     return f"{settings.played}-{identity}{suffix}.sqlite"
@@ -325,15 +321,15 @@ class Picker:
 
     async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
         """Return the score of the picked dialogue; 0 if none has an answer."""
-        listed = sorted(tries, key=lambda one: digest(task, one[0].sample))
+        listed = sorted(tries, key=lambda try_: digest(task, try_[0].sample))
         several = len({outcome.answer for outcome, _ in listed}) > 1
-        place = await self._pick(question, listed) if several else 0
-        return (listed[place][0].score or 0.0) if listed else 0.0
+        index = await self._pick(question, listed) if several else 0
+        return (listed[index][0].score or 0.0) if listed else 0.0
 
     async def _pick(self, question: str, tries: Sequence[Try]) -> int:
         dialogues = "\n\n".join(
-            f"Student {place}:\n{text[-TAIL:]}\nAnswer: {outcome.answer}"
-            for place, (outcome, text) in enumerate(tries, 1)
+            f"Student {number}:\n{text[-TAIL:]}\nAnswer: {outcome.answer}"
+            for number, (outcome, text) in enumerate(tries, 1)
         )
         text = f"Task: {question}\n\n{dialogues}"
         key_ = digest(self.identity, _RULES, text)
@@ -359,18 +355,14 @@ def read_pick(reply: str, count: int) -> int | None:
 
     ``None`` without a valid number.
     """
-    numbers: list[object] = []
+    numbers = list[str]()
     for text in _OBJECT.findall(reply):
-        try:
-            numbers.append(json.loads(text).get("best"))
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            numbers.append(str(json.loads(text).get("best")))
     if alone := _NUMBER.fullmatch(reply):
         numbers.append(alone[1])
-    for one in reversed(numbers):
-        if str(one).isdecimal() and 1 <= int(str(one)) <= count:
-            return int(str(one))
-    return None
+    valid = (int(text) for text in reversed(numbers) if text.isdecimal())
+    return next((number for number in valid if 1 <= number <= count), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,25 +388,22 @@ def win_rate(store: Store, other: Store, name: str) -> WinRate:
 
     Raises ``UserError`` if the evaluations have different tasks or measures.
     """
-    sides = [(one, one.iterations(EVALUATION)[-1]) for one in (store, other)]
-    own, others = (held_out_draws(*side, samples=1) for side in sides)
-    measures = {
-        m[MEASURE] for s, at in sides for m in s.metrics(at, EVALUATION).values() if MEASURE in m
-    }
-    skipped, others_skipped = (left_out(*side) for side in sides)
-    both = own.keys() & others.keys()
-    tasks_differ = own.keys() | skipped != others.keys() | others_skipped
+    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other)]
+    first, second = (held_out_draws(*side, samples=1) for side in sides)
+    metrics = [m for side, attempt in sides for m in side.metrics(attempt, EVALUATION).values()]
+    measures = {str(m[MEASURE]) for m in metrics if MEASURE in m}
+    skipped, second_skipped = (left_out(*side) for side in sides)
+    both = sorted(first.keys() & second.keys())
+    tasks_differ = first.keys() | skipped != second.keys() | second_skipped
     if tasks_differ or not both or len(measures) > 1:
-        what = f"measures: {', '.join(map(str, measures))}" if len(measures) > 1 else "tasks"
-        raise UserError(
-            f"against={name} was evaluated with other {what}",
-            "evaluate both policies with the same settings, to the end",
-        )
-    pairs = [(own[task][0], others[task][0]) for task in sorted(both)]
-    wins = [0.5 * (one.score > two.score) + 0.5 * (one.score >= two.score) for one, two in pairs]
-    interval = mean_interval(wins, seed=0)
-    n = len(skipped | others_skipped)
-    return WinRate(name, sum(wins) / len(wins), interval, wins.count(0.5), len(wins), n)
+        differing = f"measures: {', '.join(measures)}" if len(measures) > 1 else "tasks"
+        problem = f"against={name} was evaluated with other {differing}"
+        raise UserError(problem, "evaluate both policies with the same settings, to the end")
+    pairs = [(first[task][0].score, second[task][0].score) for task in both]
+    wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in pairs]
+    n, rate, ties = len(wins), sum(wins) / len(wins), wins.count(0.5)
+    excluded = len(skipped | second_skipped)
+    return WinRate(name, rate, mean_interval(wins, seed=0), ties, n, excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,12 +419,7 @@ class BestOfN:
 
 
 async def score_best_of_n(
-    store: Store,
-    iteration: int,
-    stage: str,
-    samples: int,
-    settings: PickerSettings,
-    file: Path,
+    store: Store, iteration: int, stage: str, samples: int, settings: PickerSettings, file: Path
 ) -> BestOfN:
     """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
 
@@ -452,8 +436,8 @@ async def score_best_of_n(
         ]
         scores = await asyncio.gather(*requests)
     scores += [0.0] * (len(tasks) - len(scores))
-    interval = mean_interval(scores, seed=0)
-    return BestOfN(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
+    mean, interval = sum(scores) / len(scores), mean_interval(scores, seed=0)
+    return BestOfN(settings.model, samples, mean, interval, picker.unreadable)
 
 
 def tries(tree: Tree, samples: int) -> list[Try]:
@@ -481,7 +465,7 @@ async def write_dialogues(
         for tree in store.outlines(iteration, stage):
             task = store.task(tree.task)
             first = next(iter((await first_prompts_async(environment, task)).values()))
-            messages = ("".join(piece.text for piece in one.parts) for one in first.messages)
+            messages = ("".join(part.text for part in m.parts) for m in first.messages)
             row: dict[str, Any] = {
                 "step": step,
                 "data_source": settings.played,

@@ -208,10 +208,10 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
         make_folder(folder)
         free = shutil.disk_usage(folder).free // 2**20
         if free < MIN_FREE:
-            raise UserError(
-                f"only {free} MiB are free on the disk of {folder}, and a run needs at least {MIN_FREE} MiB",
-                "free some space, or use --folder on another disk",
+            problem = (
+                f"only {free} MiB are free on the disk of {folder}; a run needs {MIN_FREE} MiB"
             )
+            raise UserError(problem, "free some space, or use --folder on another disk")
     path = folder / "store.sqlite"
     has_training = any(folder.glob("training/*/iteration-*"))
     if has_training and not path.is_file():
@@ -247,10 +247,8 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
     """Return the recipe and the stored settings of a run folder."""
     path = folder / "config.yaml"
     if not path.is_file():
-        raise UserError(
-            f"{folder} is not a run folder (it has no config.yaml)",
-            "start one with: coterie run RECIPE --folder FOLDER",
-        )
+        problem = f"{folder} is not a run folder (it has no config.yaml)"
+        raise UserError(problem, "start one with: coterie run RECIPE --folder FOLDER")
     values = read_yaml(path)
     values.pop(CREATED, None)
     if "recipe" not in values:
@@ -260,11 +258,14 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
 
 def find_run(name: str) -> tuple[Path, int | None] | None:
     """Return the folder and the step of ``RUN`` or ``RUN@STEP``; ``None`` if this is not a run."""
+    if name and (expanded(name) / "config.yaml").is_file():
+        return expanded(name), None
     run, _, step = name.rpartition("@")
-    for path, number in ((name, None), (run, int(step) if step.isdecimal() else None)):
-        if path and (expanded(path) / "config.yaml").is_file():
-            return expanded(path), number
-    return None
+    if not run or not (expanded(run) / "config.yaml").is_file():
+        return None
+    if not step.isdecimal():
+        raise UserError(f"{name} names no step of {run}", f"give a number, such as {run}@50")
+    return expanded(run), int(step)
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
@@ -280,12 +281,10 @@ def _check_folder(folder: Path, recipe: str) -> None:
     if (folder / "config.yaml").is_file():
         name, _ = read_config(folder)
         if name != recipe:
-            raise UserError(
-                f"{folder} is a run of {name}, not of {recipe}",
-                "use another --folder or the right recipe",
-            )
+            problem = f"{folder} is a run of {name}, not of {recipe}"
+            raise UserError(problem, "use another --folder or the right recipe")
     elif folder.is_file() or (
-        folder.is_dir() and not all(one.name.startswith(STARTED) for one in folder.iterdir())
+        folder.is_dir() and not all(file.name.startswith(STARTED) for file in folder.iterdir())
     ):
         raise UserError(
             f"{folder} exists and is not a run folder", "use another --folder or an empty one"

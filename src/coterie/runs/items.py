@@ -271,10 +271,8 @@ def going_on(what: str, progress: Progress) -> Iterator[None]:
     try:
         yield
     except EngineGone as error:
-        raise UserError(
-            f"{what} cannot continue: {error}",
-            "fix the cause and run again; finished work is kept",
-        ) from error
+        problem = f"{what} cannot continue: {error}"
+        raise UserError(problem, "fix the cause and run again; finished work is kept") from error
     finally:
         progress.close()
 
@@ -304,23 +302,17 @@ async def record(
             continue
         for one in pending:
             store.finish(
-                one.key,
-                tree=one.tree,
-                credit=one.credit,
-                metrics=one.metrics,
-                failure=one.failure,
+                one.key, tree=one.tree, credit=one.credit, metrics=one.metrics, failure=one.failure
             )
             written(one.key)
         pending.clear()
     if pending:
-        raise UserError(
-            f"all {len(pending)} {what} failed; the first with: {pending[0].failure}",
-            "fix the cause and run again; no failure was recorded",
-        )
+        problem = f"all {len(pending)} {what} failed; the first with: {pending[0].failure}"
+        raise UserError(problem, "fix the cause and run again; no failure was recorded")
 
 
 def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
-    return any(one.key.task and one.failure is None for one in store.items(iteration, stage))
+    return any(item.key.task and item.failure is None for item in store.items(iteration, stage))
 
 
 def done_of(result: EpisodeResult) -> Done:
@@ -351,9 +343,9 @@ async def play(
 
 def sampled_tokens(samplers: Iterable[TokenSampler]) -> Callable[[], int]:
     """Return a function that returns the number of tokens that the engines sample from now on."""
-    stats = {id(one.engine): one.engine.stats for one in samplers}.values()
-    before = sum(one.sampled_tokens for one in stats)
-    return lambda: sum(one.sampled_tokens for one in stats) - before
+    all_stats = {id(sampler.engine): sampler.engine.stats for sampler in samplers}.values()
+    before = sum(stats.sampled_tokens for stats in all_stats)
+    return lambda: sum(stats.sampled_tokens for stats in all_stats) - before
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
@@ -380,7 +372,7 @@ def totals(
     store: Store, iteration: int, stage: str, names: Iterable[str]
 ) -> dict[str, float | int | str]:
     items = [metrics for key, metrics in store.metrics(iteration, stage).items() if key.task]
-    return {name: sum(int(one.get(name, 0)) for one in items) for name in names}
+    return {name: sum(int(metrics.get(name, 0)) for metrics in items) for name in names}
 
 
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
@@ -452,19 +444,17 @@ async def grow_trees(
 def growth_summary(store: Store, iteration: int) -> Metrics:
     """Return counts and means of an iteration's rollouts. Raises ``UserError`` if all of them failed."""
     items = store.items(iteration, "rollout")
-    all_rollouts = [one for task_rollouts in _rollouts(items).values() for one in task_rollouts]
-    failed = sum(one.leaf is None for one in all_rollouts)
+    all_rollouts = [rollout for of_task in _rollouts(items).values() for rollout in of_task]
+    failed = sum(rollout.leaf is None for rollout in all_rollouts)
     if all_rollouts and failed == len(all_rollouts):
-        raise UserError(
-            f"all {failed} rollouts failed; the first with: {all_rollouts[0].failure}",
-            "fix the cause, and run again in a new folder or with --fork",
-        )
+        problem = f"all {failed} rollouts failed; the first with: {all_rollouts[0].failure}"
+        raise UserError(problem, "fix the cause, and run again in a new folder or with --fork")
     trees = list(store.outlines(iteration, "rollout"))
     scores = {leaf: outcome.score for tree in trees for leaf, outcome in tree.outcomes.items()}
     return {
         "n": len(all_rollouts),
         "failed": failed,
-        "score": sum(scores.get(one.leaf or "") or 0.0 for one in all_rollouts) / len(all_rollouts),
+        "score": sum(scores.get(r.leaf or "") or 0.0 for r in all_rollouts) / len(all_rollouts),
         "tokens": sum(int(item.metrics.get("tokens", 0)) for item in items) / len(all_rollouts),
         "trees": len(trees),
         "turns": sum(len(tree.turns) for tree in trees),

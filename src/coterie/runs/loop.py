@@ -160,11 +160,11 @@ def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
     step = stage.step
     for required in stage.after:
         if not run.is_finished(required):
-            raise UserError(
-                f"the {step} needs the {required}, which is not finished",
-                f"run `coterie stage {required.stage} {run.folder} --iteration {required.iteration}` first, "
-                "or `coterie run` for all stages",
+            command = (
+                f"coterie stage {required.stage} {run.folder} --iteration {required.iteration}"
             )
+            problem = f"the {step} needs the {required}, which is not finished"
+            raise UserError(problem, f"run `{command}` first, or `coterie run` for all stages")
     run.begin(step, recipe.fingerprint(step))
     start = time.monotonic()
     metrics = stage.do(run, step.iteration, progress)
@@ -179,12 +179,10 @@ def check_finished(recipe: Any, run: Run) -> None:
         if fingerprint is not None and fingerprint != recipe.fingerprint(step):
             changed = differences(read_config(run.folder)[1], run.settings)
             done = "finished" if run.is_finished(step) else "started"
-            raise UserError(
-                f"the {step} in {run.folder} was {done} under other settings:\n    "
-                + "\n    ".join(changed or _changed_files(run) or [UNSEEN]),
-                "keep the settings, or add --fork FOLDER for a new run with the steps that these settings do not "
-                "change",
-            )
+            lines = [f"the {step} in {run.folder} was {done} under other settings:"]
+            problem = "\n    ".join([*lines, *(changed or _changed_files(run) or [UNSEEN])])
+            fix = "add --fork FOLDER for a new run with the steps that these settings do not change"
+            raise UserError(problem, f"keep the settings, or {fix}")
 
 
 def _changed_files(run: Run) -> list[str]:

@@ -144,6 +144,7 @@ class ReinforcementLoop:
         flat = self._is_flat([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
         sampling = time.monotonic() - start if queue else middle - start
+        sampled = sum(path.tokens for path in samples.paths)
         unmeasured = self._unmeasured({draw for draw, _ in samples.groups} or {step})
         metrics = {
             **step_metrics(samples, batch, updates),
@@ -152,9 +153,7 @@ class ReinforcementLoop:
             "measures_missing": len(unmeasured),
             "sampling_seconds": round(middle - start, 3),
             "training_seconds": round(time.monotonic() - middle, 3),
-            "sampled_tokens_per_second": round(
-                sum(path.tokens for path in samples.paths) / sampling, 1
-            ),
+            "sampled_tokens_per_second": round(sampled / sampling, 1),
             DRAWS: samples.draws,
         }
         if queue:
@@ -225,7 +224,9 @@ class ReinforcementLoop:
                     *(self.reward, [*samplers]),
                     progress=progress,
                     sampled_tokens=tokens,
-                    taken={group for one in self._records.values() for group in groups_taken(one)},
+                    taken={
+                        group for step in self._records.values() for group in groups_taken(step)
+                    },
                     step=self._step_count,
                     ages=self._ages(self._step_count),
                 )
@@ -256,8 +257,7 @@ class ReinforcementLoop:
         while samples.rounds < s.rounds:
             before = [s.draw_count] * samples.draws
             tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, before)
-            seen = set(samples.tasks)
-            tasks = [task for task in tasks if task.id not in seen]
+            tasks = [task for task in tasks if task.id not in samples.tasks]
             samples.draws += 1
             samples.rounds += 1
             if not tasks:
@@ -299,11 +299,11 @@ class ReinforcementLoop:
 
     def _unmeasured(self, draws: set[int]) -> list[str]:
         """Return the names in ``reward.measures`` that no dialogue of these draws has."""
-        weighted, known = self.settings.reward.measures, set[str]()
+        weighted, measured = self.settings.reward.measures, set[str]()
         for stage in (step_stage(REINFORCE, draw) for draw in draws if weighted):
             metrics = self.run.store.metrics(self.iteration, stage).items()
-            known.update(name for key, measures in metrics if key.task for name in measures)
-        return [name for name in weighted if name not in known]
+            measured.update(name for key, measures in metrics if key.task for name in measures)
+        return [name for name in weighted if name not in measured]
 
     # -- resuming and stopping ----------------------------------------------------------------------
 
@@ -318,10 +318,9 @@ class ReinforcementLoop:
                 ranks = stack.enter_context(Ranks(settings, device, folder, key="update", **launch))
             learners = list[Learner]()
             for config in configs:
-                at = updates_after(self._records, self._step_count, config.role)
-                opened = open_learner(
-                    self.run, self.models, self.iteration, config, at=at, ranks=ranks
-                )
+                step = updates_after(self._records, self._step_count, config.role)
+                run = (self.run, self.models, self.iteration)
+                opened = open_learner(*run, config, at=step, ranks=ranks)
                 learners.append(stack.enter_context(opened))
             yield learners
 
@@ -435,11 +434,10 @@ def update(
                     if name not in TOTALS:
                         sums.setdefault(f"{learner.role}/{name}", []).append(value)
     if too_long and not fits:
+        longest = max(learner.trainer.longest for learner in learners)
         raise UserError(
-            f"all {too_long} rows of a step are longer than the maximum of the training, "
-            f"{max(learner.trainer.longest for learner in learners)} tokens",
-            "raise update.max_length (up to the model's context), or shorten dialogues (rollout.max_tokens, fewer "
-            "turns)",
+            f"all {too_long} rows of a step are longer than the training's maximum of {longest} tokens",
+            "raise update.max_length, or shorten dialogues (rollout.max_tokens, fewer turns)",
         )
     means = {name: sum(values) / len(values) for name, values in sums.items()}
     return {"rows_too_long": too_long, "trained_tokens": trained, **means}
@@ -453,8 +451,8 @@ def _has_gradient(learner: Learner, rows: Sequence[Row], s: ReinforceSettings) -
 
 
 def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
-    mine = (path for path in paths if path.task in tasks and path.agent in agents)
-    return [row for path in mine for row in path.rows]
+    played = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in played for row in path.rows]
 
 
 def step_metrics(

@@ -73,10 +73,10 @@ def paths_of(
     paths: list[AgentPath] = []
     for task in tasks:
         items = store.items(iteration, stage, task)
-        by_sample = {int(one.key.sample): one.metrics for one in items}
+        by_sample = {int(item.key.sample): item.metrics for item in items}
         for tree in map(store.read_tree, store.tree_keys(iteration, stage, task)):
-            credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
-            rewards = {(one.node, one.name): one.value for one in credit}
+            credits = (credit for credit in store.credit_of(tree) if credit.settings == ENVIRONMENT)
+            rewards = {(credit.node, credit.name): credit.value for credit in credits}
             for outcome, path in tree.trajectories():
                 measures = by_sample.get(outcome.sample, {})
                 paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
@@ -111,25 +111,23 @@ def _whole(
     outcome: Outcome, agent: str, stepwise: bool, rewards: Mapping[tuple[str, str], float]
 ) -> float | None:
     """Return the reward of the whole path: the final reward, else the score, else 0 if single turns had rewards."""
-    final = rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"))
-    if final is not None:
-        return final
-    return 0.0 if stepwise else outcome.score
+    score = 0.0 if stepwise else outcome.score
+    return rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"), score)
 
 
 def _steps(
-    path: Sequence[Turn], agent: str, own: Sequence[Row], rewards: Mapping[tuple[str, str], float]
+    path: Sequence[Turn], agent: str, rows: Sequence[Row], rewards: Mapping[tuple[str, str], float]
 ) -> tuple[tuple[int, float], ...]:
     """Return (token index, reward) of step rewards, each at the end of the agent's latest turn so far, or its first."""
-    ends = turn_ends(own)
+    ends = turn_ends(rows)
     if not ends:
         return ()
-    place, steps = next(iter(ends.values())), []
+    end, steps = next(iter(ends.values())), []
     for turn in path:
-        place = ends.get(turn.id, place)
+        end = ends.get(turn.id, end)
         reward = rewards.get((turn.id, f"{REWARD}:{agent}"))
         if reward is not None:
-            steps.append((place, reward))
+            steps.append((end, reward))
     return tuple(steps)
 
 
@@ -154,11 +152,9 @@ def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> Step
     advantages = group_advantages([path.sampled for path in paths], settings.baseline)
     trainable, informative = list[AgentPath](), set[str]()
     for path, value in zip(paths, advantages.values, strict=True):
-        if value is None:
-            continue
-        if value:
-            informative.add(path.task)
-        trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
+        if value is not None:
+            informative |= {path.task} if value else set()
+            trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
     return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
 
 
@@ -191,32 +187,30 @@ def critic_batch(
     rows = [row for path in graded for row in path.rows]
     rows_with_values, after = with_values(critic, rows, training)
     trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
-    start = 0
+    stop = 0
     for path in graded:
-        stop = start + len(path.rows)
-        own, last = rows_with_values[start:stop], after[start:stop]
-        start = stop
-        if any(row.values is None for row in own if row.predicted):
+        start, stop = stop, stop + len(path.rows)
+        path_rows, last = rows_with_values[start:stop], after[start:stop]
+        if any(row.values is None for row in path_rows if row.predicted):
             continue
         ends = [value for value in last if value is not None]
         bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
         rewards = path.sampled.token_rewards(path.trained)
-        values = trained_values(own)
+        values = trained_values(path_rows)
         estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
-        trainable.append(replace(path, rows=tuple(own)))
-    advantages = [path_advantages for path_advantages, _ in estimates]
+        trainable.append(replace(path, rows=tuple(path_rows)))
+    advantages = [of_path for of_path, _ in estimates]
     if flat:
-        advantages = [[0.0] * len(own) for own in advantages]
+        advantages = [[0.0] * len(of_path) for of_path in advantages]
     elif settings.whiten:
         advantages = whiten(advantages)
-    batch = tuple(
-        replace(path, rows=tuple(with_advantages(path.rows, own, returns)))
-        for path, own, (_, returns) in zip(trainable, advantages, estimates, strict=True)
-    )
-    informative = {path.task for path, own in zip(trainable, advantages, strict=True) if any(own)}
+    batch, informative = list[AgentPath](), set[str]()
+    for path, of_path, (_, returns) in zip(trainable, advantages, estimates, strict=True):
+        batch.append(replace(path, rows=tuple(with_advantages(path.rows, of_path, returns))))
+        informative |= {path.task} if any(of_path) else set()
     failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
     left_out = {"paths_failed": failed, "paths_too_long": too_long}
-    return StepBatch(batch, frozenset(informative), left_out)
+    return StepBatch(tuple(batch), frozenset(informative), left_out)
 
 
 @dataclass(slots=True)
@@ -259,13 +253,9 @@ def role_metrics(
         names = dict.fromkeys(name for terms in graded for name in terms)
         means = {name: fmean([terms.get(name, 0.0) for terms in graded]) for name in names}
         # Built-in terms that are not used are 0. A term alone is the reward.
-        used = {
-            name: mean
-            for name, mean in means.items()
-            if mean or name not in PathRewardSettings.built_in
-        }
+        used = [name for name in means if means[name] or name not in PathRewardSettings.built_in]
         if len(used) > 1:
-            metrics |= {f"{prefix}{TERM}{name}": mean for name, mean in used.items()}
+            metrics |= {f"{prefix}{TERM}{name}": means[name] for name in used}
     return metrics
 
 
@@ -297,10 +287,10 @@ def prepare(
         counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
         tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
         fresh = [path for path in fresh if path.task in tasks]
+    temperature = s.rollout.temperature
     if s.loss.kl or s.reward.kl:
-        at = s.rollout.temperature
-        fresh = _by_role(fresh, policies, lambda one, rows: one.with_reference(rows, at))
-    moved = {agent for one in policies if one.has_moved for agent in one.config.agents}
+        fresh = _by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
+    moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
     before_kl = fresh
     if s.reward.kl:
         fresh = [_costly(path, s.reward.kl) if path.agent in moved else path for path in fresh]
@@ -318,13 +308,10 @@ def prepare(
     if s.loss.old == "recomputed":
         from coterie.training.reference import with_old
 
-        chosen = _by_role(
-            chosen,
-            policies,
-            lambda one, rows: with_old(
-                one.scorer, rows, one.config.settings, temperature=s.rollout.temperature
-            ),
-        )
+        def recompute(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
+            return with_old(role.scorer, rows, role.config.settings, temperature=temperature)
+
+        chosen = _by_role(chosen, policies, recompute)
     return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
 
 
@@ -336,9 +323,8 @@ def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
 
 
 def _fresh(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[AgentPath]:
-    writers = {
-        agent: f"{one.role}@{one.version}" for one in policies for agent in one.config.agents
-    }
+    names = {f"{policy.role}@{policy.version}": policy.config.agents for policy in policies}
+    writers = {agent: name for name, agents in names.items() for agent in agents}
     return [
         path
         for path in paths
@@ -357,10 +343,10 @@ def _by_role(
 ) -> list[AgentPath]:
     """Apply ``do`` to the rows of each role, in one batch per role, and return the changed paths."""
     done: dict[int, AgentPath] = {}
-    for one in policies:
-        mine = [n for n, path in enumerate(paths) if path.agent in one.config.agents]
-        rows = iter(do(one, [row for n in mine for row in paths[n].rows]))
-        for n in mine:
+    for policy in policies:
+        played = [n for n, path in enumerate(paths) if path.agent in policy.config.agents]
+        rows = iter(do(policy, [row for n in played for row in paths[n].rows]))
+        for n in played:
             done[n] = replace(paths[n], rows=tuple(next(rows) for _ in paths[n].rows))
     return [done[n] for n in range(len(paths))]
 

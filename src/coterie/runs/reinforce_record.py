@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from coterie.errors import UserError
 from coterie.record.store import Store
@@ -56,18 +57,14 @@ def trained_roles(metrics: Metrics) -> list[str]:
 
 
 def left_out(steps: Sequence[Metrics]) -> str:
-    sums = {
-        what: sum(int(metrics.get(name, 0)) for metrics in steps) for name, what in LEFT_OUT.items()
-    }
-    return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
+    sums = {name: sum(int(metrics.get(name, 0)) for metrics in steps) for name in LEFT_OUT}
+    return ", ".join(f"{sums[name]} {LEFT_OUT[name]}" for name in sums if sums[name])
 
 
 def is_constant(recent: Sequence[Metrics]) -> bool:
-    first = float(recent[0]["reward"])
-    return all(
-        not metrics["reward_error"] and math.isclose(float(metrics["reward"]), first, abs_tol=1e-12)
-        for metrics in recent
-    )
+    rewards = [float(metrics["reward"]) for metrics in recent]
+    is_same = all(math.isclose(reward, rewards[0], abs_tol=1e-12) for reward in rewards)
+    return is_same and not any(metrics["reward_error"] for metrics in recent)
 
 
 def no_signal_error(recent: Sequence[Metrics]) -> UserError:
@@ -78,10 +75,7 @@ def no_signal_error(recent: Sequence[Metrics]) -> UserError:
             "a number. For paths too long for the critic raise critic.train.max_length. For paths that were cut off "
             "allow more turns or tokens, or set advantage.truncated=train",
         )
-    mean, cut = (
-        sum(float(metrics[name]) for metrics in recent) / len(recent)
-        for name in ("reward", "truncated")
-    )
+    mean, cut = (fmean(float(step[name]) for step in recent) for name in ("reward", "truncated"))
     limited = f" {cut:.0%} of the rollouts reached a limit of turns or tokens." if cut else ""
     return UserError(
         f"in the last {len(recent)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
@@ -140,12 +134,9 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
 def step_records(
     store: Store, iteration: int, stage: str, prefix: str = STEP
 ) -> dict[int, Metrics]:
-    items = store.metrics(iteration, stage)
-    return {
-        int(key.sample.removeprefix(prefix)): metrics
-        for key, metrics in items.items()
-        if key.sample.startswith(prefix)
-    }
+    items = store.metrics(iteration, stage).items()
+    named = [(key.sample, metrics) for key, metrics in items if key.sample.startswith(prefix)]
+    return {int(name.removeprefix(prefix)): metrics for name, metrics in named}
 
 
 def heldout_means(run: Run, iteration: int) -> dict[int, Metrics]:

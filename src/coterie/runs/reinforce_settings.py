@@ -75,13 +75,7 @@ class AdvantageSettings(Settings):
         "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
     )
     gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
-    lam: float = key(
-        1.0,
-        "GAE lambda (baseline=values).",
-        source="GAP: 1",
-        ge=0,
-        le=1,
-    )
+    lam: float = key(1.0, "GAE lambda (baseline=values).", source="GAP: 1", ge=0, le=1)
     whiten: bool = key(
         True,
         "Normalize the advantages of all tokens of a step to mean 0 and deviation 1 (baseline=values).",
@@ -110,10 +104,7 @@ class StepSettings(Settings):
 
     count: int = key(50, "Steps. Each samples from the newest policy.", source="GAP: 200", ge=1)
     minibatches: int = key(
-        1,
-        "Minibatches per step and epoch, with one optimizer step each.",
-        source="GAP: 1",
-        ge=1,
+        1, "Minibatches per step and epoch, with one optimizer step each.", source="GAP: 1", ge=1
     )
     epochs: int = key(1, "Epochs over the groups of a step.", source="GAP: 1", ge=1)
     patience: int = key(
@@ -158,9 +149,7 @@ class UpdateSettings(PhaseSettings):
 
     learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
     schedule: Schedule = key(
-        "constant",
-        "learning rate schedule after warmup",
-        source="GAP's scripts",
+        "constant", "learning rate schedule after warmup", source="GAP's scripts"
     )
     warmup_ratio: float = key(0.0, "share of steps with a rising learning rate", ge=0, le=1)
     weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)

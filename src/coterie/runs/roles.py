@@ -54,10 +54,12 @@ class Roles:
         run: Run,
         dtype: torch.dtype = torch.float32,
         servers: Servers | None = None,
+        load_in_4bit: bool = False,
     ) -> None:
         check_roles(roles)
         self.dtype = dtype
         """Data type of the weights of all models in this process."""
+        self.load_in_4bit = load_in_4bit
         self.known = {role.name: role for role in roles}
         self.settings = settings
         self.run = run
@@ -85,17 +87,20 @@ class Roles:
     def source(
         self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
     ) -> ModelSource:
-        """Return what :meth:`load` loads."""
+        """Return what :meth:`load` loads. ``merge`` loads the base in full, others keep an adapter beside 4 bits."""
         role, path = self.known[name], self.path(name, version)
         adapter, head = is_adapter(path), None
+        in_float32 = self.dtype == torch.float32 and not self.load_in_4bit
+        merge = not trainable and (merge or in_float32)
         if role.head and (version or trainable):
             head = str(path) if version else NEW_HEAD
         return ModelSource(
             str(role.model if adapter else path),
             str(self.dtype).removeprefix("torch."),
             self.settings.attention,
-            str(path) if adapter else None,
-            merge=not trainable and (merge or self.dtype == torch.float32),
+            load_in_4bit=self.load_in_4bit and not merge,
+            adapter=str(path) if adapter else None,
+            merge=merge,
             trainable=trainable,
             head=head,
         )
@@ -135,12 +140,10 @@ class Roles:
     def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
         path = self.path(role.name, version)
         if version and not is_adapter(path):
-            raise UserError(
-                f"{role.name!r} shares a base, but its training wrote full weights to {path}",
-                "train it with method=lora, or remove `shares`",
-            )
+            problem = f"{role.name!r} shares a base, but its training wrote full weights to {path}"
+            raise UserError(problem, "train it with method=lora, or remove `shares`")
         if base not in self._shared:
-            self._shared[base] = self.load(base, 0)
+            self._shared[base] = self.load(base, 0, merge=False)
         loaded = self._shared[base]
         if version:
             model: Any = load_adapter(loaded.model, Path(path), name=role.name)
@@ -222,11 +225,9 @@ class Learner:
                 send=self.trainer.send,
                 score=self.score,
             )
-            engine, context = speaking.engine, speaking.context_length
-            renderer = speaking.renderer
-        return TokenSampler(
-            engine, renderer.render, sampling, context, renderer.calls, renderer.parts
-        )
+            engine, renderer = speaking.engine, speaking.renderer
+            context = speaking.context_length
+        return TokenSampler.of(engine, renderer, sampling, context)
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """Return the rows with log-probs of the role at the start of the stage."""
@@ -292,11 +293,13 @@ def open_learner(
     if config.like is None:
         source = models.source(config.role, config.version, trainable=True)
     else:
-        source = replace(models.source(config.like, config.version), head=NEW_HEAD)
+        merge = not models.load_in_4bit
+        source = replace(models.source(config.like, config.version, merge=merge), head=NEW_HEAD)
     fresh = config.settings.method == "lora" and source.adapter is None
+    tracker = run.tracker.of(config.role)
     named: dict[str, Any] = {
         "steps": config.updates,
-        "tracker": run.tracker.of(config.role),
+        "tracker": tracker,
         "keep_last": None,
         "at": at,
     }

@@ -20,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from coterie.config.folders import (
-    check_new,
-    expanded,
-    home,
-    new_folder,
-    sha256,
-    whole_folder,
-)
+from coterie.config.folders import check_new, expanded, home, new_folder, sha256, whole_folder
 from coterie.config.settings import Settings, key
 from coterie.datasets.files import numbered
 from coterie.errors import UserError
@@ -450,8 +443,7 @@ def check_index(folder: Path, settings: SearchSettings = BY_WORDS) -> str:
         need_bm25s()
         if not manifest.bm25:
             raise UserError(
-                f"{folder} has no BM25 index",
-                "set `search: dense`, or build the index again",
+                f"{folder} has no BM25 index", "set `search: dense`, or build the index again"
             )
         return digest(manifest.content, "bm25")
     need_faiss()

@@ -167,6 +167,11 @@ def _check_weights(model: Any, settings: TrainingSettings) -> None:
             f"the model has dropout in {len(active)} places, such as {name}={rate}",
             "set the rates to 0 when loading it (attention_dropout=0, resid_pdrop=0, ...)",
         )
+    if getattr(model, "is_loaded_in_4bit", False) != settings.load_in_4bit:
+        raise UserError(
+            f"the training has load_in_4bit={settings.load_in_4bit}, but the model was loaded otherwise",
+            "give the same value of load_in_4bit to the training and to load()",
+        )
     own = model.get_input_embeddings().weight.dtype
     if own != getattr(torch, settings.dtype):
         kind = str(own).removeprefix("torch.")

@@ -23,6 +23,8 @@ LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies
 """Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
 GATHERED = 2
 """Layers that FSDP2 gathers at once: the current and the next one."""
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in 4 bits: each block of 64 has a scale of 8 bits, and 256 of these have a float32 scale."""
 UPPER_BOUNDS = ("activations", "logits", "keys and values", "stored prompts")
 """Terms that depend on the length and number of rows and dialogues; all others are certain."""
 
@@ -50,9 +52,11 @@ class ModelShape:
     """True if queries and keys are normalized (Qwen 3)."""
     compiled: bool
     """True if the compiled loops of the embedded engine take this architecture on a CPU."""
+    in_4bit: bool = False
+    """True if the linear layers but the output layer are stored in 4 bits."""
 
     @classmethod
-    def of(cls, model: Any) -> "ModelShape":
+    def of(cls, model: Any, *, load_in_4bit: bool = False) -> "ModelShape":
         """Return the shape of a causal language model, which may be on the ``meta`` device."""
         from torch import nn  # torch takes seconds to import
 
@@ -91,8 +95,14 @@ class ModelShape:
             vocabulary=text.vocab_size,
             context=getattr(text, "max_position_embeddings", 0),
             normalized_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
-            compiled=model.config.model_type in ("llama", "qwen2"),
+            compiled=model.config.model_type in ("llama", "qwen2") and not load_in_4bit,
+            in_4bit=load_in_4bit,
         )
+
+    def weight_memory(self, weight_bytes: int) -> int:
+        """Return the bytes of all weights, of which those that are not in 4 bits take ``weight_bytes`` each."""
+        narrow = self.in_4bit * sum(weights for weights, _ in self.linear.values())
+        return (self.weights - narrow) * weight_bytes + round(narrow * NF4)
 
     def adapter(self, settings: TrainingSettings) -> int:
         """Return the number of weights of the LoRA adapter that ``settings`` add."""
@@ -154,7 +164,7 @@ class TrainedModel:
 
     def resident(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps."""
-        weights = {"weights": self.shape.weights * self.weight_bytes}
+        weights = {"weights": self.shape.weight_memory(self.weight_bytes)}
         adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
         return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
 
@@ -191,8 +201,12 @@ class TrainedModel:
         if other > logits:
             passes = {"activations": self.tokens * per_token + other}
         if mixed:
-            copies = sum(weights for weights, _ in shape.linear.values()) + shape.output
+            copies = 0 if shape.in_4bit else sum(weights for weights, _ in shape.linear.values())
+            copies += shape.output
             passes["bfloat16 copies of weights"] = 2 * copies * (self.weight_bytes == 4)
+        if shape.in_4bit:  # a layer is converted for its own products only
+            widest = max(weights for weights, _ in shape.linear.values()) // shape.layers
+            passes["weights of a layer"] = widest * self.weight_bytes
         update = {}
         if self.trained_bytes == 2:
             size = max(shape.largest, min(shards * BUCKET, shape.weights)) // shards

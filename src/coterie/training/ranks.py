@@ -538,6 +538,7 @@ def source_of(loaded: LoadedModel, folder: Path) -> ModelSource:
         loaded.source,
         str(model.dtype).removeprefix("torch."),
         model.config._attn_implementation,
+        load_in_4bit=getattr(model, "is_loaded_in_4bit", False),
         adapter=str(folder.absolute()) if adapter is not None else None,
         trainable=True,
         head=str(folder.absolute()) if head else None,

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -76,6 +76,9 @@ class TrainerSettings(Settings):
         "dtype of the weights; bfloat16 in one training applies to all models of the run in this process: less memory, "
         "with stochastic rounding so that small updates are not lost",
     )
+    load_in_4bit: bool = key(
+        False, "QLoRA: frozen linear layers in 4 bits, in all models (lora only)"
+    )
     mixed_precision: Precision = key("auto", "bfloat16 autocast; auto: on CUDA only")
     seed: int = key(0, "seed of the row order and of a new adapter", ge=0, le=MOST_SEED)
     threads: int | None = key(None, "CPU threads of torch; none: do not change them", ge=1)
@@ -85,6 +88,10 @@ class TrainerSettings(Settings):
         if self.method == "full" and (self.lora_r is not None or self.lora_alpha is not None):
             raise ValueError(
                 "lora_r and lora_alpha have no effect with method=full; use method=lora, or set both to none"
+            )
+        if self.method == "full" and self.load_in_4bit:
+            raise ValueError(
+                "load_in_4bit=true freezes the weights, and method=full trains them; use method=lora"
             )
         return self
 
@@ -270,12 +277,22 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
     """Return bfloat16 if any training in a run's settings has that dtype, else float32."""
     import torch
 
-    low = isinstance(settings, TrainerSettings) and settings.dtype == "bfloat16"
-    inside = (getattr(settings, name) for name in type(settings).model_fields)
-    groups = (one for one in inside if isinstance(one, Settings))
-    if low or any(weight_dtype(one) == torch.bfloat16 for one in groups):
-        return torch.bfloat16
-    return torch.float32
+    is_bfloat16 = any(training.dtype == "bfloat16" for training in _trainings(settings))
+    return torch.bfloat16 if is_bfloat16 else torch.float32
+
+
+def loads_in_4bit(settings: Settings) -> bool:
+    """Return True if any training in a run's settings loads the weights in 4 bits."""
+    return any(training.load_in_4bit for training in _trainings(settings))
+
+
+def _trainings(settings: Settings) -> Iterator[TrainerSettings]:
+    """Yield the groups of a run's settings, at any depth, that have the settings of a training."""
+    if isinstance(settings, TrainerSettings):
+        yield settings
+    for name in type(settings).model_fields:
+        if isinstance(group := getattr(settings, name), Settings):
+            yield from _trainings(group)
 
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]

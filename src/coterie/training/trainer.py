@@ -166,11 +166,7 @@ def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
     if step < warmup:
         return settings.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(total - warmup, 1)
-    shape = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 + 0.5 * math.cos(math.pi * done),
-    }
+    shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * math.cos(math.pi * done)}
     return settings.learning_rate * shape[settings.schedule]
 
 
@@ -279,10 +275,8 @@ class Trainer(Generic[Item]):
         """
         self._refuse_closed()
         if self.done == self._record.total:
-            raise UserError(
-                f"the training in {self.folder} has taken all its {self.done} steps",
-                "finish it, or create the trainer with more steps",
-            )
+            problem = f"the training in {self.folder} has taken all its {self.done} steps"
+            raise UserError(problem, "finish it, or create the trainer with more steps")
         start = time.monotonic()
         with self._scope(), self._prepared.training():
             batch, splitter, families = self._batch(items)

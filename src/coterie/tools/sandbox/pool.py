@@ -266,12 +266,7 @@ class Sandbox:
         return await _results(self.answers, source, calls, "module", self.settings)
 
     async def run_apart(
-        self,
-        source: str,
-        calls: Sequence[str],
-        limits: SandboxSettings,
-        *,
-        reference: bool = False,
+        self, source: str, calls: Sequence[str], limits: SandboxSettings, *, reference: bool = False
     ) -> AsyncIterator[CallResult]:
         """Run each call in a process tree and a folder of its own, like :meth:`run` or :meth:`run_reference`."""
         workers = self.references if reference else self.answers
