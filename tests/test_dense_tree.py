@@ -14,8 +14,7 @@ from coterie.recipes.report import run_report
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
-from coterie.runs.loop import fork, run_steps
-from coterie.runs.roles import load_selections
+from coterie.runs.loop import fork, load_selections, run_steps
 from experiments.dense_tree import RandomSides, Successes
 from tests.test_conversations import ours
 

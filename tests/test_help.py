@@ -33,15 +33,33 @@ def test_every_command_has_help_with_an_example_that_names_it(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("config", "rl/grpo"), ("list",), ("run", "sft", "nonsense=3")]
+    "words",
+    [
+        ("--help",),
+        ("config", "rl/grpo"),
+        ("list",),
+        ("run", "sft", "nonsense=3"),
+        ("run", "sft", "broken.jsonl", "model=tiny-acts", "engine.device=cpu"),
+    ],
 )
 def test_help_and_settings_are_read_without_heavy_imports(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"words": "no messages"}\n')
     code = (
         "import sys\nfrom coterie.cli.app import main\n"
         "try:\n    main()\nfinally:\n    print({'torch', 'transformers', 'numba'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code, *words]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines()[-1] == "set()", ran.stderr
+
+
+@pytest.mark.parametrize("words", [("report",), ("export", "data", "--to", "jsonl")])
+def test_reports_and_exports_of_a_llama_are_written_without_torch(
+    words: tuple[str, ...], run: Path
+) -> None:
+    code = "import sys\nfrom coterie.cli.app import main\nmain()\nprint({'torch', 'numba'} & set(sys.modules))"
+    command = [sys.executable, "-c", code, *words, str(run)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "set()", ran.stderr

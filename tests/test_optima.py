@@ -20,7 +20,6 @@ from coterie.environments.talk import FORMAT_SOURCE, Talk, drop_format
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes import trainings
 from coterie.recipes.optima import DROP_FORMAT, PROBE, Optima
 from coterie.recipes.registry import recipe, settings
 from coterie.recipes.report import run_report
@@ -30,6 +29,7 @@ from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps
+from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
 from tests.conftest import SMALL, Cli, once
 
@@ -99,7 +99,7 @@ class Walk:
             captured.append((list(items), settings))
             raise Given
 
-        monkeypatch.setattr(trainings, "train", train)
+        monkeypatch.setattr(trainer, "train", train)
         with pytest.raises(Given):
             (optima or self.recipe).at(Step(iteration, "train")).do(self.run, iteration, Silent())
         return captured[0]

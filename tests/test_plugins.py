@@ -192,7 +192,7 @@ def test_a_recipe_of_a_file_has_values_and_a_role_of_its_own(tmp_path: Path, cli
         "max_length=1024", "max_length=512"
     )
     roles = '    def roles(self):\n        return (Role("student", self.settings.model),)\n'
-    (tmp_path / "mine.py").write_text(f"from coterie.runs.roles import Role\n{text}\n{roles}")
+    (tmp_path / "mine.py").write_text(f"from coterie.runs.loop import Role\n{text}\n{roles}")
     words = ("environment=exchange", "model=tiny-exchange", "train.epochs=2")
     own = settings(f"{tmp_path}/mine.py:BestOfN", words)
     assert own.model_dump()["train"]["max_length"] == 512

@@ -18,8 +18,7 @@ from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.rollout.recorded_turns import candidates
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import fork, run_steps
-from coterie.runs.roles import load_selections
+from coterie.runs.loop import fork, load_selections, run_steps
 from tests.conftest import Cli
 
 SMALL = (

@@ -21,7 +21,6 @@ from coterie.environments.protocol import AGENT
 from coterie.models.adapters import HEAD_FILE, find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
-from coterie.recipes import trainings as trainings_of_recipes
 from coterie.recipes.sweet_rl import JudgeCritic, SweetRL, dialogues_to_branch, score_candidates
 from coterie.record.rows import Row, prompts
 from coterie.record.tree import Task, Tree
@@ -31,6 +30,7 @@ from coterie.rollout.recorded_turns import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.training import trainer
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import DPO, SFT, Classifier, Regression, side_statistic
 from coterie.training.reference import row_logprobs
@@ -103,7 +103,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
         captured.append(Training(model, list(items), settings, objective or SFT()))
         raise Given
 
-    monkeypatch.setattr(trainings_of_recipes, "train", train)
+    monkeypatch.setattr(trainer, "train", train)
     return captured
 
 

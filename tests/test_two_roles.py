@@ -16,8 +16,8 @@ from coterie.models.adapters import adapter_weights, base_fingerprint, load_adap
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import Stage, check_stages, fork, run_steps
-from coterie.runs.roles import Role, Roles, check_roles
+from coterie.runs.loop import Role, Stage, check_roles, check_stages, fork, run_steps
+from coterie.runs.roles import Roles
 from coterie.training.checkpoint import weight_hash
 from tests.outside.package.relay import RelayRecipe, RelaySettings
 

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from coterie.record.tree import Ending, Secret, Task
     from coterie.record.turn import Message, Part, Tool, Turn
     from coterie.rollout.recorded_turns import pairs_from_messages, rows_from_messages
-    from coterie.runs.loop import Stage
-    from coterie.runs.roles import Role
+    from coterie.runs.loop import Role, Stage
     from coterie.training.losses import DPO, SFT
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference
@@ -68,8 +67,7 @@ _MODULES = {
     "record.tree": "Ending Secret Task",
     "record.turn": "Message Part Tool Turn",
     "rollout.recorded_turns": "pairs_from_messages rows_from_messages",
-    "runs.loop": "Stage",
-    "runs.roles": "Role",
+    "runs.loop": "Role Stage",
     "training.losses": "DPO SFT",
     "training.policy_gradient": "PolicyGradient",
     "training.reference": "with_reference",

@@ -19,7 +19,8 @@ from coterie.models.loading import load, reload
 from coterie.recipes.plan import check_training
 from coterie.recipes.registry import settings
 from coterie.record.rows import Row, Target
-from coterie.runs.roles import Learner, Role, Roles
+from coterie.runs.loop import Role
+from coterie.runs.roles import Learner, Roles
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from tests.engine_models import CHATML, engine_of, loaded

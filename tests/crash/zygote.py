@@ -31,8 +31,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.runs.folder import Run, open_run
-from coterie.runs.loop import Stage, run_steps
-from coterie.runs.roles import load_selections
+from coterie.runs.loop import Stage, load_selections, run_steps
 from tests.separate_engine import use_separate_engines
 
 WORDS = [

@@ -13,14 +13,13 @@ from pyarrow import Table
 from pyarrow.parquet import write_table
 
 import coterie
-from coterie.api import load
 from coterie.config.folders import check_new, whole_folder
 from coterie.config.resolve import flatten
 from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow_code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import TOKENIZER_FILES, is_adapter, load_renderer, writing
+from coterie.models.loading import TOKENIZER_FILES, is_adapter, writing
 from coterie.models.saving import copy_files, save_model
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
@@ -157,13 +156,11 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
 def _trained(
     recipe: Recipe, run: Run, iterations: list[int], only: str | None
 ) -> Iterator[TrainedSelection]:
-    args = recipe.settings.engine.template
-    renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, selection in recipe.trained_on(run, iteration):
             if only in (None, role):
                 edit = None if selection.context is None else recipe.edits[selection.context]
-                yield TrainedSelection(role, tree, selection, renderers[role].render, edit)
+                yield TrainedSelection(role, tree, selection, recipe.renderers[role].render, edit)
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
@@ -295,6 +292,8 @@ def export_model(
 
 def _merge_adapter(folder: Path, out: Path) -> None:
     """Merge the adapter of a folder that PEFT wrote into its base, in float32, with the adapter's tokenizer if any."""
+    from coterie.api import load  # torch takes seconds to import
+
     loaded = load(folder)
     with whole_folder(out) as partial, writing(partial):
         save_model(loaded.model, partial)

@@ -1,5 +1,7 @@
 """Settings of engines and of pools of vLLM servers."""
 
+import os
+import sys
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -11,6 +13,7 @@ OptionValue = bool | int | float | str
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's ``max-lora-rank``."""
 TransferKind = Literal["disk", "shm", "nccl", "ipc"]
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -159,6 +162,9 @@ def device_name(device: str) -> str:
     """Resolve ``auto`` to ``cuda`` if there is a GPU, else to ``cpu``."""
     if device != "auto":
         return device
+    # Without a driver of NVIDIA (in WSL: dxg) or AMD there is no GPU, which torch would say after seconds of imports.
+    if sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)):
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from coterie.config.folders import encoded
 from coterie.errors import UserError
@@ -35,6 +33,9 @@ from coterie.record.turn import (
     place,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 INLINE = "inline"
 _HOLE = "\0"
 """Placeholder for a thought between its marks."""
@@ -55,7 +56,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         end_ids: Iterable[int] = (),
         template_args: Mapping[str, Any] | None = None,
     ) -> None:

@@ -11,13 +11,15 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from coterie.errors import UserError
 from coterie.models.template import ChatTemplate, Slot, TemplateMessage, TextPiece, probe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CACHED = 8192
 BREAKS = 8
@@ -37,7 +39,7 @@ class ControlTokens:
     ids: frozenset[int]
     """Special tokens, and added tokens that the template writes, except white space."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> None:
         self._name = tokenizer.name_or_path or "(unnamed)"
         if not tokenizer.is_fast:
             problem = f"the tokenizer {self._name} has no tokenizer.json"

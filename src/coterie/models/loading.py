@@ -14,24 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-)
 
 from coterie.config.folders import expanded, sha256, today
 from coterie.errors import UserError
@@ -43,6 +32,10 @@ from coterie.models.catalogue import (
     packaged_folder,
 )
 from coterie.models.chat import ChatRenderer
+
+if TYPE_CHECKING:  # torch takes seconds to import, and so do Transformers' classes
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -57,6 +50,8 @@ DAMAGE = (
 )  # fmt: skip
 """Errors from reading a truncated file or an incomplete folder."""
 COPY = "restore it from a backup, or create it again"
+BACKENDS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes of tokenizers that are their ``tokenizer.json``, for which ``AutoTokenizer`` has no other class."""
 MOST_RENDERERS = 8
 """Maximum number of shared renderers."""
 TRIES = 2
@@ -70,7 +65,7 @@ class LoadedModel:
 
     model: Any
     """A Transformers causal language model, in evaluation mode."""
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     renderer: ChatRenderer
     context_length: int
     """Maximum number of tokens in a sequence."""
@@ -87,24 +82,29 @@ class LoadedModel:
 def load(
     name_or_path: str | Path,
     *,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
+    dtype: "torch.dtype | None" = None,
+    device: "str | torch.device" = "cpu",
     template_args: Mapping[str, Any] | None = None,
     attention: str | None = None,
     load_in_4bit: bool = False,
 ) -> LoadedModel:
     """Load a packaged model, catalogue entry, folder or hub name for evaluation.
 
-    ``template_args`` are arguments of the chat template, ``attention`` is Transformers' ``attn_implementation``.
-    ``load_in_4bit`` stores the weights of linear layers in 4 bits, which bitsandbytes converts to ``dtype`` to compute.
+    ``dtype`` is float32 if not given, ``template_args`` are arguments of the chat template, ``attention`` is
+    Transformers' ``attn_implementation``. ``load_in_4bit`` stores the weights of linear layers in 4 bits, which
+    bitsandbytes converts to ``dtype`` to compute.
     """
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = dtype or torch.float32
     source = resolve(name_or_path)
     config = _config(source)
     renderer, length = _new_renderer(source, template_args)
     check_safetensors(source)
     # In 4 bits this is a lower bound: embeddings and norms keep their dtype.
     size = count_weights(Path(source)) * (0.5 if load_in_4bit else dtype.itemsize)
-    free, _ = device_memory(torch.device(device))
+    free, _ = device_memory(device)
     if size > free:
         raise UserError(
             f"the weights of {source} take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
@@ -162,11 +162,39 @@ def _shared_renderer(source: str, template_args: str, *_: object) -> tuple[ChatR
 
 
 def _new_renderer(source: str, template_args: Mapping[str, Any] | None) -> tuple[ChatRenderer, int]:
+    if (plain := _plain_llama(source)) is not None:
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = read_part(PreTrainedTokenizerFast, source, "its tokenizer")
+        return ChatRenderer(tokenizer, plain[0], template_args), plain[1]
     config = _config(source)
     renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source, config), template_args)
     context = context_length(config)
     assert context is not None  # see _config
     return renderer, context
+
+
+def _plain_llama(source: str) -> tuple[list[int], int] | None:
+    """Return the ends of turn and the context length of a local Llama with a ``tokenizer.json``; ``None`` for others.
+
+    Reports need no more of a model. ``AutoConfig`` and ``AutoTokenizer`` would return the same, but import torch.
+    """
+    config, generation, tokenizer = (
+        Path(source) / f"{name}.json"
+        for name in ("config", "generation_config", "tokenizer_config")
+    )
+    try:
+        values, words = json.loads(config.read_bytes()), json.loads(tokenizer.read_bytes())
+        ends = json.loads(generation.read_bytes()).get("eos_token_id")
+        length = values["max_position_embeddings"]
+        kind = (values["model_type"], values["architectures"])
+        is_plain = words["tokenizer_class"] in BACKENDS and "auto_map" not in words
+    except (*BROKEN, UnicodeDecodeError):  # the classes of Transformers say what is wrong
+        return None
+    has_length = isinstance(length, int) and length > 0 and "longrope" not in str(values)
+    if not (kind == ("llama", ["LlamaForCausalLM"]) and is_plain and has_length):
+        return None
+    return ([] if ends is None else [ends] if isinstance(ends, int) else list(ends)), length
 
 
 def checked_skeleton(name_or_path: str | Path) -> Any:
@@ -185,6 +213,9 @@ def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
 
     Raises :class:`UserError` if the model or this machine does not support ``attention``.
     """
+    import torch
+    from transformers import AutoModelForCausalLM
+
     config = _config(resolve(name_or_path))
     try:
         with torch.device("meta"):
@@ -198,11 +229,14 @@ def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
         ) from error
 
 
-def device_memory(device: torch.device) -> tuple[int, int]:
+def device_memory(device: "str | torch.device") -> tuple[int, int]:
     """Return the free and the total bytes of a device. Raise ``UserError`` for a missing GPU."""
-    if device.type != "cuda":
+    if not str(device).startswith("cuda"):
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
+    import torch
+
+    device = torch.device(device)
     if (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"there is no device {device} on this machine", "use auto or cpu")
     free, total = torch.cuda.mem_get_info(device)
@@ -214,6 +248,8 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
 
     An adapter is merged into the weights of ``loaded.source``.
     """
+    from transformers import AutoModelForCausalLM
+
     from coterie.models.adapters import load_adapter, merged, untie
 
     adapter = is_adapter(path)
@@ -305,8 +341,10 @@ def is_adapter(folder: Path | str) -> bool:
     return (Path(folder) / ADAPTER_FILE).is_file()
 
 
-def _config(source: str) -> PreTrainedConfig:
+def _config(source: str) -> "PreTrainedConfig":
     """Return the model's config. Raise ``UserError`` unless it is a causal language model that we can run."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+
     config = read_part(AutoConfig, source, "its config.json")
     names = config.architectures or []
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
@@ -325,15 +363,19 @@ def _config(source: str) -> PreTrainedConfig:
     return config
 
 
-def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a folder or hub name. Raise ``UserError`` if it can't be read."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     tokenizer = read_part(AutoTokenizer, source, "its tokenizer")
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
 
-def _generation_ends(source: str, config: PreTrainedConfig) -> list[int]:
+def _generation_ends(source: str, config: "PreTrainedConfig") -> list[int]:
     """Return the ends of turn of the generation settings, or of the config of a folder without such settings."""
+    from transformers import GenerationConfig
+
     folder, ends = Path(source), getattr(config, "eos_token_id", None)
     if not folder.is_dir() or (folder / "generation_config.json").is_file():
         ends = read_part(GenerationConfig, source, "its generation_config.json").eos_token_id
@@ -342,7 +384,7 @@ def _generation_ends(source: str, config: PreTrainedConfig) -> list[int]:
 
 def read_part(kind: Any, source: str, what: str) -> Any:
     """Read a part of a model; code of a repository is not run (without ``False``, Transformers prompts to run it)."""
-    words = {} if kind is GenerationConfig else {"trust_remote_code": False}
+    words = {} if kind.__name__ == "GenerationConfig" else {"trust_remote_code": False}
     try:
         return kind.from_pretrained(source, local_files_only=local_only(source), **words)
     except BROKEN as error:

@@ -12,9 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
-from transformers.utils import cached_file
-
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import TOKENIZER_FILES, load_renderer
@@ -22,6 +19,8 @@ from coterie.models.loading import TOKENIZER_FILES, load_renderer
 
 def save_model(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
     """Write the config, the weights (or ``weights``, if ranks shard them), and the files of :func:`save_tokenizer`."""
+    from transformers import GenerationConfig
+
     settings = model.generation_config
     # Transformers loads some published settings that it refuses to save, such as a temperature without do_sample.
     model.generation_config = GenerationConfig()
@@ -43,6 +42,8 @@ def save_tokenizer(model: Any, folder: Path) -> None:
 
     The tokenizer's files are copies but for its end. A model that was made in memory has none, and keeps its ends.
     """
+    from transformers.utils import cached_file
+
     settings, config = copy.copy(model.generation_config), None
     with suppress(OSError):  # neither a folder nor in the cache of the hub
         config = cached_file(model.config.name_or_path, "config.json", local_files_only=True)

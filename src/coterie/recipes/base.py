@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.config.plugins import label
 from coterie.config.resolve import flatten
@@ -31,11 +31,13 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.items import Actors, open_actors, play, sampled_tokens, summary
-from coterie.runs.loop import EVALUATION, Stage
+from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
 from coterie.runs.reinforce_record import step_folder
-from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.runs.roles import Roles
 
 Work = (
     Callable[[Run, int, Progress], Metrics | None]
@@ -302,9 +304,11 @@ class Recipe(ABC):
 
     # -- roles and tasks ----------------------------------------------------------------------
 
-    def models(self, run: Run) -> Roles:
+    def models(self, run: Run) -> "Roles":
         """Return the models of the roles, open until :meth:`close` or a call with another run."""
         if self._roles is None or self._roles.run is not run:
+            from coterie.runs.roles import Roles
+
             self.close()
             servers = None if run.cluster is None else run.cluster.servers
             s, in_4bit = self.settings, loads_in_4bit(self.settings)

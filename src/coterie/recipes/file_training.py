@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation, Preference
@@ -49,7 +48,6 @@ from coterie.reports.page import Headline, Section, signed
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
-from coterie.training.losses import DPO
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
@@ -342,6 +340,10 @@ class DPOOnFile(FileTraining):
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return loss of the trained objective, and accuracy and margin of its implicit rewards, on held-out pairs."""
+        import torch  # torch takes seconds to import
+
+        from coterie.training.losses import DPO
+
         pairs, objective = self.heldout_items, DPO(self.settings.objective)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
         logprobs = []

@@ -60,10 +60,8 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import play, summary
-from coterie.runs.loop import REINFORCE, Stage
-from coterie.runs.roles import Role
+from coterie.runs.loop import REINFORCE, Role, Stage
 from coterie.tools.calls import Tags
-from coterie.training.batches import max_row_length, steps_for_targets
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
@@ -312,6 +310,8 @@ class Gap(Recipe):
 
         ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
         """
+        from coterie.training.batches import max_row_length, steps_for_targets
+
         training_rows = self.rows(run, iteration)
         if not training_rows:
             raise UserError(

@@ -75,8 +75,7 @@ from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.rollout.tree_search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees, totals
-from coterie.runs.loop import Stage
-from coterie.runs.roles import Role
+from coterie.runs.loop import Role, Stage
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check, describe
 

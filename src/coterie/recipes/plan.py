@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
+from coterie.engines.settings import device_name
 from coterie.environments.protocol import (
     Environment,
     draw_tasks,
@@ -22,7 +21,6 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.user_simulator import check_user, readable_secrets
 from coterie.errors import UserError
-from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import (
     check_bitsandbytes,
@@ -35,12 +33,10 @@ from coterie.models.loading import (
 from coterie.recipes.settings import GPUS, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.loop import EVALUATION, check_stages
-from coterie.runs.roles import check_roles
+from coterie.runs.loop import EVALUATION, check_roles, check_stages
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.distributed import accelerate_config, check_launch, launches
-from coterie.training.losses import Reads
 from coterie.training.memory import (
     LIBRARIES,
     MemoryPlan,
@@ -50,6 +46,7 @@ from coterie.training.memory import (
     training_memory,
 )
 from coterie.training.settings import (
+    Reads,
     TrainingSettings,
     check_tracker,
     loads_in_4bit,
@@ -201,7 +198,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
-    available = GPUS[s.gpu].memory if s.gpu else device_memory(torch.device(device))[1]
+    available = GPUS[s.gpu].memory if s.gpu else device_memory(device)[1]
     for stage_memory in memory:
         stage_memory.check(available, device, s.model)
     return Plan(
@@ -241,7 +238,7 @@ def planned(s: S) -> S:
 
 def is_elsewhere(s: RecipeSettings) -> bool:
     """Return True if servers and ranks run on a cluster, or the plan is for GPUs that this machine lacks."""
-    return s.cluster != "none" or (s.gpu is not None and not torch.cuda.is_available())
+    return s.cluster != "none" or (s.gpu is not None and device_name("auto") == "cpu")
 
 
 def _sampling_memory(
@@ -386,6 +383,10 @@ def _first_prompt(
 
 def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
     """Raise ``UserError`` if dtype, attention or adapter of a training do not fit the run or the model."""
+    import torch
+
+    from coterie.models.adapters import add_lora
+
     if training.dtype == "float32" and weight_dtype(s) != torch.float32:
         problem = f"{name}.dtype=float32, but another training has bfloat16"
         raise UserError(problem, f"set {name}.dtype=bfloat16 too: a run has one dtype")
@@ -425,6 +426,7 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
     if engine.kind != "vllm":
         return
     from coterie.engines.vllm import check_vllm
+    from coterie.models.adapters import ALL_LINEAR
 
     if not is_elsewhere(s):
         check_vllm(engine.vllm)

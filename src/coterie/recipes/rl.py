@@ -47,8 +47,7 @@ from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.group_queue import groups_taken
-from coterie.runs.loop import REINFORCE, Stage
-from coterie.runs.reinforce import ReinforcementLoop
+from coterie.runs.loop import REINFORCE, Role, Stage
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce_record import (
     OF_ROLES,
@@ -60,11 +59,8 @@ from coterie.runs.reinforce_record import (
     trained_roles,
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
-from coterie.runs.roles import LearnerConfig, Role
-from coterie.training.losses import Reads, ValueLoss
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
-from coterie.training.policy_gradient import PolicyGradient
-from coterie.training.settings import weight_dtype
+from coterie.training.settings import Reads, weight_dtype
 
 CRITIC = "critic"
 """Role of the value function."""
@@ -147,6 +143,11 @@ async def reinforce(
     roles: Sequence[str],
 ) -> Metrics:
     """Run the RL stage: train ``roles`` from their newest versions."""
+    from coterie.runs.reinforce import ReinforcementLoop  # torch takes seconds to import
+    from coterie.runs.roles import LearnerConfig
+    from coterie.training.losses import ValueLoss
+    from coterie.training.policy_gradient import PolicyGradient
+
     players, updates = recipe.players(), s.steps.updates
     policies, critic = list[LearnerConfig](), None
     training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)

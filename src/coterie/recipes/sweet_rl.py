@@ -86,11 +86,8 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees, sampled_tokens, totals
-from coterie.runs.loop import Stage
-from coterie.runs.roles import Role, load_selections
+from coterie.runs.loop import Role, Stage, load_selections
 from coterie.selection import difference_pairs, ranked_pairs, trajectory_pairs
-from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import Classifier, Objective, Regression
 from coterie.training.settings import DPOSettings
 
 PRIVILEGED = "with_reference"
@@ -216,6 +213,12 @@ class SweetRL(Recipe):
         if s.critic.kind == "likelihood":
             own = (s.critic.objective, self.trainings()["critic.train"])
             return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
+        from coterie.training.losses import (
+            Classifier,
+            Objective,
+            Regression,
+        )  # torch takes seconds to import
+
         model = self.models(run).load(CRITIC, 0, trainable=True)
         seeded = self.seeded(self.trainings()["critic.train"], FIRST)
         head: Objective[Any] = Classifier() if classifier else Regression()
@@ -300,6 +303,8 @@ class SweetRL(Recipe):
         if not final.is_dir():
             problem = f"the critic of {run.folder} is not trained"
             raise UserError(problem, f"train it with: coterie stage train {run.folder}")
+        from coterie.training.checkpoint import weight_hash
+
         return f"{settings} {weight_hash(final)}"
 
     @asynccontextmanager

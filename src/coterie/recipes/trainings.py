@@ -6,26 +6,23 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from peft import PeftModel
+from typing import TYPE_CHECKING, Any
 
 from coterie.engines.protocol import POLICY, EngineError, LikelihoodModel
 from coterie.errors import UserError
-from coterie.models.adapters import ModelSource
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.record.rows import Pair, Row, Target
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
-from coterie.training.checkpoint import weight_hash
 from coterie.training.distributed import launches
-from coterie.training.losses import DPO, SFT, Objective
-from coterie.training.ranks import Ranks, RankScorer, ranks_of, train_on_ranks
-from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings
-from coterie.training.trainer import train
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.models.adapters import ModelSource
+    from coterie.training.losses import Objective
+    from coterie.training.ranks import Ranks, RankScorer
 
 
 def train_role(
@@ -36,16 +33,21 @@ def train_role(
     settings: TrainingSettings,
     progress: Progress,
     *,
-    objective: Objective[Any] | None = None,
+    objective: "Objective[Any] | None" = None,
     role: str,
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
-    ranks: tuple[Ranks, ModelSource] | None = None,
+    ranks: "tuple[Ranks, ModelSource] | None" = None,
 ) -> Metrics:
     """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training.
 
     ``ranks`` that have started for this training are used.
     """
+    from coterie.training.checkpoint import weight_hash
+    from coterie.training.losses import SFT
+    from coterie.training.ranks import train_on_ranks
+    from coterie.training.trainer import train
+
     folder, objective = run.training_folder(iteration, role), objective or SFT()
     named: dict[str, Any] = {"objective": objective, "progress": progress, "heldout": heldout}
     named |= {"tracker": run.tracker.of(role), "measure_every": measure_every}
@@ -70,9 +72,11 @@ def train_role(
 @contextmanager
 def ranks_for(
     run: Run, model: LoadedModel, settings: TrainingSettings, folder: Path
-) -> Iterator[tuple[Ranks, ModelSource] | None]:
+) -> "Iterator[tuple[Ranks, ModelSource] | None]":
     """Start the ranks of a training, if its settings ask for any."""
     if launches(settings):
+        from coterie.training.ranks import ranks_of
+
         with ranks_of(model, settings, folder, run.launch) as ranks:
             yield ranks
     else:
@@ -125,6 +129,12 @@ def prefer(
     ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the rejected
     side l. Log-probs of the reference are stored next to the training.
     """
+    from peft import PeftModel
+
+    from coterie.training.losses import DPO
+    from coterie.training.ranks import RankScorer
+    from coterie.training.reference import with_reference
+
     role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
     model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
     adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
@@ -156,7 +166,7 @@ def prefer(
 class RankLikelihood:
     """Log-probs by a frozen model on ranks. Requests that wait together are one call, which all ranks share."""
 
-    def __init__(self, scorer: RankScorer) -> None:
+    def __init__(self, scorer: "RankScorer") -> None:
         self._scorer = scorer
         self._rows: list[Row] = []
         self._call: asyncio.Task[list[tuple[float, ...] | None]] | None = None
@@ -200,6 +210,8 @@ async def likelihood_model(
     if not launches(settings):
         yield models.embedded(role, version)
         return
+    from coterie.training.ranks import Ranks, RankScorer
+
     source = models.source(role, version, merge=False)
     with Ranks(settings, models.settings.device_name, folder, **run.launch) as ranks:
         model = RankLikelihood(RankScorer(ranks, source, settings))

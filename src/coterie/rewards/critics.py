@@ -19,12 +19,8 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Literal, Protocol
 
-import torch
-
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Engine, EngineError, LikelihoodModel
-from coterie.models.adapters import token_values
-from coterie.models.check import check
 from coterie.models.loading import LoadedModel
 from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.record.rows import Segment, View
@@ -184,6 +180,8 @@ class HeadCritic:
     rule: CostRule | None = None
 
     def __post_init__(self) -> None:
+        from coterie.models.check import check  # torch takes seconds to import
+
         check(self.loaded.model)
 
     async def advantages(
@@ -204,14 +202,19 @@ class HeadCritic:
                 scores[index] = value
         return _checked(scores)
 
-    @torch.inference_mode()
     def _pooled(
         self, part: Sequence[int], sequences: Sequence[tuple[int, ...]], start: int
     ) -> list[float]:
+        import torch
+
+        from coterie.models.adapters import token_values
+
         chosen = [sequences[i] for i in part]
         begin = start if self.pool == "mean" else -1
         places = [range(len(ids))[begin:] for ids in chosen]
-        return [float(v.mean()) for v in token_values(self.loaded.model, chosen, places, self.rule)]
+        with torch.inference_mode():
+            values = token_values(self.loaded.model, chosen, places, self.rule)
+            return [float(value.mean()) for value in values]
 
 
 def _checked(numbers: list[float]) -> list[float]:

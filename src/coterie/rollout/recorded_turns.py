@@ -8,9 +8,7 @@ own model would have received, so it can be trained on, and rows equal the rows 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.datasets.conversations import Conversation, Preference, Targets
 from coterie.datasets.messages import ChatMessage, flaw_of, parse_messages, parse_tools
@@ -52,6 +50,9 @@ from coterie.rollout.episodes import Driver
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.tools.calls import template_tools
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def recorded_response(
@@ -291,7 +292,7 @@ Prompts = list[tuple[tuple[int, ...], Turn]]
 
 
 def rows_from_messages(
-    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    tokenizer: "PreTrainedTokenizerBase | ChatRenderer",
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -321,7 +322,7 @@ def rows_from_messages(
 
 
 def pairs_from_messages(
-    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    tokenizer: "PreTrainedTokenizerBase | ChatRenderer",
     prompt: Sequence[Mapping[str, Any]],
     chosen: Sequence[Mapping[str, Any]],
     rejected: Sequence[Mapping[str, Any]],
@@ -391,7 +392,7 @@ def _rows_after(
     return [row for row in training_rows if row.targets]
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
+def _renderer(tokenizer: "PreTrainedTokenizerBase | ChatRenderer") -> ChatRenderer:
     return tokenizer if isinstance(tokenizer, ChatRenderer) else ChatRenderer(tokenizer)
 
 

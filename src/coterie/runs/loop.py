@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
+from coterie.models.loading import identity
 from coterie.progress import Progress, StagePlace
 from coterie.record.store import copy_step
-from coterie.record.tree import Metrics
+from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
 
 Do = Callable[[Run, int, Progress], Metrics]
@@ -35,6 +36,45 @@ class Stage:
     """Name of the work. Stages of one kind in other iterations are used to estimate the remaining time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named model."""
+
+    name: str
+    model: str
+    shares: str | None = None
+    """Role to share one base model in memory with; both are then adapters."""
+    head: bool = False
+
+
+def check_roles(roles: Sequence[Role]) -> None:
+    """Raise ``UserError`` for equal names, a role without a model, and models that can't share a base."""
+    known = {role.name: role for role in roles}
+    for role in roles:
+        if [one.name for one in roles].count(role.name) > 1:
+            raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
+        if not role.model:
+            raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
+        if role.shares is None:
+            continue
+        if role.shares not in known:
+            raise UserError(
+                f"{role.name!r} shares with {role.shares!r}, which is no role", "name one"
+            )
+        other = known[role.shares]
+        if role.head or other.head:
+            raise UserError(
+                f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
+                "give the role with the head its own model",
+            )
+        if identity(role.model) != identity(other.model):
+            raise UserError(
+                f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
+                "in their weights or tokenizers",
+                "give both the same model, or remove `shares` to give each its own model",
+            )
+
+
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
     """Raise ``UserError`` unless stages have unique names and follow the stages that they need."""
     before: set[Step] = set()
@@ -50,6 +90,15 @@ def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
                 "correct `after`, or put the stages in the order in which they run",
             )
         before.add(step)
+
+
+def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
+    """Yield each selection of an iteration with its tree."""
+    tree: Tree | None = None
+    for task, selection in run.store.selections(iteration, "select"):
+        if tree is None or tree.task != task:
+            tree = run.store.tree(iteration, "rollout", task)
+        yield tree, selection
 
 
 EVALUATION = "evaluate"

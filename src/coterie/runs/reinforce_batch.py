@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from coterie.record.rows import Row, rows, view
 from coterie.record.store import Store
@@ -24,9 +25,10 @@ from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSe
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.reinforce_record import REWARDED, TERM
 from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
-from coterie.runs.roles import Learner, LearnerConfig
-from coterie.training.reference import with_old, with_values
 from coterie.training.settings import TrainingSettings
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.runs.roles import Learner, LearnerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ def critic_batch(
     trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
     errors of the critic and are set to 0.
     """
+    from coterie.training.reference import with_values
+
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
     rows = [row for path in graded for row in path.rows]
     rows_with_values, after = with_values(critic, rows, training)
@@ -227,7 +231,9 @@ class StepSamples:
     """Mean age of the tokens of ``paths`` in steps."""
 
 
-def role_metrics(samples: StepSamples, policies: Sequence[LearnerConfig]) -> dict[str, float | int]:
+def role_metrics(
+    samples: StepSamples, policies: "Sequence[LearnerConfig]"
+) -> dict[str, float | int]:
     """Return the means of the terms of the reward, and, of several roles, what each did under ``ROLE/``."""
     metrics: dict[str, float | int] = {}
     for policy in policies:
@@ -263,8 +269,8 @@ def step_stage(stage: str, step: int) -> str:
 
 def prepare(
     samples: StepSamples,
-    policies: Sequence[Learner],
-    critic: Learner | None,
+    policies: "Sequence[Learner]",
+    critic: "Learner | None",
     s: ReinforceSettings,
     *,
     flat: bool = False,
@@ -300,8 +306,9 @@ def prepare(
     chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
     counts["paths_masked"] = len(batch.paths) - len(chosen)
     if s.loss.old == "recomputed":
+        from coterie.training.reference import with_old
 
-        def recompute(role: Learner, rows: Sequence[Row]) -> Sequence[Row]:
+        def recompute(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
             return with_old(role.scorer, rows, role.config.settings, temperature=temperature)
 
         chosen = _by_role(chosen, policies, recompute)
@@ -315,7 +322,7 @@ def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
     return list(dict.fromkeys(tasks))
 
 
-def _fresh(paths: Sequence[AgentPath], policies: Sequence[Learner]) -> list[AgentPath]:
+def _fresh(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[AgentPath]:
     names = {f"{policy.role}@{policy.version}": policy.config.agents for policy in policies}
     writers = {agent: name for name, agents in names.items() for agent in agents}
     return [
@@ -331,8 +338,8 @@ def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:
 
 def _by_role(
     paths: Sequence[AgentPath],
-    policies: Sequence[Learner],
-    do: Callable[[Learner, Sequence[Row]], Sequence[Row]],
+    policies: "Sequence[Learner]",
+    do: "Callable[[Learner, Sequence[Row]], Sequence[Row]]",
 ) -> list[AgentPath]:
     """Apply ``do`` to the rows of each role, in one batch per role, and return the changed paths."""
     done: dict[int, AgentPath] = {}

@@ -11,7 +11,6 @@ from coterie.record.tree import ItemKey, Metrics
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION, REINFORCE
-from coterie.training.checkpoint import checkpoint_folder, fork_checkpoint, saved_steps
 
 STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
@@ -149,6 +148,8 @@ def heldout_means(run: Run, iteration: int) -> dict[int, Metrics]:
 
 def kept_steps(run: Run, iteration: int, roles: Sequence[str]) -> list[int]:
     """Return the numbers of steps after which all roles have a checkpoint, in order."""
+    from coterie.training.checkpoint import saved_steps  # torch takes seconds to import
+
     records = step_records(run.store, iteration, REINFORCE)
     saved = {role: saved_steps(run.training_folder(iteration, role)) for role in roles}
     numbers = [step + 1 for step in sorted(records)]
@@ -157,6 +158,8 @@ def kept_steps(run: Run, iteration: int, roles: Sequence[str]) -> list[int]:
 
 def step_folder(run: Run, role: str, step: int) -> Path:
     """Return the checkpoint of a role after a step. Raises ``UserError`` if it is not kept."""
+    from coterie.training.checkpoint import checkpoint_folder
+
     kept = list[int]()
     for iteration in run.store.iterations(REINFORCE):
         kept = kept_steps(run, iteration, [role])
@@ -174,6 +177,8 @@ def fork_steps(old: Run, new: Run, count: int) -> None:
 
     Later samples would be of other policies than those of the new run, under the same names of versions.
     """
+    from coterie.training.checkpoint import fork_checkpoint
+
     iteration = next(iter(old.store.iterations(REINFORCE)), None)
     if iteration is None:
         raise UserError(

@@ -30,11 +30,11 @@ from coterie.models.adapters import (
     load_adapter,
     remove_adapter,
 )
-from coterie.models.loading import LoadedModel, identity, is_adapter
+from coterie.models.loading import LoadedModel, is_adapter
 from coterie.record.rows import Row, Target
-from coterie.record.tree import Selection, Tree
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
+from coterie.runs.loop import Role, check_roles
 from coterie.training.losses import Objective
 from coterie.training.ranks import Ranks, RankScorer, RankTrainer
 from coterie.training.reference import row_values, with_row_reference
@@ -42,45 +42,6 @@ from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A named model."""
-
-    name: str
-    model: str
-    shares: str | None = None
-    """Role to share one base model in memory with; both are then adapters."""
-    head: bool = False
-
-
-def check_roles(roles: Sequence[Role]) -> None:
-    """Raise ``UserError`` for equal names, a role without a model, and models that can't share a base."""
-    known = {role.name: role for role in roles}
-    for role in roles:
-        if [one.name for one in roles].count(role.name) > 1:
-            raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
-        if not role.model:
-            raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
-        if role.shares is None:
-            continue
-        if role.shares not in known:
-            raise UserError(
-                f"{role.name!r} shares with {role.shares!r}, which is no role", "name one"
-            )
-        other = known[role.shares]
-        if role.head or other.head:
-            raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
-                "give the role with the head its own model",
-            )
-        if identity(role.model) != identity(other.model):
-            raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
-                "in their weights or tokenizers",
-                "give both the same model, or remove `shares` to give each its own model",
-            )
 
 
 class Roles:
@@ -193,15 +154,6 @@ class Roles:
             model = add_lora(model, r=1, alpha=1, name=role.name).eval()
         self._shared[base] = replace(loaded, model=model)
         return self._shared[base]
-
-
-def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
-    """Yield each selection of an iteration with its tree."""
-    tree: Tree | None = None
-    for task, selection in run.store.selections(iteration, "select"):
-        if tree is None or tree.task != task:
-            tree = run.store.tree(iteration, "rollout", task)
-        yield tree, selection
 
 
 SERVED = "served-"

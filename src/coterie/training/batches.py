@@ -21,8 +21,8 @@ from coterie.models.adapters import activate, add_lora, find_head, using
 from coterie.models.loading import context_length
 from coterie.models.prefix_trie import Family, Ids, Splitter
 from coterie.record.rows import Row
-from coterie.training.losses import OF_A_HEAD, SFT, Item, Objective, Reads
-from coterie.training.settings import TrainingSettings
+from coterie.training.losses import OF_A_HEAD, SFT, Item, Objective
+from coterie.training.settings import Reads, TrainingSettings
 
 
 def steps_for_targets(

@@ -5,30 +5,34 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 import yaml
-from accelerate import Accelerator
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 from coterie.errors import UserError
 from coterie.training.settings import TrainingSettings
 
-_open: list[Accelerator] = []
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+    from accelerate import Accelerator
+
+_open: "list[Accelerator]" = []
 """Open accelerators. They share one state in a process, which is reset only if none is open."""
 
 
 @contextmanager
-def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
+def open_accelerator(settings: TrainingSettings, device: "torch.device") -> "Iterator[Accelerator]":
     """Open Accelerate for one training on the device of the model.
 
     Ranks of a launcher keep their devices. Trainings that are open at the same time need the same device type and
     precision.
     """
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
     alone = "WORLD_SIZE" not in os.environ
     if not _open:  # the state of an earlier training would not allow another precision or device
         AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
@@ -83,6 +87,8 @@ def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[st
 
 
 def _read(file: Path, key: str) -> dict[str, Any]:
+    from accelerate.commands.config.config_args import load_config_from_file
+
     advice = "use a file written by `accelerate config`, such as configs/accelerate/fsdp2.yaml"
     if not file.is_file():
         raise UserError(f"{key}={file}: there is no such file", advice)
@@ -113,6 +119,8 @@ def check_launch(settings: TrainingSettings, device: str, key: str = "train") ->
     """Raise ``UserError`` if the ranks can't be started; ``key`` is the name of the settings."""
     if not launches(settings):
         return
+    import torch
+
     config = accelerate_config(settings, key)
     ranks = config["num_processes"]
     if device != "cpu" and ranks > torch.cuda.device_count():

@@ -43,7 +43,7 @@ from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.record.rows import LabeledTrajectory, Pair, Row
-from coterie.training.settings import DPOSettings, Normalise, ValueLossSettings
+from coterie.training.settings import DPOSettings, Normalise, Reads, ValueLossSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,6 @@ class Tally:
 
 TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
 """Optional fields of :class:`~coterie.record.rows.Row` with one value per target."""
-Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
-"""Kind of values that an objective reads at each target token.
-
-* ``logprobs``: log-prob of the token, shape ``(targets,)``.
-* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``shown entropies``: without a
-  gradient.
-* ``values``: the value head's output at the token. ``states``: its output before the token.
-* ``differences``: as ``values``, for a loss on differences. The head's bias cancels and is frozen: its gradient would
-  be pure rounding error, which Adam would amplify.
-"""
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
 Item = TypeVar("Item")
 """Smallest unit of a batch: a :class:`Row`, :class:`Pair` or :class:`LabeledTrajectory`."""

@@ -9,16 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from coterie.engines.padded import ROWS, stepped
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
-from coterie.models.adapters import ALL_LINEAR
-from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
-from coterie.training.losses import Reads
-from coterie.training.settings import TrainingSettings
-from coterie.training.trainer import BUCKET
+from coterie.training.settings import Reads, TrainingSettings
 
 LIBRARIES = 2**29
 """Bytes of a process without a model: PyTorch and Transformers (0.44 GiB measured on a CPU), or a CUDA context."""
@@ -65,6 +58,8 @@ class ModelShape:
     @classmethod
     def of(cls, model: Any, *, load_in_4bit: bool = False) -> "ModelShape":
         """Return the shape of a causal language model, which may be on the ``meta`` device."""
+        from torch import nn  # torch takes seconds to import
+
         text = model.config.get_text_config()
         output = model.get_output_embeddings()
         linear: dict[str, tuple[int, int]] = {}
@@ -115,6 +110,8 @@ class ModelShape:
 
     def targets(self, settings: TrainingSettings) -> set[str]:
         """Return the names of the trained linear layers: all layers, or the layers with an adapter."""
+        from coterie.models.adapters import ALL_LINEAR  # torch takes seconds to import
+
         names = set(settings.lora_targets)
         whole = settings.method == "full" or ALL_LINEAR in names
         return set(self.linear) if whole else names & set(self.linear)
@@ -176,6 +173,12 @@ class TrainedModel:
 
         The update works on one of ``shards`` slices of the weights.
         """
+        from coterie.models.logprobs import (
+            CHUNK_ELEMENTS,
+            GPU_CHUNKS,
+        )  # torch takes seconds to import
+        from coterie.training.trainer import BUCKET
+
         shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
         narrow = mixed or self.weight_bytes == 2
         compute = 2 if narrow else 4
@@ -360,6 +363,8 @@ def cache_memory(
 
     ``engine.max_batch`` of the dialogues run at once.
     """
+    from coterie.engines.padded import ROWS, stepped  # torch takes seconds to import
+
     on_cpu = engine.device_name == "cpu"
     rows, token = min(engine.max_batch, dialogues), shape.cache_token * dtype_bytes
     stored = min(round(engine.cache_gib * 2**30), dialogues * length * token)

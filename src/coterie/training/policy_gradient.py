@@ -49,8 +49,8 @@ import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row
-from coterie.training.losses import Measure, OnRows, Reads, TargetValue, at_predicted
-from coterie.training.settings import Divergence, Mean, PolicyGradientSettings
+from coterie.training.losses import Measure, OnRows, TargetValue, at_predicted
+from coterie.training.settings import Divergence, Mean, PolicyGradientSettings, Reads
 
 
 def row_count(row: Row, mean: Mean) -> float:

@@ -29,8 +29,8 @@ from coterie.progress import Progress, Silent
 from coterie.record.rows import UNPREDICTED, Pair, Row
 from coterie.training.batches import max_row_length, rank_microbatches
 from coterie.training.checkpoint import hash_items, hash_tensors
-from coterie.training.losses import OF_A_HEAD, Item, Objective, Reads, Tally, side_statistic
-from coterie.training.settings import Normalise, TrainingSettings
+from coterie.training.losses import OF_A_HEAD, Item, Objective, Tally, side_statistic
+from coterie.training.settings import Normalise, Reads, TrainingSettings
 
 
 class LossModule(nn.Module, Generic[Item]):

@@ -31,6 +31,16 @@ Mean = Literal["token", "sequence", "constant"]
 Divergence = Literal["k2", "k3", "k3_forward"]
 Old = Literal["behaviour", "recomputed"]
 Importance = Literal["off", "truncate", "mask"]
+Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
+"""Kind of values that an objective reads at each target token.
+
+* ``logprobs``: log-prob of the token, shape ``(targets,)``.
+* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``shown entropies``: without a
+  gradient.
+* ``values``: the value head's output at the token. ``states``: its output before the token.
+* ``differences``: as ``values``, for a loss on differences. The head's bias cancels and is frozen: its gradient would
+  be pure rounding error, which Adam would amplify.
+"""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")

@@ -30,8 +30,7 @@ from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
-from coterie.runs.loop import Stage
-from coterie.runs.roles import Role
+from coterie.runs.loop import Role, Stage
 from coterie.tools.calls import CallLimits, run_calls
 from coterie.training.settings import TrainingSettings
 
