@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import socket
 from functools import cache
 from pathlib import Path
@@ -126,46 +125,3 @@ def test_logprobs_and_their_gradients_are_those_of_the_full_logits(
     theirs = torch.autograd.grad(want.sum(), weights)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["tiny-acts", "tiny-exchange"])
-@pytest.mark.parametrize("tokenizer", ["TokenizersBackend", "PreTrainedTokenizerFast"])
-def test_a_plain_llama_is_read_as_transformers_reads_it(
-    tmp_path: Path, name: str, tokenizer: str
-) -> None:
-    folder = copied(tmp_path, name, "tokenizer_config", tokenizer_class=tokenizer)
-    renderer, length = loading.load_renderer(folder)
-    config, whole = loading._config(str(folder)), loading.load_tokenizer(str(folder))
-    assert loading._plain_llama(str(folder)) is not None
-    assert length == loading.context_length(config) and type(renderer.tokenizer) is type(whole)
-    ends = loading._generation_ends(str(folder), config)
-    ours, theirs = renderer.tokenizer, loading.ChatRenderer(whole, ends)
-    assert renderer.end_ids == theirs.end_ids and renderer.end == theirs.end
-    assert ours.init_kwargs.keys() == whole.init_kwargs.keys()
-    assert ours.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
-    assert ours.chat_template == whole.chat_template
-
-
-@pytest.mark.parametrize(
-    ("file", "values"),
-    [
-        ("config", {"model_type": "qwen2"}),
-        ("config", {"architectures": ["LlamaModel"]}),
-        ("config", {"rope_parameters": {"rope_type": "longrope"}}),
-        ("config", {"max_position_embeddings": None}),
-        ("tokenizer_config", {"tokenizer_class": "LlamaTokenizer"}),
-        ("tokenizer_config", {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}),
-    ],
-)
-def test_other_models_are_read_by_transformers(
-    tmp_path: Path, file: str, values: dict[str, object]
-) -> None:
-    assert loading._plain_llama(str(copied(tmp_path, "tiny-acts", file, **values))) is None
-
-
-def copied(tmp_path: Path, name: str, file: str, **values: object) -> Path:
-    """Return a copy of a packaged model with other values in a JSON file."""
-    folder = Path(shutil.copytree(loading.resolve(name), tmp_path / "copy"))
-    path = folder / f"{file}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-    return folder

@@ -13,7 +13,8 @@ OptionValue = bool | int | float | str
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's ``max-lora-rank``."""
 TransferKind = Literal["disk", "shm", "nccl", "ipc"]
-DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+"""Devices of drivers on Linux: NVIDIA (also Jetson), AMD, and WSL."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -162,7 +163,7 @@ def device_name(device: str) -> str:
     """Resolve ``auto`` to ``cuda`` if there is a GPU, else to ``cpu``."""
     if device != "auto":
         return device
-    # Without a driver of NVIDIA (in WSL: dxg) or AMD there is no GPU, which torch would say after seconds of imports.
+    # Without a driver there is no GPU, which torch would say after seconds of imports.
     if sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)):
         return "cpu"
     import torch

@@ -50,8 +50,6 @@ DAMAGE = (
 )  # fmt: skip
 """Errors from reading a truncated file or an incomplete folder."""
 COPY = "restore it from a backup, or create it again"
-BACKENDS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes of tokenizers that are their ``tokenizer.json``, for which ``AutoTokenizer`` has no other class."""
 MOST_RENDERERS = 8
 """Maximum number of shared renderers."""
 TRIES = 2
@@ -162,39 +160,11 @@ def _shared_renderer(source: str, template_args: str, *_: object) -> tuple[ChatR
 
 
 def _new_renderer(source: str, template_args: Mapping[str, Any] | None) -> tuple[ChatRenderer, int]:
-    if (plain := _plain_llama(source)) is not None:
-        from transformers import PreTrainedTokenizerFast
-
-        tokenizer = read_part(PreTrainedTokenizerFast, source, "its tokenizer")
-        return ChatRenderer(tokenizer, plain[0], template_args), plain[1]
     config = _config(source)
     renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source, config), template_args)
     context = context_length(config)
     assert context is not None  # see _config
     return renderer, context
-
-
-def _plain_llama(source: str) -> tuple[list[int], int] | None:
-    """Return the ends of turn and the context length of a local Llama with a ``tokenizer.json``; ``None`` for others.
-
-    Reports need no more of a model. ``AutoConfig`` and ``AutoTokenizer`` would return the same, but import torch.
-    """
-    config, generation, tokenizer = (
-        Path(source) / f"{name}.json"
-        for name in ("config", "generation_config", "tokenizer_config")
-    )
-    try:
-        values, words = json.loads(config.read_bytes()), json.loads(tokenizer.read_bytes())
-        ends = json.loads(generation.read_bytes()).get("eos_token_id")
-        length = values["max_position_embeddings"]
-        kind = (values["model_type"], values["architectures"])
-        is_plain = words["tokenizer_class"] in BACKENDS and "auto_map" not in words
-    except (*BROKEN, UnicodeDecodeError):  # the classes of Transformers say what is wrong
-        return None
-    has_length = isinstance(length, int) and length > 0 and "longrope" not in str(values)
-    if not (kind == ("llama", ["LlamaForCausalLM"]) and is_plain and has_length):
-        return None
-    return ([] if ends is None else [ends] if isinstance(ends, int) else list(ends)), length
 
 
 def checked_skeleton(name_or_path: str | Path) -> Any:
