@@ -143,10 +143,13 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
             rows = [] if name in MICRO_WORLDS else [f"dataset.source={source}"]
             words = [f"method={method}", f"environment.turns={TURNS}", *rows]
             environment = benchmark_settings(BenchmarkSettings, name, words).build_environment()
-            speaker = getattr(environment, "script", None) or ModelUserSimulator(
-                chat, user_simulator
-            )
-            persons = dict.fromkeys(persons_of(environment), UserSampler(speaker))
+            script = getattr(environment, "script", None)
+            persons = {
+                person: UserSampler(
+                    script or ModelUserSimulator(chat, user_simulator, environment, person)
+                )
+                for person in persons_of(environment)
+            }
             samplers = dict.fromkeys(agents_of(environment), sampler)
             driver = Actors(environment, persons, Shared(sandbox)).driver(samplers, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)

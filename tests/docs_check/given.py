@@ -154,6 +154,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"), "runs/rl": run("rl"),
+        "runs/sft": run("isft"), "questions.jsonl": lines(*({**row, "kind": "sum"} for row in worked(0, 40))),
         "pddl": pddl_game, "m3": tool_tasks,
     },
     "docs/recipes/moat.md": {
@@ -173,6 +174,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft"), "runs/rl": run("rl")},
+    "docs/howto/training.md": {"chats.jsonl": lines(*QUESTIONS)},
     "docs/howto/search.md": {"passages.jsonl": lines(OSLO)},
     "docs/howto/tools.md": {
         "passages.jsonl": lines(OSLO),

@@ -77,6 +77,7 @@ ON_ROWS = (
 
 NAMES = {
     "MODEL": "smollm2", "RUN": "runs/mine", "NAME": "tiny-exchange", "MERGED": "merged",
+    "ADAPTER": "runs/lora/training/policy/iteration-00/final",
 }  # fmt: skip
 """What stands in the pages for something of the user's."""
 

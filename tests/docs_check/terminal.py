@@ -22,10 +22,13 @@ def typed(words: Sequence[str], folder: Path, lines: str = "", *, stop: bool = F
 
     ``stop`` ends it by Ctrl-C once it has printed something.
     """
-    streams = [folder / f".{name}" for name in ("in", "out", "err")]
+    # Two workers of pytest may type in one folder.
+    streams = [folder / f".{name}-{os.getpid()}" for name in ("in", "out", "err")]
     for stream, text in zip(streams, (lines, "", ""), strict=True):
         stream.write_text(text)
-    process = FORKS.Process(target=_as_typed, args=(list(words), str(folder)), daemon=False)
+    process = FORKS.Process(
+        target=_as_typed, args=(list(words), [*map(str, streams)]), daemon=False
+    )
     process.start()
     try:
         if stop:
@@ -49,13 +52,14 @@ def _wait_for_words(process: BaseProcess, out: Path) -> None:
         time.sleep(0.02)
 
 
-def _as_typed(words: list[str], folder: str) -> None:
+def _as_typed(words: list[str], streams: list[str]) -> None:
+    folder = Path(streams[0]).parent
     os.chdir(folder)
-    os.environ["COTERIE_HOME"] = str(Path(folder) / HOME)
+    os.environ["COTERIE_HOME"] = str(folder / HOME)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.flush()
-    for number, name in enumerate(("in", "out", "err")):
-        os.dup2(os.open(f".{name}", os.O_WRONLY if number else os.O_RDONLY), number)
+    for number, stream in enumerate(streams):
+        os.dup2(os.open(stream, os.O_WRONLY if number else os.O_RDONLY), number)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - until the process ends
     sys.argv[:] = words
     if words[0] == "coterie":

@@ -84,7 +84,8 @@ def model(
         settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
         settings, weights, merge = _policy(*(found or (Path(source), None)), iteration)
-    name = Path(source).resolve().name if Path(weights).is_absolute() else source
+    # Transformers would read a revision after @.
+    name = Path(source).resolve().name.replace("@", "-") if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})
     vllm = _vllm_command(settings, weights, name, port)
     if vllm is None and not is_serve_available():
