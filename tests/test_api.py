@@ -213,6 +213,10 @@ def test_runs_and_adapters_are_loaded_from_any_folder(
     query = "model.layers.0.self_attn.q_proj.weight"
     weights = [coterie.load(tmp_path / name).model.get_parameter(query) for name in ("base", "lora/final")]  # fmt: skip
     assert not torch.equal(*weights)
+    template = tmp_path / "lora/final/chat_template.jinja"
+    template.write_text("{{ 'Chat.' }}" + template.read_text())
+    with pytest.raises(coterie.UserError, match="another chat template than its base"):
+        coterie.load(tmp_path / "lora/final")
 
 
 @pytest.mark.slow

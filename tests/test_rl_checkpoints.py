@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -143,6 +144,15 @@ def test_what_cannot_be_kept_or_chosen_is_refused(
     cli: Cli, run: Path, whole: Whole, words: Sequence[str], message: str
 ) -> None:
     assert message in refused(cli, *(word.format(whole.folder) for word in words))
+
+
+def test_a_run_whose_checkpoints_were_removed_cannot_be_forked_at_a_step(
+    cli: Cli, tmp_path: Path, whole: Whole
+) -> None:
+    shutil.copytree(whole.folder, tmp_path / "bare", ignore=shutil.ignore_patterns("training"))
+    words = ("--folder", str(tmp_path / "bare"), "--fork", "new", "--from-step", "2")
+    assert "has no checkpoints" in refused(cli, "run", "rl/grpo", *words)
+    assert not Path("new").exists()
 
 
 # -- held-out curves ------------------------------------------------------------------------------

@@ -31,7 +31,13 @@ from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import LoadedModel, is_adapter, load_renderer, reading
+from coterie.models.loading import (
+    LoadedModel,
+    is_adapter,
+    load_renderer,
+    load_tokenizer,
+    reading,
+)
 from coterie.models.loading import load as load_model
 from coterie.recipes.base import stored_policy
 from coterie.record.export import begin_with_user, chat
@@ -123,6 +129,19 @@ def load(name_or_path: str | Path, **options: Any) -> LoadedModel:
     source = name_or_path if run is None else stored_policy(*run)
     if not is_adapter(folder := expanded(source)):
         return load_model(source, **options)
+    loaded, has_tokenizer = load_merged(folder, **options), (folder / "tokenizer.json").is_file()
+    template = loaded.tokenizer.chat_template
+    # With the base's template it would read other prompts than it was trained on.
+    if has_tokenizer and load_tokenizer(str(folder)).chat_template != template:
+        raise UserError(
+            f"the adapter in {folder} has another chat template than its base",
+            f"run `coterie export model {folder} --merge --out MERGED`, and load MERGED",
+        )
+    return loaded
+
+
+def load_merged(folder: Path, **options: Any) -> LoadedModel:
+    """Load the base of an adapter, with the base's tokenizer, and merge the adapter into it."""
     with reading(folder / ADAPTER_FILE):
         base = json.loads((folder / ADAPTER_FILE).read_bytes())["base_model_name_or_path"]
     inside = folder / base  # exported adapters may name a base beside them

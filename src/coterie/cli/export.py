@@ -292,9 +292,9 @@ def export_model(
 
 def _merge_adapter(folder: Path, out: Path) -> None:
     """Merge the adapter of a folder that PEFT wrote into its base, in float32, with the adapter's tokenizer if any."""
-    from coterie.api import load  # torch takes seconds to import
+    from coterie.api import load_merged  # torch takes seconds to import
 
-    loaded = load(folder)
+    loaded = load_merged(folder)
     with whole_folder(out) as partial, writing(partial):
         save_model(loaded.model, partial)
         copy_files(folder, partial, TOKENIZER_FILES)

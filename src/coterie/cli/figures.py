@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
+from coterie.errors import UserError
 from coterie.evaluation import Estimate, difference_interval, mean_interval
 from coterie.evaluation import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
@@ -81,6 +82,11 @@ class Figures:
         """Return the mean difference of the scores on common tasks, its 95% interval, and their number."""
         common = sorted(self.scores.keys() & other.scores.keys())
         pairwise = [self.scores[task] - other.scores[task] for task in common]
+        if not pairwise:
+            raise UserError(
+                f"{self.label} and {other.label} have no graded task in common",
+                "evaluate more tasks, or each policy by itself",
+            )
         return fmean(pairwise), difference_interval(pairwise, seed=0), len(pairwise)
 
 

@@ -190,8 +190,10 @@ def fork_steps(old: Run, new: Run, count: int) -> None:
             if number < stop:
                 key = ItemKey(iteration, REINFORCE, "", f"{prefix}{number:05d}")
                 new.store.finish(key, metrics=metrics)
-    for folder in (old.folder / "training").glob(f"*/iteration-{iteration:02d}"):
-        role = folder.parent.name
+    folders = [*(old.folder / "training").glob(f"*/iteration-{iteration:02d}")]
+    if not folders:
+        raise UserError(f"{old.folder} has no checkpoints", "leave out --from-step")
+    for role in (folder.parent.name for folder in folders):
         fork_checkpoint(step_folder(old, role, count), new.training_folder(iteration, role))
 
 
