@@ -22,7 +22,7 @@ from tests.cluster.conftest import RANK, STUB, add_node, node_of, processes
 from tests.conftest import SMALL
 from tests.reinforcing import made, recorded, run_whole, telling_words
 from tests.stub_server import StubBackend
-from tests.test_rank_runs import differences
+from tests.test_rank_runs import APART, difference
 from tests.vllm.test_recipe import VLLM
 
 STEPS = 3
@@ -166,7 +166,7 @@ def test_optima_trains_on_ranks_and_servers_of_ray_as_on_one_machine(
     on_ray = [word for word in ON_RAY if not word.startswith("update")]
     run_whole(made("optima/isft", [*words, *on_ray]), tmp_path / "run")
     assert recorded(tmp_path / "run") == recorded(tmp_path / "plain")
-    assert differences(tmp_path / "run", tmp_path / "plain") < 1e-6
+    assert difference(tmp_path / "run", tmp_path / "plain") < APART
 
 
 def test_vllm_on_nodes_of_ray_samples_by_each_version(

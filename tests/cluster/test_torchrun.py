@@ -10,7 +10,7 @@ import pytest
 from coterie.engines.server_process import free_port
 from tests.conftest import SMALL
 from tests.reinforcing import made, recorded, run_whole, telling_words
-from tests.test_rank_runs import TWO, differences
+from tests.test_rank_runs import TWO, difference
 
 
 def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
@@ -48,7 +48,7 @@ def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Pa
         assert status == 0, output
     run_whole(made(method, words), tmp_path / "local")
     assert recorded(tmp_path / "nodes") == recorded(tmp_path / "local")
-    assert differences(tmp_path / "local", tmp_path / "nodes") == 0
+    assert difference(tmp_path / "local", tmp_path / "nodes") == 0
 
 
 def test_another_number_of_ranks_than_processes_is_refused(tmp_path: Path) -> None:
