@@ -25,6 +25,7 @@ REWARDS = "tests/test_gap_rewards.py::"
 PLAIN = "tests/test_plain_values.py::"
 VALUES = f"{PLAIN}test_values_are_the_same_as_in_python"
 CODING = "tests/test_coding.py::"
+NOT_PLAIN = f"{PLAIN}test_other_types_are_decoded_as_what_equals_no_plain_value"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 PLAN = "tests/test_workflow_plan.py::"
 WORKFLOW = "tests/test_workflow.py::"
@@ -140,6 +141,7 @@ FAULTS = (
     ),
     Fault(f"{E}answers:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
     # Verdicts of the sandbox.
+    Fault(f"{B}sandbox.inside.plain:StandIn", becomes(list), [NOT_PLAIN]),
     Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
     Fault(f"{B}sandbox.results:same", given(strict=True), [VALUES]),
     Fault(f"{B}sandbox.results:same", given(strict=False), [VALUES_COMPARED]),
