@@ -55,6 +55,7 @@ WHAT_REPLY = f"{CODING}test_quotes_of_the_reference_are_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
 FRONTEND = "tests/test_frontend.py::"
 LAST_PAGE = f"{FRONTEND}test_only_the_last_page_is_rendered_and_scored"
+QUOTED = f"{FRONTEND}test_a_reference_quoted_in_any_way_is_a_leak"
 ONE_DIFFERENCE = f"{FRONTEND}test_the_scripted_user_names_the_largest_difference_alone"
 ADDRESSES = f"{FRONTEND}test_whole_addresses_of_pictures_are_replaced"
 SIMILARITY = "tests/test_similarity.py::"
@@ -162,6 +163,7 @@ FAULTS = (
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
     ),
     Fault(f"{E}user_simulator:LEAKED", becomes(50), [WHAT_REPLY]),
+    Fault(f"{E}user_simulator:PIECE", becomes(30), [QUOTED]),
     Fault(
         f"{E}user_simulator:with_leaks",
         result(edited(metrics=lambda metrics: {**metrics, "leaks": 0})),

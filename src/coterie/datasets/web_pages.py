@@ -28,6 +28,8 @@ MAX_DEPTH = 256
 """Levels of elements; what follows a deeper one is not read. Chromium nests at most 512."""
 MAX_CHARACTERS = 1 << 20
 """Beginning of a page that is read."""
+PIECE = 4096
+"""Bytes that lxml parses before it reports that a page is too deep."""
 UNSEEN = frozenset({"head", "html", "link", "meta"})
 
 
@@ -103,10 +105,10 @@ class _Reader:
         self._pieces: list[str] = []
         """Text since the last tag; entities are pieces of their own."""
         parser = etree.HTMLParser(target=self, encoding="utf-8")
-        with suppress(
-            _TooDeep, etree.LxmlError
-        ):  # without any element, or too deep: what came before
-            parser.feed(html[:MAX_CHARACTERS].encode(errors="replace"))
+        page = html[:MAX_CHARACTERS].encode(errors="replace")
+        with suppress(_TooDeep, etree.LxmlError):  # then it is what came before
+            for start in range(0, len(page), PIECE):
+                parser.feed(page[start : start + PIECE])
             parser.close()
         self._end_text()
 

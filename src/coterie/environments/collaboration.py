@@ -53,8 +53,9 @@ class Mark(NamedTuple):
 
 _LEXER = r"""
     (?P<literal>
-        \"""(?:\\.|{stop}[^\\])*?\""" | '''(?:\\.|{stop}[^\\])*?'''
-        | (?<!\w)[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*" | (?<!\w)[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
+        (?<!\\)\"""(?:\\.|{stop}[^\\])*?\""" | (?<!\\)'''(?:\\.|{stop}[^\\])*?'''
+        | (?<![\w\\])[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*"
+        | (?<![\w\\])[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
         | \#(?:{stop}[^\n])*
     )
     | (?P<marker>{marker}) | (?P<output>{output}) | (?P<opening>```[ \t]*(?P<language>\w*)[ \t]*\n) | (?P<ticks>```)

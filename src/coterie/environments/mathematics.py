@@ -60,7 +60,10 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
         re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
         r"\1\\frac{\2\\pi}{180}",
     ),
-    (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda match: _fraction(*match.groups())),
+    (
+        re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d{1,20})\}"),
+        lambda match: _fraction(*match.groups()),
+    ),
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )
