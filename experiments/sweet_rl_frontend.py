@@ -1,7 +1,7 @@
 """SWEET-RL on web pages: the method and its baselines on the micro-world ``pages``, rendered by Chromium.
 
 Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and seeds, p < 0.05; score is
-the similarity ``layout`` of the agent's last page and the user's: a white page 0, the user's page 1):
+the similarity ``layout`` of the agent's last page and the user's: a page of one color 0, the user's page 1):
 
 * must: SWEET scores above the base (zero-shot);
 * reported: SWEET scores above rejection fine-tuning;

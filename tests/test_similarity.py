@@ -92,16 +92,25 @@ def test_pages_are_in_the_right_order(kind: str) -> None:
     assert all(above > below + 0.005 for above, below in pairwise(scores))
 
 
-def test_scores_are_rescaled_by_a_white_page_of_the_same_size(settings: SimilaritySettings) -> None:
-    white = page(text="", size=SIZE)
-    own, moved, blank, missing = compare(
-        [(REFERENCE, REFERENCE), (REFERENCE, MOVED), (REFERENCE, white), (REFERENCE, None)],
-        settings,
+def test_scores_are_rescaled_by_the_better_page_of_one_color(settings: SimilaritySettings) -> None:
+    blanks = module._blank_pages(REFERENCE)
+    own, moved, missing, *plain = compare(
+        [(REFERENCE, other) for other in (REFERENCE, MOVED, None, *blanks)], settings
     )
-    assert (own.score, own.raw) == (1, 1)
-    assert (blank.score, blank.raw) == (0, own.blank) and own.blank < 0.999
+    assert (own.score, own.raw) == (1, 1) and own.blank < 0.999
+    assert [one.score for one in plain] == [0, 0] and own.blank == max(one.raw for one in plain)
     assert moved.score == pytest.approx((moved.raw - moved.blank) / (1 - moved.blank))
     assert missing.score == 0
+
+
+def test_no_page_of_one_color_has_a_score() -> None:
+    """Which a policy would learn first: before, gray had 0.37."""
+    colors = [f"#{level:02x}{level:02x}{level:02x}" for level in range(0, 256, 16)]
+    plain = [
+        page(text="", size=SIZE, background=color) for color in (*colors, "red", "blue", "pink")
+    ]
+    scores = [one.score for one in compare([(REFERENCE, blank) for blank in plain])]
+    assert max(scores) < 0.01
 
 
 def test_a_missing_page_has_the_raw_similarity_of_a_black_image(
@@ -179,7 +188,7 @@ def test_clip_sees_the_middle_of_a_long_page_and_layout_all_of_it(clip: Similari
     assert raw(long, other) < 0.9
 
 
-def test_references_and_white_pages_are_encoded_once_and_the_cache_is_bounded(
+def test_references_and_blank_pages_are_encoded_once_and_the_cache_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoded: list[int] = []
@@ -203,11 +212,11 @@ def test_references_and_white_pages_are_encoded_once_and_the_cache_is_bounded(
 
     monkeypatch.setattr(module.Layout, "features", spy)
     asyncio.run(run())
-    assert encoded == [3, 1, 2, 1, 1, 0]
+    assert encoded == [4, 1, 2, 0, 2, 0]
     encoded.clear()
-    monkeypatch.setattr(module, "MAX_FEATURES", 2)
+    monkeypatch.setattr(module, "MAX_FEATURES", 3)
     asyncio.run(run())
-    assert encoded == [3, 1, 2, 2, 1, 1]
+    assert encoded == [4, 1, 2, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

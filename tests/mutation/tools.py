@@ -182,7 +182,7 @@ FAULTS = (
     Fault(
         f"{B}render:inline_resources", result(lambda html: html.replace("<link", "")), [OTHER_LINKS]
     ),
-    Fault(f"{B}similarity:_plain", given(white=1), [MISSING_BLACK]),
+    Fault(f"{B}similarity:_plain", given(color=(255, 255, 255)), [MISSING_BLACK]),
     Fault(f"{B}similarity:_overlap", result(lambda overlap: max(overlap, 0.5)), [BY_HAND]),
     Fault(f"{B}similarity:Encoder.similarity", around(_dot_of_parts), [COSINE]),
     # Who sees what of planner and grounder.

@@ -27,7 +27,7 @@ PERSON = "person"
 SCRIPT = "script"
 LEAKED = 25
 """Length of a common substring of a reply and a secret, without spaces and quotation marks, that is a leak."""
-PIECE = 8
+PIECE = 6
 """Letters and digits in a row of a secret that count as quoted from it; half of its letters and digits are a leak."""
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
@@ -210,13 +210,8 @@ def quotes(reply: str, secret: str) -> bool:
     start = 0
     while len(piece := text[start : start + PIECE]) == PIECE:
         if piece in hidden:
-            # The first rule bounds this loop: a longer piece would be a leak already, but for signs.
-            while start + len(piece) < len(text) and text[start : start + len(piece) + 1] in hidden:
-                piece = text[start : start + len(piece) + 1]
             pieces.add(piece)
-            start += len(piece)
-        else:
-            start += 1
+        start += PIECE if piece in hidden else 1
     return sum(map(len, pieces)) >= max(LEAKED, len(hidden) / 2)
 
 

@@ -32,7 +32,7 @@ GLOSSARY: Mapping[str, str] = {
     "failed": "rollouts that ended in an error, or that could not be graded; each counts with a score of 0",
     "fraction": "share of tests that an answer passes",
     "groups with an advantage": "groups whose rewards differ",
-    "leaks": "replies of the simulated user that quote 25 characters or more of a secret",
+    "leaks": "replies of the simulated user that quote 25 characters, or half, of a secret",
     "limit reached": "share of rollouts that a limit of turns, tokens or context ended, and not the environment",
     "majority": "score of the answer that most of the first k rollouts give",
     "no page": "share of dialogues in which the agent shows no page",

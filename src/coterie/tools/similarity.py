@@ -1,10 +1,11 @@
 """Similarity of a page and a reference, by screenshot and visible text: ``layout``, ``efficientnet`` or ``clip MODEL``.
 
-Scores are rescaled. With ``c`` the similarity with the reference, and ``white`` a white page of the reference's size,
+Scores are rescaled. With ``c`` the similarity with the reference, and ``blank`` a white page or a page of the
+reference's mean color, whichever is more similar,
 
-    score = (c(page) - c(white)) / (1 - c(white)), clipped to [0, 1]
+    score = (c(page) - c(blank)) / (1 - c(blank)), clipped to [0, 1]
 
-so the reference scores 1 and a white page 0. A page that is missing or did not render scores 0.
+so the reference scores 1, and pages of one color score 0. A page that is missing or did not render scores 0.
 """
 
 import asyncio
@@ -28,11 +29,12 @@ from coterie.tools.retrieval import need
 
 CLIP = "openai/clip-vit-base-patch32"
 BLANK = 1e-3
-"""A reference looks blank if its similarity with a white page is closer to 1 than this."""
+"""A reference looks blank if its similarity with a blank page is closer to 1 than this."""
 MAX_FEATURES = 4096
-"""Maximum number of cached references and white pages."""
+"""Maximum number of cached references and blank pages."""
 BATCH = 4
 """EfficientNet takes 49 ms of CPU time for a page in batches of 4, and 85 ms in batches of 32."""
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 FAILED = (224, 224)
 """Size of the black image that stands for a missing page in raw similarities, as in SWEET-RL's code."""
 SIDE, GRIDS = 128, (1, 2, 4, 8, 16)
@@ -83,7 +85,7 @@ class Comparison:
     raw: float
     """Similarity before rescaling, for a missing page with a black image. For ``clip`` the paper's value / 100."""
     blank: float
-    """Similarity of the reference and a white page of its size."""
+    """Similarity of the reference and a blank page of its size."""
 
 
 class Similarity:
@@ -108,23 +110,26 @@ class Similarity:
     async def compare(self, pairs: Sequence[tuple[Page, Page | None]]) -> list[Comparison]:
         """Compare pairs of a reference and a page (``None``: missing, or not rendered) in batches."""
         assert self._measure is not None, "open it first"
-        triples = [
-            (reference, page or _plain(0, FAILED), _plain(1, _open(reference).size))
-            for reference, page in pairs
-        ]
-        pages = {page.hash: page for triple in triples for page in triple}
+        groups = await asyncio.to_thread(
+            lambda: [
+                (one, page or _plain(BLACK, FAILED), *_blank_pages(one)) for one, page in pairs
+            ]
+        )
+        pages = {page.hash: page for group in groups for page in group}
         features = {hash_: self._features[hash_] for hash_ in pages if hash_ in self._features}
         fresh = [page for hash_, page in pages.items() if hash_ not in features]
         values = await asyncio.to_thread(self._measure.features, fresh)
         features |= zip((page.hash for page in fresh), values, strict=True)
         comparisons = []
-        for (reference, other, white), (_, page) in zip(triples, pairs, strict=True):
-            own = features[reference.hash]
-            raw = round(self._measure.similarity(own, features[other.hash]), 6)
-            blank = round(self._measure.similarity(own, features[white.hash]), 6)
+        for (reference, *compared), (_, page) in zip(groups, pairs, strict=True):
+            raw, *blanks = (
+                round(self._measure.similarity(features[reference.hash], features[one.hash]), 6)
+                for one in compared
+            )
+            blank = max(blanks)
             score = min(1.0, max(0.0, (raw - blank) / max(1 - blank, BLANK))) if page else 0.0
             comparisons.append(Comparison(None if 1 - blank < BLANK else score, raw, blank))
-            for hash_ in (reference.hash, white.hash):
+            for hash_ in (reference.hash, *(blank_page.hash for blank_page in compared[1:])):
                 self._features[hash_] = features[hash_]
                 self._features.move_to_end(hash_)
         while len(self._features) > MAX_FEATURES:
@@ -137,11 +142,19 @@ def _open(page: Page) -> Any:
 
 
 @lru_cache(256)
-def _plain(white: Literal[0, 1], size: tuple[int, int]) -> Page:
-    """Return a black or a white page without text."""
+def _plain(color: tuple[int, int, int], size: tuple[int, int]) -> Page:
+    """Return a page of one color without text."""
     file = BytesIO()
-    need("PIL.Image", "frontend").new("1", size, white).save(file, "png")
+    need("PIL.Image", "frontend").new("RGB", size, color).save(file, "png")
     return Page(file.getvalue(), "")
+
+
+@lru_cache(256)
+def _blank_pages(reference: Page) -> tuple[Page, Page]:
+    """Return a white page and one of the reference's mean color, of its size."""
+    image = _open(reference).convert("RGB")
+    mean = image.resize((1, 1), resample=4).getpixel((0, 0))  # box filter
+    return _plain(WHITE, image.size), _plain(mean, image.size)
 
 
 class Layout:
