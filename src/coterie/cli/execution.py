@@ -27,8 +27,8 @@ from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
-from coterie.recipes.cost import cost_table, process_table, workload
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
+from coterie.recipes.processes import process_table
 from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.report import run_report
@@ -249,7 +249,7 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
     if dry_run:
         out.file.write(text)
-        _print_processes(recipe, Console(stderr=True))
+        Console(stderr=True).print(process_table(recipe, recipe.plan()))
     else:
         out.print(submit(text, folder))
 
@@ -284,15 +284,7 @@ def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
             note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(note), (1, 0, 0, 1)))
-    _print_processes(recipe, out)
-
-
-def _print_processes(recipe: Recipe, out: Console) -> None:
-    """Print the processes of a run, and the time of a step on other numbers of GPUs."""
-    plan = recipe.plan()
-    out.print(Padding(process_table(recipe, plan), (1, 0, 0, 0)))
-    if work := workload(recipe, plan):
-        out.print(Padding(cost_table(work), (1, 0, 0, 0)))
+    out.print(Padding(process_table(recipe, recipe.plan()), (1, 0, 0, 0)))
 
 
 def _prompts(recipe: Recipe) -> Iterator[str]:

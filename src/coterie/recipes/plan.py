@@ -30,7 +30,7 @@ from coterie.models.loading import (
     load_renderer,
     skeleton,
 )
-from coterie.recipes.settings import GPUS, RecipeSettings
+from coterie.recipes.settings import GPU_MEMORY, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.loop import EVALUATION, check_roles, check_stages
@@ -198,7 +198,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
-    available = GPUS[s.gpu].memory if s.gpu else device_memory(device)[1]
+    available = GPU_MEMORY[s.gpu] if s.gpu else device_memory(device)[1]
     for stage_memory in memory:
         stage_memory.check(available, device, s.model)
     return Plan(

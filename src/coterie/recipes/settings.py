@@ -33,27 +33,10 @@ MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugg
 GPUType = Literal["A100", "L40S", "H100", "H200", "B200"]
 
 
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """Figures of a GPU from its data sheet, in bytes and seconds."""
-
-    flops: float
-    """Dense bfloat16."""
-    bandwidth: float
-    memory: int
-    link: float
-    """To another GPU of the node, in one direction (NVLink, or PCIe)."""
-    network: float
-    """To another node, for each GPU, in one direction."""
-
-
-GPUS: Mapping[GPUType, GPU] = {
-    "A100": GPU(312e12, 2.04e12, 80 * 10**9, 300e9, 25e9),
-    "L40S": GPU(362e12, 0.864e12, 48 * 10**9, 32e9, 12.5e9),
-    "H100": GPU(989e12, 3.35e12, 80 * 10**9, 450e9, 50e9),
-    "H200": GPU(989e12, 4.8e12, 141 * 10**9, 450e9, 50e9),
-    "B200": GPU(2250e12, 8e12, 180 * 10**9, 900e9, 50e9),
-}
+GPU_MEMORY: Mapping[GPUType, int] = {
+    "A100": 80 * 10**9, "L40S": 48 * 10**9, "H100": 80 * 10**9, "H200": 141 * 10**9, "B200": 180 * 10**9
+}  # fmt: skip
+"""Bytes of memory of a GPU, from its data sheet."""
 
 
 class EvaluateSettings(Settings):
