@@ -29,7 +29,7 @@ from coterie.environments.acting import (
     saying,
 )
 from coterie.environments.answers import Vote
-from coterie.environments.coding import python_blocks
+from coterie.environments.code_blocks import python_blocks
 from coterie.environments.collaboration import Collaboration
 from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.protocol import (
@@ -42,9 +42,9 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import Method
-from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
+from coterie.environments.talk import AGREED, FORMAT_SOURCE, Talk
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, TURNS, Ending, Task
+from coterie.record.tree import ANSWERED, LENGTH, TURNS, Ending, Task
 from coterie.record.turn import Message, Part, Turn
 from coterie.tools.sandbox.inside.policy import ACTION as ACTION_LINE
 from coterie.tools.sandbox.inside.policy import POLICY

@@ -8,7 +8,6 @@ import builtins
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from coterie.config.settings import key
@@ -17,53 +16,20 @@ from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.answers import GRADER
+from coterie.environments.code_blocks import MARKER, code_of, legacy_code_of
 from coterie.environments.collaboration import (
-    MARKER,
     REFERENCE,
     Collaboration,
     CollaborationSettings,
     collaboration_task,
-    marks_in,
 )
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import ANSWERED, LENGTH_RULE
-from coterie.record.tree import Secret, Task
+from coterie.environments.talk import LENGTH_RULE
+from coterie.record.tree import ANSWERED, Secret, Task
 from coterie.record.turn import Part
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
-
-_PYTHON = ("python", "python3", "py", "py3")
-
-
-def code_of(answer: str) -> str:
-    """Return the code of an answer: its first Python fence, else its first fence, else all of it."""
-    marks = list(marks_in(answer, code=True))
-    fences = [mark for mark in marks if mark.kind == "opening"]
-    if not fences:
-        inline = any(mark.kind == "ticks" for mark in marks)
-        return legacy_code_of(answer) if inline else answer.strip()
-    fence = next((one for one in fences if one.language in _PYTHON), fences[0])
-    ends = [mark.start for mark in marks if mark.kind == "closing" and mark.start >= fence.end]
-    return answer[fence.end : ends[0] if ends else len(answer)].strip()
-
-
-def python_blocks(text: str) -> list[str]:
-    """Return the closed fenced blocks of Python or of no named language, in order."""
-    marks = list(marks_in(text, code=False))
-    return [
-        text[one.end : other.start].strip()
-        for one, other in pairwise(mark for mark in marks if mark.kind in ("opening", "closing"))
-        if (one.kind, other.kind) == ("opening", "closing") and one.language in ("", *_PYTHON)
-    ]
-
-
-def legacy_code_of(answer: str) -> str:
-    """Return the code as ColBench's grader extracts it: another fence (``py``, ``Python``) becomes part of the code."""
-    _, fence, after = answer.partition("```python")
-    if not fence:
-        _, fence, after = answer.partition("```")
-    return (after.partition("```")[0] if fence else answer).strip()
 
 
 def functions(code: str) -> frozenset[str]:

@@ -21,8 +21,8 @@ from coterie.environments.settings import (
     split_random,
     split_words,
 )
-from coterie.environments.talk import ANSWERED, FormatSettings, Talk
-from coterie.record.tree import LENGTH, Secret, Task
+from coterie.environments.talk import FormatSettings, Talk
+from coterie.record.tree import ANSWERED, LENGTH, Secret, Task
 from coterie.record.turn import Part, Turn
 
 PEOPLE: tuple[str, ...] = split_words(

@@ -32,9 +32,8 @@ from coterie.environments.protocol import (
     server_reward,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Task
+from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Role, Speaker, Tool, Turn, digest
 from coterie.tools.calls import (
     CallLimits,

@@ -40,9 +40,8 @@ from coterie.environments.protocol import (
     openers_of,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Ending, Secret, Task
+from coterie.record.tree import ANSWERED, LENGTH, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Speaker, Turn
 from coterie.tools.actions.grammar import check, describe, parse
 

@@ -37,9 +37,8 @@ from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import Ending, Task
+from coterie.record.tree import ANSWERED, Ending, Task
 from coterie.record.turn import Message, Part, Role, digest
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
 

@@ -47,7 +47,7 @@ from coterie.environments.answers import (
     normalize_answer,
     secret_answers,
 )
-from coterie.environments.coding import code_of, python_blocks
+from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import (
@@ -60,13 +60,11 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
-from coterie.environments.talk import ANSWERED
-from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
-from coterie.record.tree import LENGTH, Task
+from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
 from coterie.tools.calls import NativeCalls, Tag, Tags, ToolSource
-from coterie.tools.contest import ContestLimits, judge_program
+from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics
 from coterie.tools.registry import tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -278,7 +276,7 @@ class Question(OneReply):
         more = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
         verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
         solved = float(all(verdict.passed for verdict in verdicts))
-        return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
+        return Grade(solved, {"tests": len(row.tests), **verdict_metrics(verdicts)})
 
     async def _function_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         expected = "return a finite number, or a dict of numbers with score"

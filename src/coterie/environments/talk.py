@@ -42,7 +42,6 @@ LENGTH_RULE = (
 FORMAT_SOURCE = "format"
 """Source of prompt parts that request a format. :func:`drop_format` removes these parts."""
 AGREED = Ending("agreed")
-ANSWERED = Ending("answered")
 
 
 class Talk(Answers, Pure, ABC):

@@ -40,7 +40,6 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import EnvironmentSettings, RowTasks
-from coterie.environments.talk import ANSWERED
 from coterie.environments.traces import (
     AgentKind,
     BrokenPlan,
@@ -56,7 +55,7 @@ from coterie.environments.traces import (
     violations,
 )
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Ending, Task
+from coterie.record.tree import ANSWERED, LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
 from coterie.tools.calls import NativeCalls, Tags
 from coterie.tools.registry import ToolsSettings

@@ -10,21 +10,20 @@ without ``\boxed{...}``.
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import GRADER, gold_answers, question_of
-from coterie.environments.coding import code_of, python_blocks
+from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.traces import final_answer
 from coterie.environments.workflow import AgentSettings, WorkflowAgent
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
-from coterie.tools.contest import ContestLimits, Verdict, judge_program
+from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics
 from coterie.tools.sandbox.pool import Sandbox
 
 _FENCE = "```"
@@ -66,7 +65,6 @@ _MATHEMATICS = (
     f"You solve a problem of mathematics. Let Python programs compute and check for you.\n{_TAGS}"
     r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX."
 )
-STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
 
 
 TESTS, CHECKER, SOLUTION = "tests", "checker", "solution"
@@ -162,7 +160,9 @@ class Code(WorkflowAgent):
             "answer": answer,
         }
         verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **more)
-        return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
+        return Grade(
+            float(all(one.passed for one in verdicts)), {**common, **verdict_metrics(verdicts)}
+        )
 
     def same(self, first: str, second: str) -> bool:
         return self.program(first) == self.program(second)
@@ -171,20 +171,6 @@ class Code(WorkflowAgent):
 def tests_of(task: Task) -> tuple[ContestTest, ...]:
     listed = json.loads(task.secrets[TESTS].reveal(GRADER))
     return tuple(ContestTest.model_validate(one) for one in listed)
-
-
-def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
-    passed = sum(one.passed for one in verdicts)
-    first = next(((at, one) for at, one in enumerate(verdicts, 1) if not one.passed), None)
-    metrics: dict[str, float | str] = {
-        "fraction": passed / len(verdicts),
-        "slow": float(any(one.outcome == "too slow" for one in verdicts)),
-        "crashed": float(any(one.outcome == "error" for one in verdicts)),
-        "outcome": "passed" if first is None else first[1].outcome,
-    }
-    if first is not None:
-        metrics["why"] = f"test {first[0]} of {len(verdicts)}: {first[1].why or first[1].outcome}"
-    return metrics
 
 
 class CodeMaths(WorkflowAgent):

@@ -29,11 +29,10 @@ from coterie.environments.protocol import (
     Transition,
     agents_of,
 )
-from coterie.environments.talk import ANSWERED
 from coterie.environments.traces import final_answer, tagged
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.record.tree import Task
+from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
 from coterie.rollout.recorded_turns import stopped_at
 from coterie.tools.calls import Tags

@@ -26,7 +26,6 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.coding import BackendProgramming
 from coterie.environments.collaboration import visible
 from coterie.environments.protocol import AGENT, Grade, Shared, State, faults_of
-from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON, with_leaks
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -34,7 +33,7 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_rl_settings import FIRST, SweetSettings
-from coterie.record.tree import TURNS, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.tree import ANSWERED, TURNS, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded_turns import recorded_response

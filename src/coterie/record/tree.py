@@ -126,6 +126,7 @@ class Ending:
     """True if a limit cut the path off, False if the environment ended it."""
 
 
+ANSWERED = Ending("answered")
 TURNS = Ending("turns", truncated=True)
 LENGTH = Ending("length", truncated=True)
 """A turn was cut off at its token limit."""

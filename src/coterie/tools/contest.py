@@ -90,6 +90,7 @@ WAITING = 4
 ERRORS = 2000
 """Bytes of a program's stderr to keep."""
 MAX_WHY = 200
+STARTER = "Begin your program with this:\n```py\n{starter}\n```"
 _FAILED: dict[str, Outcome] = {
     "timeout": "too slow",
     "memory": "too much memory",
@@ -304,3 +305,22 @@ async def _check(
                 return _failure(one), left
             known[next(waiting)] = one.wire
     return Verdict("too slow", f"its calls take more than {MOST_ROUNDS} rounds"), left
+
+
+def verdict_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
+    """Return the share of passed tests, and the outcome of the first failed test with its reason."""
+    passed = sum(verdict.passed for verdict in verdicts)
+    failure = next(
+        ((n, verdict) for n, verdict in enumerate(verdicts, 1) if not verdict.passed), None
+    )
+    metrics: dict[str, float | str] = {
+        "fraction": passed / len(verdicts),
+        "slow": float(any(verdict.outcome == "too slow" for verdict in verdicts)),
+        "crashed": float(any(verdict.outcome == "error" for verdict in verdicts)),
+        "outcome": "passed" if failure is None else failure[1].outcome,
+    }
+    if failure is not None:
+        metrics["why"] = (
+            f"test {failure[0]} of {len(verdicts)}: {failure[1].why or failure[1].outcome}"
+        )
+    return metrics
