@@ -29,7 +29,12 @@ class Command:
 
 def pages() -> list[Path]:
     """All pages that tell a user what to type."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted(ROOT.glob("docs/**/*.md")),
+        *sorted(ROOT.glob("experiments/*.md")),
+    ]
 
 
 def commands(page: Path) -> list[Command]:
