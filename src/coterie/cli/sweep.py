@@ -48,7 +48,7 @@ def sweep(
 
         coterie sweep moat/maths correct.critic.model=script,smollm2 --seeds 3
 
-        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.lr=1e-6,1e-5 --dry-run
+        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.learning_rate=1e-6,1e-5 --dry-run
     """
     from coterie.cli.arguments import read_arguments
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
