@@ -77,6 +77,7 @@ class ToolTemplate:
         self._template = template
         text = self._text([_USER], True)
         self.shows_tools = all(tool.name in text and tool.description in text for tool in TOOLS)
+        # Templates may refuse two calls of a message, or ids of another form.
         forms = [(count, ids) for count in (2, 1) for ids in CALL_IDS]
         count, ids = next((one for one in forms if self._calls(CALLS[: one[0]], one[1])), (0, ""))
         self.parallel = count == 2
@@ -132,6 +133,8 @@ class ToolTemplate:
         """Return the syntax that reads the template's calls."""
         header = self._template.header.rstrip()
         for syntax in SYNTAXES.values():
+            # The calls have quotes, tags, nested values and special characters, so that a syntax
+            # which only resembles the model's does not read them back.
             read = syntax.parse(text, "end", TOOLS)
             calls = [(one.name, one.error or json.loads(one.arguments)) for one in read]
             if calls == list(CALLS[:count]):
@@ -163,9 +166,11 @@ class ToolTemplate:
         calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:count]]
         text = self._calls(calls, self.ids, True) or self._calls(calls, self.ids)
         before, last, after = text.rpartition(f"{WORD}last")
+        # A token that occurs in calls can't end the message, which may have several calls.
         inside = set(control.find_ids(before + last))
         inside |= set(control.find_ids("" if syntax.ends_message else syntax.closing))
         ends = [one for one in control.find_ids(after) if one not in inside][:1]
+        # Control tokens that every message has are no markup of calls.
         plain = self._template.try_text([_USER, {"role": "assistant", "content": WORD}], False)
         return frozenset(ends), frozenset(inside - {*control.find_ids(plain), *ends})
 
