@@ -423,7 +423,7 @@ def sum_by_torch(raw: Tensor) -> Tensor:
     for start in range(0, len(words), WORDS):
         part = words[start : start + WORDS]
         places = torch.arange(start, start + len(part), device=words.device)
-        # The same number as a signed one: torch has no unsigned arithmetic, but wraps around alike.
+        # STEP as a signed number, since torch has no unsigned arithmetic; it wraps around alike.
         mixed = part + (places + 1) * (STEP - (1 << 64))
         # A right shift of a signed number repeats its sign, which the mask removes.
         total += ((mixed & LOW) * ((mixed >> 32) & LOW)).sum()

