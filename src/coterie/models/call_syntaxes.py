@@ -46,9 +46,11 @@ def _json_body(syntax: "CallSyntax", text: str, head: re.Match[str], _: Sequence
     """Read JSON arguments after a head with the tool's name, or an object (or list) with it."""
     value, stop = read_value(text, head.end())
     stop = past_space(text, stop)
+    # Some models write the arguments as a Markdown block (DeepSeek).
     stop += 3 * text.startswith("```", stop)
     if head.re.groups and head[1] is not None:
         return [call_of({"name": head[1].strip(), "arguments": value})], stop, False
+    # Without a closing mark, a list has all calls of the message (Mistral), and closes itself.
     values = value if isinstance(value, list) and not syntax.closing else [value]
     return [call_of(one) for one in values], stop, values is value
 
@@ -106,8 +108,10 @@ class CallSyntax:
 
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         """Yield the calls of a message in order, without ids."""
+        # The prompt has opened a thought, in which nothing is a call.
         at = _end_of_thought(text, self.thinks, 0) if self.thinks else 0
         while mark := self._next(text, at, tools):
+            # The mark shows that a call begins, but its head (with the tool's name) may be broken.
             head, whole, why = self.head.match(text, mark.start()), False, ""
             try:
                 if head is None:
@@ -117,11 +121,14 @@ class CallSyntax:
             except ValueError as error:
                 why = f"the call can't be read: {error}"
                 at = max(mark.end(), head.end() if head else 0)
+            # A call ends at the next opening at the latest, so that a broken call does not hide
+            # others.
             again = self.opening.search(text, at)
             stop = again.start() if again else len(text)
             close = text.find(self.closing, at, stop) if self.closing else -1
             is_open = close < 0 and bool(self.closing) and not whole
             if why:
+                # The agent sees the error with the name and the text of its broken call.
                 name = head[1] if head and head.re.groups else None
                 at = stop if close < 0 else close
                 calls = [ToolCall("", (name or "").strip(), text[mark.end() : at].strip())]
@@ -138,8 +145,11 @@ class CallSyntax:
                 why = f"{begin} is not closed; write {closing} after the call"
                 if finish == "length":
                     why = f"the message was cut off before {closing}"
+            # One error for all calls of the opening, unless a call has its own.
             for one in calls:
                 yield replace(one, error=one.error or (f"not run: {why}" if why else ""))
+        # A model that forgets to close its thought gets an error for the call in it, instead of no
+        # answer at all.
         begins = [(one[0], one.end()) for one in _THOUGHT.finditer(text, at)]
         begin, start = begins[-1] if begins else (self.thinks, 0)
         is_open = finish == "end" and begin != "" and THOUGHTS[begin] not in text[start:]
@@ -150,8 +160,10 @@ class CallSyntax:
     def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
         """Find the next call outside of thoughts."""
         while True:
+            # Skip the thoughts before the next opening, one after another.
             thought, opening = _THOUGHT.search(text, at), self.opening.search(text, at)
             begin = len(text) if thought is None else thought.start()
+            # A bare object is a call only at the beginning, or right after a call.
             head = self.head.match(text, at) if self.is_bare else None
             if head and begin != past_space(text, at) and _is_bare_call(text, head.end(), tools):
                 return head
@@ -170,7 +182,9 @@ def _is_bare_call(text: str, at: int, tools: Sequence[Tool]) -> bool:
     try:
         value, _ = read_value(text, at)
     except ValueError:
+        # Broken JSON that begins like a call becomes a call with an error.
         return re.compile(r'\{\s*"(name|parameters|function|type)"\s*:').match(text, at) is not None
+    # Other objects are answers, such as to a user who asks for JSON.
     is_named = isinstance(value, Mapping) and value.get("name") in [tool.name for tool in tools]
     return is_named or (isinstance(value, Mapping) and not value.keys().isdisjoint(ARGUMENTS))
 
@@ -179,8 +193,10 @@ def _tags_body(syntax: CallSyntax, text: str, head: re.Match[str], tools: Sequen
     """Read arguments between tags, typed by the tool's schema."""
     begin, middle, end, last = syntax.tags
     parameter_mark = re.compile(rf'{begin}([^"<>\n]*){middle}')
+    # A value may contain its own closing tag (code, HTML), so it ends where another tag follows.
     end_mark = re.compile(rf"{end}(?=\s*(?:{begin}|{last or syntax.closing}))")
     at, name = past_space(text, head.end()), head[1].strip()
+    # Values are written as plain text; only the schema tells numbers from strings.
     schema = next((one.parameters for one in tools if one.name == name), {})
     arguments: dict[str, object] = {}
     while parameter := parameter_mark.match(text, at):
@@ -193,6 +209,7 @@ def _tags_body(syntax: CallSyntax, text: str, head: re.Match[str], tools: Sequen
     if not text.startswith(last, at):
         raise ValueError(f"there is no {last} after the arguments")
     at = past_space(text, at + len(last))
+    # Several calls may share a wrapper, and only the last one is followed by its end.
     continues = syntax.head.match(text, at) and not text.startswith(syntax.wrapper, at)
     is_whole = bool(continues) or not head[0].startswith(syntax.wrapper)
     return [call_of({"name": name, "arguments": arguments})], at, is_whole
@@ -210,6 +227,7 @@ def _gemma_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[
     assert inside is not None
     if not text.startswith(syntax.closing, inside.end()):
         raise ValueError(f"there is no {syntax.closing}")
+    # With keys and strings in double quotes, it is JSON.
     source = _GEMMA_WORD.sub(lambda one: json_text(one[1] if one[2] is None else one[2]), inside[0])
     value, stop = read_value(source, 0)
     if source[stop:].strip():
@@ -231,6 +249,7 @@ _RAW = re.compile(
 def _python_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
     """Read Python calls. Some templates do not escape quotes and line breaks, which a second try reads."""
     at, why = head.end(), f"there is no {syntax.closing}"
+    # The closing mark may occur in a string: try each of them, up to a limit that bounds the time.
     for closing in islice(re.finditer(re.escape(syntax.closing), text[at:]), _TOO_MANY):
         inside = text[at : at + closing.start()]
         quoted = _RAW.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
@@ -340,12 +359,14 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     """Return the value of a text by the tool's schema; the text itself if no other type fits."""
     properties = schema.get("properties")
     kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else set()
+    # A string stays as written: the text 42 must not become a number.
     if kinds == {"string"}:
         return value
     try:
         read: Any = shallow(json.loads(value))
     except (ValueError, RecursionError):
         read = _WORDS.get(value.strip().lower(), value)
+    # In Python, but not in JSON, True is an integer.
     if isinstance(read, bool):
         return read if not kinds or "boolean" in kinds else value
     is_fitting = any(isinstance(read, _KINDS.get(kind, ())) for kind in kinds)
@@ -358,6 +379,7 @@ def _kinds(schema: object, root: Mapping[str, object]) -> set[str]:
     waiting, seen = [schema], set()
     while waiting:
         one = waiting.pop()
+        # References of a schema may be circular.
         if not isinstance(one, Mapping) or id(one) in seen:
             continue
         seen.add(id(one))
@@ -389,6 +411,7 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
 
 def call_of(value: object) -> ToolCall:
     """Return the call of an object with a name and arguments, without an id."""
+    # OpenAI's form has the name and the arguments in `function`.
     inner = value.get("function") if isinstance(value, Mapping) else None
     value = inner if isinstance(inner, Mapping) else value
     if not isinstance(value, Mapping):
@@ -442,6 +465,7 @@ def openai_call(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
         arguments = shallow(json.loads(call.arguments))
     except (ValueError, RecursionError):
         arguments = None
+    # Templates iterate over the arguments, so they need an object.
     if not isinstance(arguments, dict):
         arguments = {"text": call.arguments}
     function = {"name": text(call.name), "arguments": Arguments(mapped(arguments, text))}

@@ -63,10 +63,12 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
+        # Each trial renders a chat, and each prompt asks about the same few sequences of roles.
         self._takes = lru_cache(None)(self._takes_roles)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end = self._find_end([*end_ids, *eos]) or tuple(eos)
         """Tokens that end a turn from another source, as the template writes them; engines stop at the last."""
+        # Trials of tools need the control tokens, and find those that agents must be able to write.
         self.tools = ToolTemplate(self.template, self.control)
         self.control.allow(self.tools.markup)
         self.end_ids = frozenset([*end_ids, *eos, *self.end[-1:], *self.tools.ends])
@@ -96,6 +98,7 @@ class ChatRenderer:
         viewers = (reader,) if privileges is None else (reader, privileges)
         if tools:
             self.tools.required()
+        # Descriptions of tools are content, and may spell control tokens like any other.
         safe_tools = [
             Tool(self._safe(t.name), self._safe(t.description), mapped(t.parameters, self._safe))
             for t in tools
@@ -103,12 +106,14 @@ class ChatRenderer:
         chat = self._join_continued(
             item for m in messages for item in self._prepare(m, tree, reader, viewers, bool(tools))
         )
+        # An agent that samples after an inline result continues its turn, without end and header.
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
         arranged, hidden = self._arrange(chat), self.control.hidden
         pieces = Layout(self.template, arranged, generation, hidden, safe_tools).pieces
         placed, rewritten = self._place_turns(pieces, native=bool(tools))
         if not rewritten:
             return self._splice([*placed, *unfinished])
+        # Render again, with these turns as text for which the template writes the calls.
         revised = Tree(tree.task, tree.stage, tree.iteration, {**tree.turns, **rewritten})
         options: dict[str, Any] = {"generation": generation, "privileges": privileges}
         return self.render(messages, revised, reader, tools=tools, **options)
@@ -137,6 +142,8 @@ class ChatRenderer:
         if len(content) == len(text):
             return (Part(text, source=source),)
         head = text[: len(text) - len(content)]
+        # The first number of tokens whose text covers the thought. Decoded text grows with the
+        # number of tokens, so a binary search finds it.
         count = bisect_left(range(len(ids)), len(head), key=lambda n: len(self.decode(ids[:n])))
         thought = Part(head, frozenset({agent}), THOUGHT, span=(0, count) if ids else None)
         return (thought, Part(content, source=source))
@@ -182,6 +189,8 @@ class ChatRenderer:
         for one in messages:
             last = chat[-1] if chat else None
             turn = last.slots[-1].turn if last and last.slots and last.role == "assistant" else None
+            # A turn that ended at a stop string has no end token: the result and the rest belong to
+            # it.
             was_cut = turn is not None and turn.ids[-1] not in self.end_ids
             if one.role == INLINE and not (last and (was_cut or _continues(last))):
                 one = replace(one, role="user")
@@ -200,8 +209,10 @@ class ChatRenderer:
         result: list[TemplateMessage] = []
         after_system = False
         for at, one in enumerate(chat):
+            # Some templates refuse system messages, or show them only at the beginning.
             is_changed = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
             one = replace(one, role="user") if is_changed else one
+            # Many templates refuse two user messages in a row, which a changed role may have made.
             follows_user = bool(result) and result[-1].role == one.role == "user"
             if follows_user and (after_system or not self._takes(("user", "user"))):
                 one = _merge(result.pop(), one)
@@ -230,6 +241,8 @@ class ChatRenderer:
         """Convert a message for the template; ``native``: write calls in the model's own syntax."""
         role = "user" if message.role == "tool" else message.role
         turn = tree.turns[message.turn] if message.turn is not None else None
+        # A part of a prompt that the reader may not see is an error of the environment. Private
+        # parts of a turn (thoughts) are left out for others.
         for part in message.parts:
             if not any(map(part.visible_to, viewers)):
                 raise PrivilegeError(
@@ -239,6 +252,7 @@ class ChatRenderer:
         own_parts = turn.parts if turn else ()
         parts = [*message.parts, *(p for p in own_parts if any(map(p.visible_to, viewers)))]
         content = "".join(part.text for part in parts)
+        # Results of tools: messages of their own, if the template has a form for them.
         if turn and turn.results and not turn.parts:
             if message.role == "tool" and self.tools.results != "user":
                 return self._results(tree, turn, content)
@@ -248,6 +262,7 @@ class ChatRenderer:
             raise UserError(problem, "describe the image in words, or use a model that sees")
         called = turn if turn and role == "assistant" else None
         has_thought = any(part.source == THOUGHT for part in parts)
+        # Own turns appear as their tokens. A thought before calls is given to the template apart.
         if called and (_is_own(called, reader) or (called.calls and has_thought)):
             result = self._own_message(called)
         else:
@@ -265,6 +280,8 @@ class ChatRenderer:
         """
         first = _count_calls(tree, turn)
         ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
+        # Calls of a demonstration are content, which must not spell control tokens in the
+        # template's text.
         if not turn.ids:
             safe = [openai_call(one, "", self._safe)["function"] for one in turn.calls]
             calls = [ToolCall("", one["name"], json_text(one["arguments"])) for one in safe]
@@ -272,12 +289,14 @@ class ChatRenderer:
         if self.tools.results != "calls":
             return message
         calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
+        # `(?!)` matches nowhere, for a model without a syntax of calls.
         opening = getattr(self.tools.syntax, "opening", re.compile(r"(?!)"))
         ends = (*turn.ids[-1:], *self.end, *sorted(self.end_ids))
         around = opening, tuple(self.decode([one]) for one in ends if one in self.end_ids)
         return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
+        # Results name their calls by position in the turn that made them.
         caller = next((one for one in reversed(tree.path(turn.id)) if one.calls), turn)
         names = {call.id: call.name for call in caller.calls}
         first, messages = _count_calls(tree, caller), []
@@ -295,6 +314,7 @@ class ChatRenderer:
         text = self._without_end(turn.ids) if recorded else turn.whole_text
         marks, label = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(text) if marks else None
+        # Without a thought, the tokens follow the header, whatever the template does with thoughts.
         if marks is None or split is None or len(split.content) == len(text):
             sampled = replace(self._slot(text, "assistant", label), turn=recorded)
             return TemplateMessage("assistant", (sampled,))
@@ -322,7 +342,9 @@ class ChatRenderer:
         opening = syntax.opening.search(content)
         lead = content[: opening.start()].rstrip() if opening else content
         *closed, rest = content.rsplit(syntax.closing or _HOLE, 1)
+        # Text after the last call, other than tags, would be lost.
         has_more = closed and re.sub(r"<[^<>]*>", "", rest).strip()
+        # The template can write only calls that were read, and text without control tokens.
         is_broken = any(call.error for call in turn.calls) or lead != self._safe(lead)
         if not turn.calls or has_more or is_broken:
             return None
@@ -345,6 +367,7 @@ class ChatRenderer:
                 is_rewritten = is_rewritten and not (isinstance(piece, str) and piece)
                 result.append(piece)
             elif piece.markup is None:
+                # Models sample this white space themselves, so it is among the turn's tokens.
                 if result and isinstance(previous := result[-1], str):
                     result[-1] = previous.removesuffix(self.template.padding)
                 result.append(replace(piece, turn=None) if is_rewritten else piece)
@@ -353,6 +376,8 @@ class ChatRenderer:
                 has_thought = isinstance(thought, Slot) and thought.edge == "thought"
                 start = -3 if has_thought else -1
                 rest = f"{_HOLE}{result[-1]}" if has_thought else ""
+                # If the template writes thought and content as sampled, the tokens follow its
+                # header. If not (it drops the thought), its own text of the turn stays.
                 prompt = self._header_before(str(result[start]), rest, piece)
                 is_rewritten = prompt is None
                 if prompt is not None:
@@ -393,6 +418,7 @@ class ChatRenderer:
             if isinstance(piece, str) or piece.turn is None:
                 between.append(piece)
                 continue
+            # Encode the text between two turns as a whole, since a token may span several pieces.
             self._extend(ids, between)
             ids += piece.turn.ids
             between = []
@@ -404,11 +430,17 @@ class ChatRenderer:
         new = self._encode_after("\n" if ids else "", pieces)
         if new and ids and ids[-1] in {*self.end_ids, *self.end}:
             end, first = self.decode(ids[-1:]), pieces[0]
+            # The template writes the end of turn that was sampled already: leave out the second
+            # one.
             if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
                 new = new[size:]
             elif isinstance(first, str) and first.lstrip().startswith(end):
+                # The template has white space before the end of turn, and the sampled turn has
+                # none.
                 new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
+                # The turn ended with another token than the template writes, which then replaces
+                # it.
                 ids.pop()
         ids += new
 
@@ -426,6 +458,7 @@ class ChatRenderer:
     def _encode_after(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode pieces that follow a text, without a space from the tokenizer."""
         if self._pads_texts:
+            # Encode behind a text that is known to precede, and cut off its tokens.
             first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
             if whole[: len(first)] == first:
                 return whole[len(first) :]
@@ -441,6 +474,7 @@ class ChatRenderer:
             padding = "" if text.startswith(self.template.padding) else self.template.padding
             return [padding, self._slot(text, "assistant", what)]
         split = marks.split(text, opened=False)
+        # The prompt opens the thought, so a sampled text has the closing mark only.
         if marks.opened and not split.lead and marks.close.split()[0] in text:
             split = marks.split(text, opened=True)
         content = self._slot(split.content, "assistant", what)

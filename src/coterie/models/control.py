@@ -54,10 +54,12 @@ class ControlTokens:
         self.break_up = lru_cache(CACHED)(self._break_up)
         added = tokenizer.added_tokens_decoder
         self._texts = {i: token.content for i, token in added.items()}
+        # Small chats in all roles show which tokens and markers the template writes.
         probes = list(probe(template))
         texts = [[one for one in pieces if isinstance(one, str)] for pieces in probes]
         spans = [(text, *span) for chat in texts for text in chat for span in self._scan(text)]
         in_template = {one for _, one, *_ in spans}
+        # Also tokens that only the template's source names, such as those of tools.
         self.ids = frozenset(
             one
             for one, text in self._texts.items()
@@ -65,8 +67,10 @@ class ControlTokens:
             or (text.strip() and one in in_template)
             or (_SIGNED.search(text) and text in template.source)
         )
+        # Names of control tokens in the encoder copy: random, so that no content can spell them.
         nonce = secrets.token_hex(8)
         self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
+        # Any content may have characters that the vocabulary lacks, which become unknown tokens.
         self._checked = self.ids - ({tokenizer.unk_token_id} - in_template)
         self._words = {  # role markers that the template writes, and that are no added tokens
             one
@@ -87,11 +91,14 @@ class ControlTokens:
         self._spelled = re.compile("|".join(sorted(patterns)))
         self._encoder = self._make_encoder()
         names = (self._texts | self._names).items()
+        # Added tokens may have other ids in the encoder copy; `_read` maps them back.
         encoded = {self._encoder.token_to_id(name): i for i, name in names}
         self._original = {other: i for other, i in encoded.items() if other not in (None, i)}
         marks = template.thoughts
+        # Agents write thoughts themselves, so their messages may have the marks.
         of_thoughts = self.find_ids(marks.open + marks.close + marks.answer) if marks else []
         self._allowed = frozenset(token for token in of_thoughts if not added[token].special)
+        # Self-test: the encoder copy has to read the template's text as the original does.
         for pieces in probes:
             text = "".join(one if isinstance(one, str) else one.text for one in pieces)
             if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
@@ -113,6 +120,7 @@ class ControlTokens:
         """
         allowed, text, at = self.allowed_ids(message.role), message.text, 0
         spans = [(start, stop) for one, start, stop in self._scan(text) if one in allowed]
+        # The end of the text closes its last part, as an allowed token would.
         for start, stop in [*spans, (len(text), len(text))]:
             yield from ((c, _fold(c)[:1] in self._firsts) for c in text[at:start])
             yield text[start:stop], False
@@ -125,6 +133,7 @@ class ControlTokens:
     def allow(self, ids: Collection[int]) -> None:
         """Let assistant messages spell these control tokens, which write calls."""
         self._allowed |= frozenset(ids)
+        # Cached results were made with the earlier set of tokens.
         for cached in (self._encode, self.break_up):
             cached.cache_clear()
 
@@ -138,6 +147,7 @@ class ControlTokens:
         markers: set[str] = set()
         for chat in chats:
             runs = [control.split(self._rename(text, self.ids)) for text in chat]
+            # No control token separates the turns of this template, so lines of text do (`User:`).
             if any(len(one) == 1 and _SIGNED.search(one[0]) for one in runs[1:]):
                 lines = (line.strip() for one in runs for run in one for line in run.split("\n"))
                 markers |= {_fold(line) for line in lines if len(line) > 1 and _SIGNED.search(line)}
@@ -148,12 +158,14 @@ class ControlTokens:
 
     def _make_encoder(self) -> Tokenizer:
         state: dict[str, Any] = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        # Nothing may be cut off, and the template has written all special tokens already.
         state |= {"truncation": None, "padding": None, "post_processor": None}
         for token in state["added_tokens"]:
             if token["id"] in self._names:
                 name = self._names[token["id"]]
                 token |= {"content": name, "normalized": False, "single_word": False}
         model, names = state["model"], {self._texts[i]: name for i, name in self._names.items()}
+        # A dict for BPE and WordPiece, a list with scores for Unigram.
         if isinstance(model["vocab"], dict):
             model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
         else:
@@ -167,6 +179,8 @@ class ControlTokens:
 
     def _encode_pieces(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
         ids = self._read(pieces)
+        # Each piece may write certain control tokens. If the whole has others, or in another order,
+        # contents add up to one across the borders of pieces.
         expected = [
             one
             for text, allowed in map(self._writable, pieces)
@@ -175,6 +189,8 @@ class ControlTokens:
         ]
         is_forged = [one for one in ids if one in self._checked] != expected
         if self._words and not is_forged:
+            # Role markers that are ordinary tokens of the vocabulary have no secret names: count
+            # them with and without the contents.
             bare = [p if isinstance(p, str) else Slot("x" * bool(p.text)) for p in pieces]
             is_forged = self._count_words(ids) > self._count_words(self._read(bare))
         if is_forged:
@@ -211,7 +227,9 @@ class ControlTokens:
         Tokens of one character stay whole; the encoder handles them.
         """
         allowed = self.allowed_ids(role)
+        # A space may change how its neighbors are tokenized, so the result is checked again.
         for _ in range(BREAKS):
+            # Right after the first visible character of the token, so that it is no longer spelled.
             at = {
                 start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
                 for one, start, stop in (self._scan(text) if self._may_spell(text) else ())

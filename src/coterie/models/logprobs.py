@@ -65,13 +65,16 @@ def token_logprobs(
         compute: Function of a chunk; by default its log-probs.
     """
     compute = compute or _chunk
+    # `[B, L, width]`. The layers run once; only the projection to the vocabulary is in chunks.
     hidden = hidden_states(model, ids, **inputs)
     # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
     parents = hidden.flatten(0, 1).index_select(0, at)
     elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
     chunk = max(1, elements // model.config.get_text_config().vocab_size)
+    # The projection draws no random numbers, so their state need not be kept.
     again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
     pieces = []
+    # At least one chunk, which may be empty: a batch without tokens has a result, too.
     for start in range(0, max(1, len(at)), chunk):
         # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
         run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
@@ -101,6 +104,8 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
     inner: Any = causal(model)
     flat: Any = hidden.reshape(1, -1, hidden.shape[-1])
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=hidden.device)
+    # The model's own code applies its scale, bias or soft cap of the logits. Only its layers are
+    # replaced, by the given states.
     with _fixed_output(body(model), _States(last_hidden_state=flat)):
         logits = inner(input_ids=ids, use_cache=False).logits.float()
     return logits.reshape(*hidden.shape[:-1], -1)
@@ -125,6 +130,7 @@ class _States(BaseModelOutputWithPast):
 
 @contextmanager
 def _fixed_output(module: Any, output: Any) -> Iterator[None]:
+    # Another library may have put a `forward` on this module, which has to be restored.
     own = vars(module).get("forward")
     module.forward = lambda *_, **__: output
     try:
@@ -213,11 +219,14 @@ def pack_batch(
     for row, one in enumerate(packs):
         trie = one.trie
         ids_BW[row, : len(trie)] = trie.ids
+        # Nodes of the selected tokens, for each sequence in the trie.
         selected = [
             path[np.asarray(places[i], np.int64)]
             for i, path in zip(one.members, trie.paths, strict=True)
         ]
+        # A node that several sequences select is computed once; `back` has the index of each token.
         nodes, back = np.unique(np.concatenate(selected), return_inverse=True)
+        # The state at a node's parent predicts its token. Indices are into the flattened ids.
         at.append(row * width + trie.parents[nodes])
         indices.append(row * width + nodes)
         labels.append(trie.ids[nodes])
@@ -228,6 +237,7 @@ def pack_batch(
     at_N, nodes_N, labels_N = (
         torch.from_numpy(np.concatenate(one)).to(device) for one in (at, indices, labels)
     )
+    # A batch of chains is an ordinary batch: causal attention needs no mask, and is faster.
     branches = any(not one.trie.is_chain for one in packs)
     return PackedBatch(
         torch.from_numpy(ids_BW).to(device),
@@ -248,6 +258,7 @@ def model_batch(
     flex = attention == "flex_attention"
     batch = pack_batch(sequences, places, rule, weight.device, flex=flex)
     if attention == "eager" and isinstance(batch.mask, Tensor):  # it adds its mask to the scores
+        # As in Transformers: with -inf, a row without any key would become NaN.
         lowest = torch.finfo(weight.dtype).min
         bias = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
         batch = replace(batch, mask=bias.masked_fill_(~batch.mask, lowest))
@@ -271,6 +282,7 @@ def sequence_logprobs(
 
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
     """Build the mask: a node attends to itself and its ancestors, padding to itself."""
+    # Padding attends to itself: a softmax over no keys would be NaN.
     mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
     for row, one in enumerate(packs):
         nodes = len(one.trie)
@@ -280,6 +292,7 @@ def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tens
 
 def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:
     """Build the mask for FlexAttention from entry and exit times. Skips blocks without an ancestor."""
+    # Padding is its own only descendant, and so attends to itself alone.
     exits_BW = torch.arange(1, width + 1).repeat(len(packs), 1)
     for row, one in enumerate(packs):
         exits_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.exits)
@@ -339,6 +352,7 @@ class BlockedMask(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is scaled_dot_product_attention and len(args) == 3:
                 mask = options["attn_mask"]
+                # Only self-attention of the whole trie: other shapes don't fit the blocks.
                 if args[0].shape[-2] == args[1].shape[-2] == mask.shape[-1]:
                     del options["attn_mask"]
                     return _attend(mask.blocks, *args, **options)
@@ -360,6 +374,7 @@ def by_blocks(mask: Tensor) -> Tensor:
 
 def _blocks(mask: Tensor) -> Iterator[Block]:
     for part in mask.split(BLOCK):
+        # Neighbors in depth-first order have mostly the same ancestors, so a block has few keys.
         keys = part.any(0).nonzero().squeeze(1)
         yield Block(keys, part.index_select(1, keys)[None, None])
 

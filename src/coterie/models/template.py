@@ -88,6 +88,7 @@ class Thoughts:
         """Split the text of a message at its leading thought; an unclosed thought extends to the end."""
         start = 0
         if not (self.opened if opened is None else opened):
+            # Models also write the common mark where their template has another.
             opening = _match_mark(self.open, text) or _match_mark(THOUGHT, text)
             if opening is None:
                 at = answer.end() if (answer := _match_mark(self.answer, text)) else 0
@@ -140,7 +141,9 @@ class ChatTemplate:
                 f"the tokenizer {self.name} has no chat template, so turns can't be told apart",
                 "use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer",
             )
+        # Prompts must not change at midnight, or when a run resumes on another day.
         self.day = today()
+        # Some tokenizers have a second template, for chats with tools.
         sources = tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])
         self.source = "\n".join(dict.fromkeys(sources))
         self.has_clock = "strftime_now" in self.source
@@ -163,6 +166,8 @@ class ChatTemplate:
             problem = f"the chat template of {self.name} shows nothing of a user's message"
             raise UserError(problem, "use another template")
         self.prompt = prompt = self.text([USER], True)
+        # The header is the end of the prompt that the chat without a generation prompt does not
+        # have.
         closed, whole = self.text([USER], False), self.text([USER, _ANSWER], False)
         cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
         if cut < len(closed):  # the chat ends with other text: begin with a whole token
@@ -170,6 +175,8 @@ class ChatTemplate:
             cut = max((a for a, b in tokens["offset_mapping"] if a <= cut < b), default=cut)
         self.header = prompt[cut:]
         """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
+        # Text between a prompt and an answer that is more than white space would have to be
+        # sampled.
         lead = whole.removeprefix(prompt).partition(WORD)[0]
         if not self.header and whole.startswith(prompt) and lead.strip():
             raise UserError(
@@ -209,6 +216,7 @@ class ChatTemplate:
         """Return the message key of thoughts, and the text before and after a thought."""
         thought, answer = f"{WORD}t", f"{WORD}s"
         call = openai_call(ToolCall("", "call", '{"value": "a"}'), "call00000")
+        # Some templates show thoughts only in messages with calls, so try without and with one.
         for calls in ({}, {"tool_calls": [call]}):
             for key in _THOUGHT_KEYS:
                 message = {"role": "assistant", "content": "" if calls else answer, key: thought}
@@ -224,6 +232,8 @@ class ChatTemplate:
                 mark = "" if rest.strip() else (_LAST_MARK.search(common) or [""])[0]
                 if (mark + rest).strip() and close.strip():
                     return key, mark + rest, close
+        # Other templates read thoughts from contents: the header opens one, the source has the
+        # marks, or a thought between them is not shown.
         for open_, close in _MARKS:
             content = f"{open_}{thought}{close}{answer}"
             text = self.try_text([USER, {"role": "assistant", "content": content}, USER], False)
@@ -240,6 +250,7 @@ class ChatTemplate:
         """
         texts = json_text(chat), self.try_text(chat, True)
         expected, shown = (list(dict.fromkeys(_NUMBERED.findall(text))) for text in texts)
+        # If the text stays equal under the assistant's role, the template has no form for the role.
         own = [{**one, "role": "assistant"} if one["role"] == role else one for one in chat]
         is_other = own == list(chat) or texts[1] != self.try_text(own, True)
         return expected == shown and is_other
@@ -387,6 +398,7 @@ class Layout:
         self._hidden = hidden
         self._slots: list[Slot] = []
         self._order: list[int] = []
+        # The text that the pieces have to give again, with all contents in place.
         plain = [one.message(one.text, lambda slot: slot.text) for one in chat]
         self._text = template.text(plain, generation, [openai_tool(tool) for tool in tools])
         self._tools = [openai_tool(tool, self._sign) for tool in tools]
@@ -397,8 +409,11 @@ class Layout:
             numbers.append(range(len(self._slots) - len(one.slots), len(self._slots)))
             whole.append(one.message(text, self._sentinel, self._sign))
         everything = range(len(chat))
+        # First try: a sentinel in place of each content.
         pieces, indices = self._read(whole), list(everything)
         if pieces is None:
+            # The template rewrites some content (it removes a thought, or reads a switch). Try
+            # messages one by one, and split only the others into characters.
             trials = [[*plain[:i], whole[i], *plain[i + 1 :]] for i in everything]
             indices = [i for i in everything if self._read(trials[i]) is not None]
             rewrites = [one.message(self._hide(one), self._sentinel, self._sign) for one in chat]
@@ -418,6 +433,7 @@ class Layout:
     def _read(self, messages: Sequence[Mapping[str, Any]]) -> list[TextPiece] | None:
         """Return the pieces; ``None`` if the contents, put back, do not give the text of the plain chat."""
         text = self._template.text(messages, self._generation, self._tools)
+        # Three parts for each sentinel: its kind, its number, and the text after it.
         first, *parts = _SENTINEL.split(text)
         if not self._text.startswith(first):
             return None
@@ -427,6 +443,8 @@ class Layout:
         for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
             self._order.append(int(number) if kind == "turn" else -1)
+            # The template may strip a content or write it as JSON. The plain text shows in which
+            # form.
             forms = (one for one in _forms(slot.text) if self._text.startswith(one + after, at))
             if (form := next(forms, None)) is None:
                 return None
@@ -464,8 +482,10 @@ class Layout:
             for edge in ("first", "last")
         )
         core = self._template.core
+        # From the end, so that indices of earlier pieces stay right.
         for one, first, last in reversed(list(zip(stand_ins, firsts, lasts, strict=False))):
             assert one.around is not None
+            # Template text is at even indices of the pieces, and slots at odd ones.
             start = 2 * self._order.index(first)
             stop = 2 * (len(self._order) - self._order[::-1].index(last))
             before, after = str(pieces[start]), str(pieces[stop])

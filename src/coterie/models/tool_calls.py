@@ -77,6 +77,7 @@ class ToolTemplate:
         self._template = template
         text = self._text([_USER], True)
         self.shows_tools = all(tool.name in text and tool.description in text for tool in TOOLS)
+        # Templates may refuse two calls of a message, or ids of another form.
         forms = [(count, ids) for count in (2, 1) for ids in CALL_IDS]
         count, ids = next((one for one in forms if self._calls(CALLS[: one[0]], one[1])), (0, ""))
         self.parallel = count == 2
@@ -125,6 +126,7 @@ class ToolTemplate:
     def _answer(self, chat: Sequence[Message]) -> str:
         """Return the text after a user's message and the header of the answer."""
         text = self._text([_USER, *chat], False).rpartition(_USER["content"])[2]
+        # Without the thought that the header opens: some templates leave it out before calls.
         header = self._template.header.rstrip().removesuffix(THOUGHT)
         return text.partition(header)[2] if header and header in text else text
 
@@ -132,6 +134,8 @@ class ToolTemplate:
         """Return the syntax that reads the template's calls."""
         header = self._template.header.rstrip()
         for syntax in SYNTAXES.values():
+            # The calls have quotes, tags, nested values and special characters, so that a syntax
+            # which only resembles the model's does not read them back.
             read = syntax.parse(text, "end", TOOLS)
             calls = [(one.name, one.error or json.loads(one.arguments)) for one in read]
             if calls == list(CALLS[:count]):
@@ -147,6 +151,8 @@ class ToolTemplate:
         forms: dict[Results, bool] = {"tool": alike or not ids, "calls": bool(ids)}
         self.ids = ids or self.ids
         for form in (one for one, fits in forms.items() if fits):
+            # Results must have the ids of the calls; without calls, any form that the template
+            # takes.
             for one in (ids,) if ids else CALL_IDS:
                 chat = self._dialogue(form, one)
                 if self._template.shows(chat, "tool"):
@@ -163,9 +169,11 @@ class ToolTemplate:
         calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:count]]
         text = self._calls(calls, self.ids, True) or self._calls(calls, self.ids)
         before, last, after = text.rpartition(f"{WORD}last")
+        # A token that occurs in calls can't end the message, which may have several calls.
         inside = set(control.find_ids(before + last))
         inside |= set(control.find_ids("" if syntax.ends_message else syntax.closing))
         ends = [one for one in control.find_ids(after) if one not in inside][:1]
+        # Control tokens that every message has are no markup of calls.
         plain = self._template.try_text([_USER, {"role": "assistant", "content": WORD}], False)
         return frozenset(ends), frozenset(inside - {*control.find_ids(plain), *ends})
 

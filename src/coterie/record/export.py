@@ -37,6 +37,7 @@ def export(
 
     Without ``secrets``, secrets of tasks and prompts with secrets are omitted (:func:`redact`).
     """
+    # A snapshot, since a run may write to the store meanwhile.
     with whole_file(Path(path)) as part, store.snapshot(), part.open("w", encoding="utf-8") as file:
         for kind, fields in _lines(store, iterations, secrets):
             file.write(json_of({"kind": kind, **fields}) + "\n")
@@ -48,6 +49,7 @@ Line = tuple[str, dict[str, object]]
 def _lines(store: Store, iterations: Collection[int] | None, secrets: bool) -> Iterator[Line]:
     """Yield the kind and fields of each line; without ``iterations``, also tasks that have no items."""
     yield "header", {"format": "coterie-2"}
+    # Only the keys are in memory; each tree is read when its lines are written.
     trees = [key for key in store.tree_keys() if iterations is None or key[1] in iterations]
     items = [one for one in store.items() if iterations is None or one.key.iteration in iterations]
     tasks = {key[3] for key in trees} | {item.key.task for item in items}
@@ -67,6 +69,7 @@ def _lines(store: Store, iterations: Collection[int] | None, secrets: bool) -> I
     for item in items:
         yield "item", {"item": item}
     for where, tree, selection in store.selected():
+        # A selection may be of a tree from an earlier iteration, which must be in the file, too.
         if iterations is None or {where.iteration, tree[1]} <= set(iterations):
             yield "selection", {"item": where, "selection": selection}
 
@@ -77,11 +80,13 @@ def _tree_lines(store: Store, key: TreeKey, secrets: bool, images: set[str]) -> 
     item = ItemKey(iteration, stage, task)
     whole = store.read_tree(key)
     tree = whole if secrets else redact(whole)
+    # Sorted, so that equal stores give equal files.
     for image in sorted(shown_images(tree) - images):
         yield "blob", {"base64": base64.b64encode(store.image(image)).decode()}
         images.add(image)
     for request in tree.requests.values():
         yield "request", {"item": item, "request": request}
+    # The store knows the sample of each turn; its content comes from the redacted tree.
     for sample, turn in store.turns(key):
         yield "turn", {"item": replace(item, sample=sample), "turn": tree.turns[turn.id]}
     for outcome in tree.outcomes.values():
@@ -97,6 +102,7 @@ def redact(tree: Tree) -> Tree:
     deltas on it. The turns for such prompts stay as text of their writer (``POLICY@VERSION`` of a sampled turn), even
     if their own text repeats the secret.
     """
+    # Ids of tokens reveal a secret as well as its text, so removing parts is not enough.
     hidden = {r.id for r in tree.requests.values() if _shows_secret(tree, r)}
     result = Tree(tree.task, tree.stage, tree.iteration)
     result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
@@ -108,6 +114,7 @@ def redact(tree: Tree) -> Tree:
 
 
 def _shows_secret(tree: Tree, request: Request) -> bool:
+    # A later prompt contains all earlier ones, since it is a delta on them.
     link: Request | None = request
     while link is not None:
         if any(_is_secret(part) for message in link.messages for part in message.parts):
@@ -119,8 +126,10 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
 
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
     if turn.prompt in hidden:
+        # The sample refers to the hidden prompt. Its writer stays as the author of the text.
         turn = replace(turn, sample=None, author=turn.writer, request=None)
     if any(map(_is_secret, turn.parts)):
+        # Unsampled ids are the tokens of the text, with the secret in it.
         marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
         parts = tuple(mark if _is_secret(part) else part for part, mark in marked)
         turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
@@ -169,6 +178,7 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
     Only ``jsonl`` has ids, labels and log-probs, exactly as trained.
     """
     leaf, agent, name = one.selection.leaf, one.selection.agent, str(one.selection.context)
+    # Exported chats have the same context as the rows that were trained.
     if one.edit is None:
         agent_view = view(one.tree, leaf, agent)
     else:
@@ -177,8 +187,12 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
         agent_view.segments, rows(agent_view, one.selection.weight), strict=True
     ):
         turns = [piece.turn for piece in segment.pieces if piece.turn is not None]
+        # The last turn's chat contains all turns of the segment: each prompt extends the previous
+        # one.
         chat, tools = _chat(one, turns[-1]), _tools(one, turns[-1])
         if form == "jsonl":
+            # Everything after the first prompt is completion, observations included; labels tell
+            # them apart.
             before = len(_prompt(one, turns[0]))
             fields = {"prompt": _merge(chat[:before]), "completion": _merge(chat[before:])}
             labels = [id_ if own else IGNORED for id_, own in zip(row.ids, row.mask, strict=True)]
@@ -191,6 +205,8 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
         elif any(turn.truncated for turn in turns):
             yield None
         else:
+            # These programs train every assistant message, and end each with an end of turn. A row
+            # fits only if its assistant messages are exactly the agent's own turns.
             messages = begin_with_user(_merge(chat))
             replies = sum(message["role"] == "assistant" for message in messages)
             fits = _alternates(messages) if form == "llamafactory" else not tools
@@ -200,6 +216,7 @@ def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | 
 def _turn_row(one: TrainedSelection, turn: Turn) -> dict[str, Any] | None:
     *before, own = _chat(one, turn)
     prompt = begin_with_user(_merge(before))
+    # A trainer would add an end of turn that was never sampled, or merge two assistant messages.
     if turn.truncated or prompt[-1]["role"] == "assistant":
         return None
     return {"prompt": prompt, "completion": _merge([own]), **_tools(one, turn)}
@@ -213,6 +230,7 @@ def _has_inline(chat: Iterable[tuple[str, str]]) -> bool:
 def _alternates(messages: Chat) -> bool:
     """Return True if every second message is the assistant's; LLaMA-Factory drops other rows."""
     roles = [message["role"] for message in messages]
+    # A leading system message is outside of the alternation.
     roles = roles[roles[0] == "system" :]
     return set(roles[::2]) <= {"user", "tool"} and set(roles[1::2]) <= {"assistant"}
 
@@ -223,10 +241,13 @@ def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     assert rejected is not None, "a pair has a rejected turn"
     last = [prompts(one.tree, node, one.selection.agent)[-1][1] for node in (leaf, rejected)]
     chats = [_chat(one, turn) for turn in last]
+    # The common beginning of both chats, but each side keeps at least its last message. Sides have
+    # to begin with the assistant's message.
     before = min(len(commonprefix(chats)), *(len(chat) - 1 for chat in chats))  # noqa: RUF071
     while before and chats[0][before][0] != "assistant":
         before -= 1
     sides = [_merge(chat[before:]) for chat in chats]
+    # Only JSONL can mark tokens within a message as not trained.
     is_other = any(map(_has_inline, chats)) or any(turn.truncated for turn in last)
     if sides[0] == sides[1] or (form != "jsonl" and is_other):
         return None
@@ -237,6 +258,7 @@ def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     prompt = begin_with_user(fields["prompt"])
     if form == "trl":
         return {**fields, "prompt": prompt, **tools}
+    # LLaMA-Factory takes one message for each side, after an alternating prompt.
     if any(len(side) > 1 for side in sides) or not _alternates([*prompt, *sides[0]]):
         return None
     return {"conversations": prompt, "chosen": sides[0][0], "rejected": sides[1][0], **tools}
@@ -261,6 +283,7 @@ def _chat(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
 
 def _text(tree: Tree, message: Message, agent: str) -> str:
     turn = None if message.turn is None else tree.turns[message.turn]
+    # Only the agent's own view: the thought of another agent is not visible to it.
     parts = (*message.parts, *(turn.parts if turn else ()))
     text = "".join(part.text for part in parts if part.visible_to(agent))
     return text or "\n".join(result.text for result in (turn.results if turn else ()))
@@ -271,10 +294,13 @@ def _merge(messages: Iterable[tuple[str, str]]) -> Chat:
     chat: Chat = []
     inside = False
     for role, text in messages:
+        # Inline text has no message of its own: it is the environment's text inside an agent's
+        # turn.
         inline = role == "inline"
         last = chat[-1]["role"] if chat else ""
         role = ("assistant" if last == "assistant" else "user") if inline else role
         if role == last:
+            # Text around an inline result was one turn, so nothing separates it.
             chat[-1]["content"] += ("" if inline or inside else "\n\n") + text
         else:
             chat.append({"role": role, "content": text})

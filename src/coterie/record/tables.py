@@ -40,12 +40,15 @@ class BrokenRecord(Exception):
 
 def digest_of(*values: object) -> bytes:
     """Return a digest of a row's values as SQLite returns them."""
+    # `repr` is exact for floats, and differs for 1 and 1.0 as SQLite's types do.
     back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
     return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
 def plain(value: object) -> Any:
     """Convert a dataclass of the record to JSON-able values, without fields at their default."""
+    # Leaving out defaults saves space, and a field that is added later with a default does not
+    # change the digests of existing rows.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             name: plain(getattr(value, name))
@@ -55,6 +58,7 @@ def plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
+        # Sets have no order, and equal rows need equal text.
         return sorted(value)
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
@@ -67,6 +71,7 @@ def json_of(value: object) -> str:
 
 def value_of(adapter: TypeAdapter[T], text: str) -> T:
     """Parse a value of :func:`json_of`."""
+    # Strict: a number in place of a text is damage, not something to convert.
     return adapter.validate_json(text, strict=True)
 
 
@@ -80,6 +85,7 @@ def _defaults(kind: type) -> list[tuple[str, object]]:
     ]
 
 
+# Little-endian on all machines, so that stores can be copied.
 IDS, LOGPROBS = "<i4", "<f4"
 
 
@@ -88,6 +94,7 @@ def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
     return tuple(np.frombuffer(blob, dtype=dtype).tolist())
 
 
+# "COTE" in ASCII: SQLite's header field for the type of a file.
 APPLICATION = 0x434F5445
 VERSION = 4
 
@@ -162,6 +169,7 @@ PLACES = {
 @cache
 def whole(table: str, alias: str = "") -> str:
     """Return an SQL condition that is true if a row's digest fits its values."""
+    # Column names come from the schema itself, so that the two can't differ.
     db = sqlite3.connect(":memory:")
     db.executescript(TABLES)
     columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
@@ -172,6 +180,8 @@ def whole(table: str, alias: str = "") -> str:
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     """Insert a row with the digest of its values, and return its row id."""
     places = ", ".join("?" * (len(row) + 1))
+    # Keys that are numbered in order of insertion differ between equal stores, so the digest skips
+    # them.
     values = (*row, digest_of(*row[PLACES[table] :]))
     return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
 
@@ -183,6 +193,8 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
 
     (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    # An empty file is new, or was left by a process that was killed before this transaction.
+    # Another program's file without tables has an application id or a version.
     if not (read_only or count or pragma("application_id") or pragma("user_version")):
         db.executescript(
             f"BEGIN IMMEDIATE; {TABLES}"
@@ -199,6 +211,8 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             "open it with the version that wrote it, or start a new run folder",
         )
     if not read_only:
+        # In this mode readers (such as a report of a running run) and the writer don't block each
+        # other.
         if pragma("journal_mode = WAL") != "wal":
             raise UserError(
                 f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"
@@ -221,9 +235,11 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
             "use lists instead of tuples, and strings as keys",
         )
     secrets = [
+        # Any reader's name opens it; readers are stored, and apply again when it is read.
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
         for name, secret in sorted(task.secrets.items())
     ]
+    # A resumed run adds its tasks again; only a difference is an error.
     old = db.execute("SELECT public FROM task WHERE id = ?", (task.id,)).fetchone()
     if old:
         stored = db.execute(
@@ -245,6 +261,7 @@ def write_item(
     selections: Sequence[Selection] = (),
 ) -> None:
     """Write an item that is not finished yet, with its results."""
+    # A finished item is final: a resumed run must not do it twice.
     if item_row(db, item.key) is not None:
         raise ValueError(f"{item.key} is finished already")
     key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
@@ -255,6 +272,7 @@ def write_item(
         _add_credit(db, one)
     for position, selection in enumerate(selections):
         for turn in (selection.leaf, selection.rejected):
+            # A selection may be of a tree that an earlier stage has written.
             find = "SELECT 1 FROM turn WHERE id = ?"
             if turn is not None and not db.execute(find, (turn,)).fetchone():
                 raise ValueError(f"turn {turn} of a selection is not in the store")
@@ -279,11 +297,14 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     """
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
+    # All samples of a task are items of their own, and add their turns to one tree.
     place = (tree.iteration, tree.stage, tree.task, tree.root)
     db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", place)
     find = "SELECT key FROM tree WHERE root = ?"
     row: int = db.execute(find, (tree.root,)).fetchone()[0]
     db.executemany("INSERT OR IGNORE INTO blob VALUES (?, ?)", tree.images.items())
+    # A request gets its place right before its first turn. Several turns may have the same request
+    # (candidates), and some requests no turn.
     waiting, position = dict(tree.requests), -1
     for turn in tree.turns.values():
         position += 1
@@ -293,15 +314,18 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
         find = "SELECT sample, position FROM turn WHERE id = ?"
         old = db.execute(find, (turn.id,)).fetchone()
         if old is None:
+            # A turn whose references are missing could never be trained or shown.
             if turn.prompt is not None and turn.prompt not in tree.requests:
                 raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
             if turn.parent != tree.root and not db.execute(find, (turn.parent,)).fetchone():
                 raise ValueError(f"parent of turn {turn.id}: node {turn.parent} is not in its tree")
+            # Images may have been written with an earlier tree, so they are looked up in the store.
             for image in filter(None, (part.image for part in turn.parts)):
                 if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
                     raise ValueError(f"image {image} of turn {turn.id} is not in the store")
             _insert_turn(db, row, turn, key.sample, position)
         elif (key.sample, position) < old:
+            # Equal turns of several samples are one row; the digest excludes these two columns.
             move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
             db.execute(move, (key.sample, position, turn.id))
     for request in waiting.values():
@@ -315,10 +339,12 @@ def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
         return
     toolset = None
     if request.tools:
+        # Nearly all requests of a run offer the same tools, so they are stored once.
         text = json_of(request.tools)
         row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
         toolset = row[0] if row else insert(db, "toolset", (None, text))
     place = (request.agent, request.parent, request.previous, request.keep)
+    # Four bytes for each token, less than as JSON text.
     ids = np.array(request.ids, dtype=IDS).tobytes()
     shown = (request.keep_messages, json_of(request.messages))
     insert(db, "request", (tree, toolset, request.id, *place, ids, *shown))
@@ -332,6 +358,7 @@ def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, pos
         int(turn.truncated),
     )
     result = turn.sample
+    # Columns of the sample are NULL for an unsampled turn.
     sampled = result and (
         np.array(result.logprobs, dtype=LOGPROBS).tobytes(),
         result.finish,
@@ -360,6 +387,7 @@ def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
 
 
 def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
+    # Credit is on a turn or on a root. Its own tree need not be given: node ids are unique.
     find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
     trees = db.execute(find, (credit.node, credit.node)).fetchone()
     if trees is None:
@@ -369,6 +397,7 @@ def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
     old = db.execute(find, (kind, tree, credit.node)).fetchone()
     if old is None:
         insert(db, "credit", (kind, tree, credit.node, float(credit.value)))
+    # Repeating a stage must give the same number; new settings have another kind.
     elif old != (credit.value,):
         raise ValueError(
             f"node {credit.node} already has {credit.name} = {old[0]} under settings {credit.settings}, "
