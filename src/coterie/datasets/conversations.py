@@ -150,8 +150,7 @@ def repeated_prompts(rows: Iterable[Raw]) -> tuple[bool, float]:
             continue
         prompt, *sides = texts
         rests = [side.removeprefix(prompt) for side in sides if side.startswith(prompt)]
-        # White space must follow the prompt: a side that only begins with the same word has none
-        # there.
+        # White space must follow the prompt, which excludes sides that only begin with the same word.
         ends = prompt[-1].isspace() or all(rest[:1].isspace() for rest in rests)
         count += 1
         if len(rests) == 2:

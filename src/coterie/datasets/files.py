@@ -29,7 +29,7 @@ R = TypeVar("R", bound=SetRow)
 Q = TypeVar("Q", bound=QuestionRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
-# Rows are decoded a few at a time, because those of some sets hold whole web pages.
+# Rows are decoded a few at a time, because some sets have whole web pages in them.
 PARQUET_BATCH = 256
 # UTF-8 with or without the byte order mark that spreadsheets write.
 ENCODING = "utf-8-sig"

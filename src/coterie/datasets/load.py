@@ -243,8 +243,8 @@ def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, Quest
     if data_set.join is not None:
         yield from ((None, row) for row in data_set.join([file for _, file in paths]))
         return
-    # Of some large sets only the first rows of the published Parquet files are read: the first of
-    # them train, and as many rows after these are held out.
+    # Of some large sets only the beginning is read, in the published order: the first rows train,
+    # and the next ones are held out.
     files = all(split is None and file.suffix == ".parquet" for split, file in paths)
     each = data_set.each if files else None
     for split in dict.fromkeys(split for split, _ in paths):

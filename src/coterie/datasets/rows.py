@@ -470,7 +470,7 @@ class TriviaRow(AnswerRow):
     def passages(self) -> tuple[RowPassage, ...]:
         """Snippets with the titles of their pages; gold if they contain an answer."""
         golds = [one.casefold() for one in self.answers]
-        # A snippet of an unknown page is no passage. Without any titles there are none.
+        # A snippet of an unknown page is no passage, so rows without titles have no passages.
         return tuple(
             RowPassage(title, text, any(gold in text.casefold() for gold in golds))
             for title, text in zip(self.titles, self.snippets, strict=False)
