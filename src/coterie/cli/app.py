@@ -141,6 +141,7 @@ def run(
     """
     from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
+    # torchrun starts this command on every rank, and only the first one drives the run.
     if UNDER_TORCHRUN in os.environ:
         from coterie.clusters.torchrun import torchrun_job
 
@@ -149,12 +150,14 @@ def run(
     if from_step and fork is None:
         raise UserError("--from-step needs the folder of a new run", "add --fork FOLDER")
     arguments = read_arguments(recipe, words or [], config, folder)
+    # The folder depends only on the recipe, so that the same command resumes the run.
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # This import takes seconds, so invalid settings and missing files are reported first.
     check_sources(own)
     from coterie.cli import execution
 
+    # The job itself runs this command again, inside Slurm.
     if own.cluster == SLURM and IN_JOB not in os.environ:
         execution.submit_run(own, folder, results(), dry_run=dry_run)
     elif dry_run:
@@ -244,11 +247,15 @@ def evaluate(
     from coterie.runs.folder import find_run
 
     words, found = words or [], find_run(target)
+    # Other checkpoints than the last are played as a benchmark with the settings of the run's
+    # evaluation.
     if found and (checkpoints != "last" or found[1] is not None):
         from coterie.cli.evaluate import own_benchmark
 
+        # The second word is the benchmark of the run, and the words after it are its settings.
         words = [f"policy={target}", *own_benchmark(found[0]), *words]
         target = words.pop(1)
+    # Names may be typed with hyphens, such as `colbench-code`.
     benchmark = target if is_played(target) else target.replace("-", "_")
     benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
@@ -257,6 +264,7 @@ def evaluate(
         from coterie.runs.benchmark import PUBLISHED
 
         if paper:
+            # The user's words come last, so that they override the published settings.
             words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
         show(*play_benchmark(benchmark, words, checkpoints=checkpoints, console=console))
         return
@@ -273,6 +281,7 @@ def _check_run(target: str) -> None:
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
+    # Run folders next to the missing one are suggested too.
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     near = did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])
     fix = f"{near}`coterie list` lists benchmarks; `coterie run` makes a run folder"
@@ -349,6 +358,7 @@ def reproduce(
     if not (checkout / "experiments/experiment.py").is_file():
         problem = "the installed package does not include the experiments"
         raise UserError(problem, "clone the repository, and run `pip install -e .` in it")
+    # The root of the repository makes `experiments` importable.
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
     experiment.main(recipe, folder, seeds, words or [], gate, console)
@@ -425,6 +435,7 @@ def export_data(
     written, counts = export.export_data(
         folder, to, out, iteration=iteration, role=role, secrets=secrets
     )
+    # Counts go to stderr, so that stdout has only the path, for scripts.
     for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
     print(written)
@@ -504,6 +515,7 @@ def doctor(
 
 def main() -> None:
     """Run the command line. User errors are printed without a traceback and exit with status 2."""
+    # Set before the libraries are imported, which read these variables only once.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -540,6 +552,7 @@ def _refuse_os(error: OSError) -> NoReturn:
             f"the disk is full{writing}; finished work is kept",
             "free some space and repeat the command; it resumes where it stopped",
         )
+    # An operating system error that names no file is a bug, unless it is an error of the disk.
     if error.filename is None and error.errno not in DISK:
         raise error
     _refuse(
@@ -555,6 +568,7 @@ def _refuse_usage(error: TyperException) -> NoReturn:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     help_ = f"`{context.command_path if context else 'coterie COMMAND'} --help` has examples"
+    # Other programs have options for settings, so this is a common mistake.
     if text.startswith("No such option: --"):
         help_ = f"settings are written as key=value, without dashes; {help_}"
     for old, new in WORDING.items():

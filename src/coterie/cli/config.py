@@ -66,8 +66,10 @@ def config(
     from coterie.recipes.registry import settings_type
 
     words = words or []
+    # Arguments with a value change settings, all others select keys to list.
     values = [word for word in words if "=" in word or Path(word).is_file()]
     names = [word for word in words if word not in values]
+    # With a file, the first argument is a key: `coterie config --config FILE rollout`.
     if recipe is not None and file is not None and "/" not in recipe and "=" not in recipe:
         names, recipe = [recipe, *names], None  # the file names the recipe
     arguments = read_arguments(recipe, values, file)
@@ -96,6 +98,7 @@ def _config_list(own: "RecipeSettings", names: Sequence[str], changed: bool) -> 
     entries = {path: _entry(by_path[path], values[path]) for path in paths}
     if names or changed:
         return Group(Text(heading, "bold"), *entries.values())
+    # The key of a group is listed by its name, such as `dataset.name`.
     main = [path for key in MAIN_KEYS for path in (key, f"{key}.name") if path in entries]
     first = [entries.pop(path) for path in main[:MAIN_COUNT]]
     others = Text("\nAll other keys", "bold")
@@ -115,6 +118,7 @@ def _matches(names: Sequence[str], by_path: Mapping[str, "SettingsKey"]) -> list
             todo = f"did you mean {near!r}?" if near else "leave it out to see all keys"
             raise UserError(f"no key has {name!r} in its name", todo)
         matches |= paths
+    # In the order of declaration, whatever the order of the arguments.
     return [path for path in by_path if path in matches]
 
 

@@ -80,10 +80,12 @@ async def open_tools(
         return
     sources = sources_of(settings.use, settings.config)
     syntax = syntax_of(sources, settings)
+    # Raises an error if the chat template has no syntax for calls.
     if isinstance(syntax, NativeCalls):
         renderer.tools.required()
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(open_toolbox(sources, settings))
+        # Tools with a state, such as an interpreter, run in the sandbox.
         session_sources = [source for source in sources if isinstance(source, SessionSource)]
         if session_sources:
             shared, own = Shared(await stack.enter_async_context(Sandbox())), dict[str, Function]()
@@ -120,6 +122,7 @@ class Conversation:
         before = len(self.history)
         rounds = self.tools.settings.rounds if self.tools else 0
         try:
+            # After the last round of calls, the reply is final even if it calls again.
             for left in range(rounds, -1, -1):
                 turn = await self._sample(show)
                 if not turn.calls or not left or self.tools is None:
@@ -130,6 +133,7 @@ class Conversation:
                 calls = {call.id: f"[{call.name} {call.arguments}]" for call in turn.calls}
                 results = (f"{calls[one.call_id]}\n{one.text}" for one in answer.results)
                 show("\n" + "\n".join(results) + "\n")
+        # Turns without a final reply are removed, so that the next prompt is valid.
         except BaseException:
             del self.history[before:]
             raise
@@ -162,10 +166,12 @@ class Conversation:
         max_tokens = min(room, options.max_tokens)
         sampling = Sampling(options.temperature, max_tokens=max_tokens, stop=stop)
         seed = secrets.randbits(31) if options.seed is None else options.seed
+        # A fixed seed still differs for each message.
         seeds = [seed + len(self.history)]
         (completion,) = await self.engine.sample(prompt, seeds, sampling, on_token=stream)
         parts = renderer.parts(completion.text + completion.stop, READER, "chat", completion.ids)
         text = "".join(part.text for part in parts)
+        # Shows the rest that streaming held back, such as an incomplete character.
         show(text[len(streamed) :])
         past = [message.turn for message in self.history if message.turn]
         turn = make_turn(
@@ -175,6 +181,7 @@ class Conversation:
             ids=completion.ids,
             calls=self.tools.calls(text, completion.finish, renderer) if self.tools else (),
             author="chat",
+            # Keeps turns apart that are equal, for example after a new conversation.
             draw=len(tree.turns),
         )
         tree.add(turn)
@@ -202,6 +209,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
         loaded = load(source, device=engine.device_name, template_args=engine.template)
         return InProcessEngine(loaded, max_batch=engine.max_batch)
     folder, step = run_and_step or (Path(source), None)
+    # A recorded run has its own settings, and only the engine's may change.
     overrides = [word for word in words if word.startswith("engine")]
     with recorded_run(folder, overrides) as (recipe, run):
         version: int | Path = recipe.versions(run)[-1]
@@ -218,6 +226,8 @@ def talk(source: str, iteration: int | None, words: Sequence[str], options: Chat
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner:
+            # The tools stay open across several calls of the runner, so the context is entered by
+            # hand.
             context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
             box = runner.run(context.__aenter__())
             try:
@@ -240,11 +250,13 @@ def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
                 runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
                 print(flush=True)
             except EngineError as error:
+                # A message without a reply is removed.
                 history.pop()
                 notes().print(str(error), style="yellow")
 
 
 def _lines() -> Iterator[str]:
+    # Standard input may contain any bytes.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     if not sys.stdin.isatty():

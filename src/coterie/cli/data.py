@@ -38,6 +38,7 @@ def list_sets() -> None:
         table.add_column(title, width=width, justify="right")
     for name, one in {**CATALOGUE, **PREFERENCE_SETS, **TRAJECTORIES}.items():
         train = "" if one.train is None else f"{one.train:,}"
+        # Of some sets only the first rows of the held-out file are read.
         heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
         shipped = load(name, "sample").rows.values() if one.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
@@ -65,6 +66,7 @@ def download(name: Name) -> None:
         print(f"{sum(1 for _ in published_pairs(PREFERENCE_SETS[name], left_out)):,} pairs")
     elif name in TRAJECTORIES:
         trajectories = read_rows(trajectory_file(name), TRAJECTORIES[name].row)
+        # Details in parentheses are no separate reasons.
         left_out = Counter(row.flaw.partition(" (")[0] for row in trajectories)
         print(f"train: {left_out.pop('', 0):,} rows")
     else:

@@ -51,6 +51,7 @@ def run_recipe(
 ) -> None:
     """Print the plan, then run or resume all steps and write the report."""
     recipe = recipe_of(own)
+    # The plan checks the settings, so that errors show before a folder is made.
     console.print(plan_table(recipe))
     if own.cluster == "none" and is_elsewhere(own):
         problem = f"gpu={own.gpu}, but this machine has no GPU"
@@ -81,10 +82,12 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     "before", "after", "seconds", "report"}; before and after are {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
     """
     began = time.monotonic()
+    # Raises an error for an unknown data set.
     preset(QUICKSTART, dataset)
     if any(map(is_name_word, words)):
         problem = "quickstart does not accept dataset=NAME or environment=NAME"
         raise UserError(problem, f"use --task with one of: {', '.join(played_by(QUICKSTART))}")
+    # The tiny model of the micro-world is finished before a server has started.
     use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
@@ -125,6 +128,7 @@ def run_stage(
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
     recipe.check()
     step = _step(recipe, stage, iteration)
+    # Only a stage without inputs can begin a new run.
     if not folder.exists() and recipe.at(step).after:
         runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
         fix = (
@@ -136,6 +140,7 @@ def run_stage(
     with open_run(folder, name, recipe.settings) as run:
         steps = [step for step in recipe.steps() if step.stage == stage]
         unfinished = (step for step in steps if not run.is_finished(step))
+        # The first iteration in which the stage is not finished, else the last one.
         if iteration is None:
             step = next(unfinished, steps[-1])
         with _report_at_end(recipe, run):
@@ -244,11 +249,13 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     recipe.check()
     policies = sum(not role.head for role in recipe.roles())
     needs = cluster_needs(s, [*recipe.trainings().values()], policies)
+    # The job runs the same command on its nodes.
     words = [word for word in sys.argv[1:] if word != "--dry-run"]
     command = [sys.executable, "-m", "coterie", *words]
     text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
     if dry_run:
         out.file.write(text)
+        # The table goes to stderr, so that stdout is a valid file for sbatch.
         Console(stderr=True).print(process_table(recipe, recipe.plan()))
     else:
         out.print(submit(text, folder))
@@ -257,6 +264,7 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
 def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
     """Print the plan of a run with an estimate of its time. Leaves no files."""
     recipe = recipe_of(own)
+    # The plan of a cluster needs no access to it.
     recipe.reach_cluster = False
     table = plan_table(recipe)
     for number, pieces in enumerate(recipe.examples(), 1):
@@ -265,6 +273,7 @@ def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
         for piece, trained in pieces:
             text.append(f"[{piece}]" if trained else piece, "green" if trained else "")
         out.print(Padding(text, (0, 0, 1, 2)))
+    # Recipes on files show training rows, all others the first prompts.
     for prompt in [] if recipe.examples() else _prompts(recipe):
         out.print(Padding(Text(prompt), (0, 0, 1, 1)))
     notes.print("running a small trial to estimate the time ...")
@@ -309,10 +318,13 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
 def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, list[str]]:
     """Estimate the seconds of the stages whose kind was measured. Return them and the names of the other stages."""
     kinds = {stage.step: stage.kind for stage in small.stages()}
+    # The number of dialogues decides how long the stages of an iteration take.
     plan, tried = recipe.plan(), small.plan()
     ratio = _amount(recipe, plan) / _amount(small, tried)
     seconds, missing = 0.0, list[str]()
     for stage in recipe.stages():
+        # Of the tried stages of the same kind, the nearest in iteration counts, because the first
+        # also loads models.
         similar = [
             time
             for step, time in measured.items()
@@ -321,6 +333,7 @@ def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, 
         if similar:
             growth = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
             whole, working = similar[-1]
+            # Only the time of the work grows with the number of dialogues, unlike the time to load.
             seconds += whole + working * (growth - 1)
         elif stage.step.stage not in missing:
             missing.append(stage.step.stage)
@@ -343,6 +356,7 @@ def _small(recipe: Recipe) -> Recipe:
     urls = [key for key, value in values.items() if key.endswith("url") and value]
     if urls:
         raise UserError(f"a trial would ask the server of {urls[0]}, which may cost money")
+    # Several tasks if they are cheap, else a single one.
     for tasks in TASKS:
         small = _smaller(recipe, tasks)
         plan = small.plan()
@@ -364,8 +378,10 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
         "dpo.probe": 4 * tasks,
     }
     values = flatten(recipe.settings.model_dump(mode="json"))
+    # A trial is not reported to a tracker.
     values["tracker"] = "none"
     for key, value in values.items():
+        # Longer names follow in the table, so the last limit that fits is the most specific one.
         bounds = [limit for name, limit in limits.items() if f".{key}".endswith(f".{name}")]
         if bounds and isinstance(value, int):
             values[key] = min(value, bounds[-1])
@@ -405,6 +421,7 @@ class _Watch(Silent):
 
     def advance(self, n: int, **fields: float) -> None:
         """Stop the trial after the deadline."""
+        # Time is checked after each item, the only place where a stage can be stopped.
         if time.monotonic() > self.deadline:
             raise UserError(f"it did not end within {TIMEOUT:.0f} s")
 

@@ -94,6 +94,7 @@ def _write_logs(
     counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
     clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
     times = dict[tuple[int, str], tuple[datetime, datetime]]()
+    # Runs store durations only, so the stages are laid end to end.
     for step in recipe.steps():
         start = clock
         clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
@@ -104,6 +105,7 @@ def _write_logs(
         start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
         head = LogHead(task, model, recipe.environment.metric, start, end)
         log = eval_log(run.store, at, stage, head, secrets=secrets)
+        # The viewer separates the parts of a name by underscores.
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
         id_ = log["eval"]["task_id"]
         file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{at:02d}_{id_}.json"
@@ -121,6 +123,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
         files = {ROWS: rows, PAIRS: pairs}
         for selected in trained:
             name = ROWS if selected.selection.rejected is None else PAIRS
+            # verl has no format for pairs.
             if name == PAIRS and form == "verl":
                 continue
             is_rows = name == ROWS
@@ -129,6 +132,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
                     files[name].write(json.dumps(item) + "\n")
                     tools |= {name} if "tools" in item else set()
                 counts[LEFT_OUT if item is None else name] += 1
+    # A kind without items has no file.
     for name in (ROWS, PAIRS):
         if not counts[name]:
             (out / f"{name}.jsonl").unlink()
@@ -150,6 +154,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
             if counts[name]
         }
         (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
+    # Removes counts of 0.
     return +counts
 
 
@@ -170,6 +175,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
+    # All recorded tasks but the held-out ones were sampled for training.
     recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
@@ -186,6 +192,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
     """Return a row of verl; ``None`` for a task without a right answer, or with tests that call a function."""
     answers = known_answers(task)
     truth = answers[0] if answers else _program_tests(task)
+    # A task that no rule can grade is no task for reinforcement learning.
     if not truth:
         return None
     opening = first_prompts(recipe.environment, task)[agent]
@@ -203,6 +210,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
 def _program_tests(task: Task) -> str:
     """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
     is_readable = TESTS in task.secrets and CHECKER not in task.secrets
+    # Tests with a checker need code of their own, which verl does not run.
     tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if is_readable else []
     if not all(isinstance(test, dict) and test.get("kind") == "stdin" for test in tests):
         return ""
@@ -220,6 +228,7 @@ def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool
     s = recipe.settings
     base = {role.name: role.model for role in recipe.roles()}[role]
     head: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
+    # A local path means nothing to readers of the card.
     if HUB_NAME.fullmatch(base):
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
@@ -252,6 +261,7 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
 def _changes(recipe: Recipe) -> str:
     values = flatten(recipe.settings.model_dump(mode="json"))
     choice = ("dataset.name", "environment.name", "model")
+    # The card names data, environment and model even if they are the defaults.
     names = {name: values[name] for name in choice if values.get(name) is not None}
     preset = settings(recipe.name, [f"{name}={value}" for name, value in names.items()])
     defaults = flatten(preset.model_dump(mode="json"))
@@ -304,6 +314,7 @@ def _write(
     recipe: Recipe, run: Run, role: str, version: int | Path, partial: Path, *, merge: bool
 ) -> None:
     path = recipe.policy_path(run, version, role)
+    # A trained version is copied; the base and a merged adapter are loaded and saved.
     if version and not merge:
         copy_files(Path(path), partial, FILES)
         return
@@ -328,6 +339,7 @@ def exported_version(
     if step is not None:
         return step_folder(run, role, step)
     versions = recipe.versions(run, role)
+    # Version 0 is the base, which no training has made.
     newest = versions[-1] or None
     version = newest if version is None else version
     if version is None:

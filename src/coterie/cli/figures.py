@@ -134,6 +134,7 @@ def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
     common: dict[str, Any] = {"policy": figures.label, "version": figures.version}
     common |= {"n": result.n, "failed": result.failed}
     means = {name: round(value, 4) for name, value in result.means.items()}
+    # All differences are from the first policy.
     if figures is not first:
         difference, interval, n = figures.minus(first)
         common |= _measure("difference", difference, interval)
@@ -173,6 +174,7 @@ def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
         for point in result.points
     ]
     last = result.points[-1]
+    # Costs are known only of all rollouts together, which the last row has.
     rows[-1] |= _cost_of_pass(figures.cost, last.average * last.k * result.n)
     if picked := figures.picked:
         rows[-1] |= _measure("picked", picked.score, picked.interval)
@@ -218,6 +220,7 @@ def score_table(
         interval, tokens = f"{result.low:.3f} to {result.high:.3f}", f"{result.tokens:.1f}"
         counts = (f"{result.n}", f"{result.failed}")
         lines.append([label, f"{result.score:.3f}", interval, tokens, *means, *counts])
+    # A row for each metric, with a column for each policy; transposed if that fits the width.
     table = list(zip(heads, *lines, strict=True))
     if not failed:
         del table[-1]
@@ -241,6 +244,7 @@ def _table(title: str, lines: Sequence[Sequence[str]]) -> Table:
     """Return a table of a line of heads and lines of cells."""
     table = Table(title=title, box=None)
     for number, head in enumerate(lines[0]):
+        # The first column may wrap, but numbers stay in one line.
         fold: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"
         table.add_column(head, justify="right", overflow=fold, no_wrap=number > 0)
     for line in lines[1:]:
@@ -323,6 +327,7 @@ def _values(figures: Sequence[Figures], column: str | None) -> Section:
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
+    # Without an interval, a point is left out of table and charts.
     marked = [p for p in consistency.points if p.coverage.interval and p.majority.interval]
     means = consistency.means
     shares = {name: means[name] for name in (WELL_FORMED, CUT_OFF) if name in means}
@@ -358,6 +363,7 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
     """Return example tasks with the rollouts of all policies."""
     decoders = {result.label: result.decoder for result in figures if result.decoder}
     agents = agents_of(settings.build_environment())
+    # Rollouts share a prompt on the page only if the models have the same vocabulary.
     vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
     same = all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
     with ExitStack() as stack:
@@ -388,6 +394,7 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
 
 
 def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) -> ChatRenderer:
+    # The label of a policy precedes the agent only where vocabularies differ.
     label, _, agent = name.rpartition(": ")
     return (decoders[label] if label else next(iter(decoders.values())))(agent)
 
@@ -398,6 +405,7 @@ def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
     differing = [task for task, (low, high) in ends.items() if low < high]
     wrong = [task for task, (low, high) in ends.items() if low == high < 0.5]
     right = [task for task, (low, high) in ends.items() if low == high >= 0.5]
+    # A third of each kind, and more of the others where one kind has too few tasks.
     third = EXAMPLES // 3
     first = [*differing[:third], *wrong[:third], *right[:third]]
     others = [task for task in (*differing, *wrong, *right) if task not in first]

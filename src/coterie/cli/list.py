@@ -44,6 +44,7 @@ def list_names() -> None:
     local = list(local_models())
     for name, weights, context, where in local:
         models.add_row(name, f"{weights:,}", f"{context:,}", where)
+    # Models that can be downloaded are listed with the command for it.
     for name, entry in MODELS.items():
         if name not in [own[0] for own in local]:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"

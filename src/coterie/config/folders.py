@@ -42,6 +42,7 @@ def read_json(text: str) -> Any:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it nests too deep") from error
+    # JSON spells a lone surrogate only by an escape, so the slow check is rarely needed.
     return whole(value) if _SPELLED.search(text) else value
 
 
@@ -56,6 +57,7 @@ def whole(value: Any) -> Any:
 
 def shallow(value: Any) -> Any:
     """Return a JSON value unchanged. Raise ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
+    # The value is searched level by level, because a recursion could exceed its limit.
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [
@@ -85,6 +87,7 @@ def pinned(day: date) -> Iterator[None]:
     try:
         yield
     finally:
+        # Blocks may end in another order than they began, so the entry is found by identity.
         _pinned[:] = [other for other in _pinned if other is not entry]
 
 
@@ -111,6 +114,7 @@ def make_folder(folder: Path) -> None:
     """Create a folder and its parents if missing. Raise ``UserError`` if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Only writing a file tells whether the folder is writable.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -135,6 +139,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     Raises ``UserError`` like :func:`check_new`.
     """
     check_new(file)
+    # In the same folder, because a rename is atomic only within a file system.
     part = file.with_name(f"{file.name}.part")
     try:
         yield part
@@ -159,21 +164,26 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     make_folder(target.parent)
     partial = target.with_name(f".{target.name}.partial")
+    # A process that was killed may have left it.
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir()
     try:
         yield partial
+        # Flushed before the rename, so that a crash leaves no incomplete folder under the final
+        # name.
         for path in [*partial.rglob("*"), partial]:
             flush(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    # A folder that is not empty cannot be replaced by a rename, so the old one moves away first.
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     partial.rename(target)
+    # The rename is on disk only when the parent is flushed.
     flush(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -205,6 +215,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise UserError(
             error.what, "make it writable, or set COTERIE_HOME to another folder"
         ) from error
+    # The system releases the lock when the process ends, even if it is killed.
     with open(target.with_name(f".{target.name}.lock"), "a", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

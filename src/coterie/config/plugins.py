@@ -77,6 +77,7 @@ class Plugin:
     def modules(self) -> frozenset[str]:
         """Return the modules of a plug-in's code: its class, its own base classes and its settings."""
         settings = getattr(self.thing, "settings_type", None)
+        # A function has no base classes, so only its own module counts.
         kinds = [kind for one in (self.thing, settings) for kind in getattr(one, "__mro__", (one,))]
         modules = {str(getattr(kind, "__module__", "")) for kind in kinds}
         return frozenset(name for name in modules if name.partition(".")[0] not in NOT_OWN)
@@ -162,6 +163,7 @@ def _entries(group: str, state: tuple[object, ...]) -> tuple[EntryPoint, ...]:
 
 def _state() -> tuple[object, ...]:
     """Return what changes with the installed packages: the folders of Python's path and their times."""
+    # Installing or removing a package changes the time of its folder.
     folders = [folder for folder in sys.path if Path(folder).is_dir()]
     return tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
 
@@ -185,6 +187,7 @@ def construct(plugin: Plugin, base: "type[Settings]", settings: "Settings", *mor
 
     Raises ``UserError`` if the class is abstract or does not take these arguments.
     """
+    # A class without settings of its own does not take the base settings.
     has_settings = settings_type_of(plugin, base) is not base
     arguments = (settings, *more) if has_settings else more
     return guarded(f"{plugin} can't be made", lambda: plugin.thing(*arguments))
@@ -200,6 +203,7 @@ def guarded(what: str, do: Callable[[], Any], seconds: float = 0.0) -> Any:
             return do()
     except UserError:
         raise
+    # A plug-in may call `sys.exit`, which must not end the command without a message.
     except (Exception, SystemExit, OutOfTime) as error:
         raise UserError(f"{what}: {last_line(error)}", "fix the plug-in or remove it") from error
 
@@ -238,9 +242,11 @@ def error_place(error: BaseException, modules: Collection[str] = ()) -> str:
 
     Without any of these in the traceback, return where the error was raised.
     """
+    # A syntax error has no frame in the file that cannot be compiled, but it names its line.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [one for one in traceback.walk_tb(error.__traceback__) if _file_of(one[0]) != __file__]
+    # The innermost frame of the plug-in, or a later one in another file of the user.
     own = [n for n, (frame, _) in enumerate(frames) if _module_of(frame) in modules]
     first = own[-1] if own else 0
     places = [n for n in range(first, len(frames)) if not is_installed(_file_of(frames[n][0]))]
@@ -252,6 +258,7 @@ def error_place(error: BaseException, modules: Collection[str] = ()) -> str:
 
 def _owner(error: BaseException) -> Plugin | None:
     """Return the plug-in whose code is innermost in an error's traceback, if any."""
+    # A full disk or a locked database is no error of a plug-in.
     if isinstance(error, sqlite3.OperationalError) or getattr(error, "errno", None) in FULL:
         return None
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -288,10 +295,12 @@ def _at_place(kind: Kind, name: str) -> Plugin:
         fix = "write package.module:NAME or path/file.py:NAME"
         raise UserError(f"{kind.name}={name} has no name", fix)
     if not is_file:
+        # The user's modules are in the working folder, which an installed command does not search.
         with_folder(Path.cwd())
     load = partial(_file if is_file else import_module, place)
     module = guarded(f"{what} can't be imported", load)
     if not hasattr(module, thing):
+        # Only what the module defines is suggested, and not its imports.
         own = {k: getattr(v, "__module__", None) for k, v in vars(module).items() if callable(v)}
         names = [key for key, place in own.items() if place == module.__name__]
         has = f"it has: {', '.join(names)}" if names else "it defines no class or function"
@@ -317,6 +326,7 @@ def _file(place: str) -> Any:
     path = expanded(place).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path of the plug-in")
+    # The hash of the path distinguishes files with the same name in different folders.
     name = f"{OF_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -324,9 +334,11 @@ def _file(place: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} is a Python file"
     module = importlib.util.module_from_spec(spec)
+    # The module is registered before it runs, because dataclasses look it up by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    # A module that failed must not be found half initialized.
     except BaseException:
         del sys.modules[name]
         raise

@@ -113,6 +113,8 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
     path = f"{group}{dot}{last}"
     same = [key for key in known if key.rpartition(".")[2] == last]
     if same:
+        # In this order: the full name, keys of the same group, the same ending, a similar depth,
+        # and keys of evaluation and engine last.
         return min(
             same,
             key=lambda key: (
@@ -123,6 +125,7 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
                 key.startswith(("evaluate.", "engine.")),
             ),
         )
+    # Of keys with the same last part, the first one counts.
     leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(known))}
     leaf = nearest(path.rsplit(".", 1)[-1], leaves, cutoff=0.75)
     return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))
@@ -186,6 +189,7 @@ def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
 
 def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[str, str]:
     """Split a location into a key and the place within its value; without a known key, return the full location."""
+    # The longest prefix that is a key; the rest is a position within its value.
     for count in range(len(place), 0, -1):
         path = ".".join(map(str, place[:count]))
         if path in known:
@@ -221,6 +225,7 @@ def read_settings(path: Path, settings: type[Settings]) -> dict[str, Any]:
                 flat[key] = value
             elif any(path.startswith(f"{key}.") for path in known):
                 if isinstance(value, Mapping):
+                    # The file may nest groups or write dotted keys.
                     read(value, f"{key}.")
                 elif value is not None:  # an empty group sets nothing
                     flat[key] = value
@@ -256,6 +261,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
     try:
         text = path.read_text(encoding="utf-8-sig")
+        # The nodes have the line numbers, which the values do not.
         number(yaml.compose(text, Loader=yaml.SafeLoader), "")
         values = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -331,6 +337,7 @@ def resolve(
             raise UserError(
                 f"{word} is a path of Windows, and coterie runs on Linux and macOS", fix
             )
+        # The name of a group sets its main key, such as `user_simulator=NAME`.
         path = mains.get(path, path)
         _check_known(path, known, where)
         _put(values, path, _value(known[path], text))
@@ -347,6 +354,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
         if isinstance(kind, type) and issubclass(kind, Settings):
             yield from keys(kind, f"{prefix}{name}.")
             continue
+        # Of an optional type, the first part decides how a value is read.
         kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         value = None if field.is_required() else field.get_default()
@@ -368,6 +376,7 @@ def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
+            # A group replaces a plain value of an earlier layer.
             if isinstance(value, Mapping):
                 under = values.get(name)
                 values[name] = overlaid(under if isinstance(under, dict) else {}, value)
@@ -399,10 +408,12 @@ def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> Non
 
 def _value(key: SettingsKey, text: str) -> Any:
     """Parse the text of a value. Keys of text or literals take it unchanged."""
+    # A lone surrogate would fail later, in a tokenizer or a file.
     encoded(text, f"the value of {key.path}")
     if key.is_optional and text in ("none", "null"):
         return None
     if key.is_text:
+        # In quotes, `none` is a text and not the absence of a value.
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     try:

@@ -52,16 +52,19 @@ class Request(NamedTuple):
 
 def parse_request(text: str) -> Request:
     """Parse a first message, with any instruction before the task. Raise ``ValueError`` without a task."""
+    # An instruction may mention a task within a line, so a line that begins with it is preferred.
     match = _TASK.search(text) or re.search("Task:", text)
     if match is None:
         raise ValueError("has no 'Task:'")
     rest = text[match.end() :]
     description = subgoals = ""
+    # Only ground files have subgoals after the task, and only plan files a description.
     if marker := _GROUNDED.search(rest):
         rest, subgoals = rest[: marker.start()], rest[marker.end() :]
     elif marker := _DESCRIPTION.search(rest):
         rest, description = rest[: marker.start()], rest[marker.end() :]
         description = description.strip().removesuffix(".")
+        # Upstream writes `None` where there is no description.
         description = "" if description.casefold() == "none" else description
     if not rest.strip():
         raise ValueError("has an empty task")
@@ -75,16 +78,19 @@ def split_subgoals(text: str, first: int = 1) -> list[str]:
     subgoal ``first`` or skips a number.
     """
     starts: list[re.Match[str]] = []
+    # A subgoal's text may mention another subgoal, so a number counts only in sequence.
     for match in _SUBGOAL.finditer(text):
         number = int(match[1])
         if number == first + len(starts):
             starts.append(match)
+        # A later number after a semicolon begins a subgoal, so one is missing before it.
         elif number > first + len(starts) and text[: match.start()].rstrip().endswith(";"):
             raise ValueError(f"has Subgoal {number} where Subgoal {first + len(starts)} should be")
     if not starts or text[: starts[0].start()].strip():
         raise ValueError(f"does not begin with 'Subgoal {first}:'")
     ends = [match.start() for match in starts[1:]] + [len(text)]
     parts = [text[match.end() : end] for match, end in zip(starts, ends, strict=True)]
+    # Semicolons separate subgoals; the last text may end with one of its own.
     texts = [one_line(part.rstrip().removesuffix(";")) for part in parts[:-1]]
     texts.append(one_line(parts[-1]))
     if not all(texts):
@@ -154,16 +160,19 @@ class Dialogue:
 
 def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
     request = parse_request(requests[0])
+    # A one-time file has the whole plan in a single reply.
     if len(replies) == 1:
         return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
     *turns, end = replies
     if end.strip().casefold().rstrip(".") != STOP.casefold().rstrip("."):
         raise ValueError("has a plan without an end")
     texts = []
+    # After the first turn, a reply begins with the sentence that planning continues.
     for number, text in enumerate(turns, 1):
         texts += split_subgoals(text.strip().removeprefix(GO_ON).strip(), number)
     if len(texts) != len(turns):
         raise ValueError("has several subgoals in one turn")
+    # Each request after the first reports the result of the previous subgoal.
     matches = map(_RESULT.search, requests[1:])
     results = tuple(match[2].strip() if match else "" for match in matches)
     return Dialogue(id_, request, tuple(texts), results)
@@ -177,6 +186,7 @@ def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> D
     else:
         later = (one.partition(STEP_GIVEN)[2].strip() for one in requests[1:])
         subgoals = [request.subgoals, *later]
+    # Names of results are numbered through the whole dialogue, so the last number carries over.
     groups, last = [], 0
     for text in replies:
         group = tuple(split_actions(text, last))
@@ -201,6 +211,7 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
     Raises ``UserError`` for a broken line, for files of other kinds, and if less than half of the lines join.
     """
     read = {file: list(read_rows(file, LumosLine)) for file in files}
+    # The first request tells plan and ground files apart, whatever the files are called.
     grounds = [file for file, lines in read.items() if _is_ground(lines[0])]
     plans = [file for file in read if file not in grounds]
     if len(plans) != 1 or len(grounds) != 1:
@@ -211,6 +222,7 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
         )
     (plan,), (ground,) = plans, grounds
     plan_lines, ground_lines = read[plan], read[ground]
+    # A first line with one exchange in a file with longer lines means one line for each step.
     if len(plan_lines[0].messages) == 2 and any(len(one.messages) > 2 for one in plan_lines):
         plan_lines, ground_lines = _last_steps(plan_lines), _last_steps(ground_lines)
     left_out: list[LeftOut] = []
@@ -220,6 +232,8 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
     items = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
     rows = [one for one in items if isinstance(one, PlanRow)]
     left_out += [one for one in items if isinstance(one, LeftOut)]
+    # Few common dialogues mean that the files belong to different sets; single losses are only
+    # counted.
     if len(rows) < JOINED * max(len(plan_lines), len(ground_lines)):
         examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:3])
         raise UserError(
@@ -240,6 +254,7 @@ def _last_steps(lines: Iterable[LumosLine]) -> list[LumosLine]:
     """Keep the last line of each unrolled dialogue, which contains all steps, with the dialogue's id."""
     last: dict[str, LumosLine] = {}
     for line in lines:
+        # The id ends with the number of the step: `ID_0`, `ID_1`, ...
         base = line.id.rpartition("_")[0]
         if base not in last or len(line.messages) > len(last[base].messages):
             last[base] = line.model_copy(update={"id": base})
@@ -299,6 +314,7 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     groups, aligned = ground.actions, True
     expected = plan.subgoals if ground.at_once else numbered
     for ours, theirs in zip(expected, ground.subgoals, strict=True):
+        # A ground file may have more text after the subgoal, so only its beginning is compared.
         if not one_line(theirs).startswith(ours):
             return LeftOut("differs in its subgoals from its line in the other file", plan.id)
     if ground.at_once:
@@ -306,6 +322,7 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     if len(groups) != count:
         return LeftOut(NO_ACTIONS, plan.id)
     results = plan.results if len(plan.results) == count else ("",) * count
+    # The answer of a web task is its last action, of other tasks the result of the last subgoal.
     answer = groups[-1][-1] if domain == "web" else results[-1]
     steps = tuple(
         PlanStep(subgoal=subgoal, actions=group, result=result)
@@ -327,15 +344,19 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
     groups: list[tuple[str, ...]] = [()]
     for action in flat:
         groups[-1] += (action,)
+        # A query or an equation only prepares a later action of the same subgoal.
         if not action.partition("=")[2].strip().startswith(_PREPARING):
             groups.append(())
     if not groups[-1] and len(groups) == count + 1:
         return tuple(groups[:-1]), True
+    # The assignment is not certain: one action for each subgoal, and all remaining ones for the
+    # last.
     return (*((one,) for one in flat[: count - 1]), tuple(flat[count - 1 :])), False
 
 
 # -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
 
+# Candidates of a page, as many as Mind2Web's ranker keeps (top 50).
 MOST = 50
 MAX_TEXT = 200
 DEPTH = 512
@@ -405,7 +426,10 @@ def _step(
 ) -> dict[str, Any]:
     kind, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
     value = "" if kind == "CLICK" else value
+    # A separator of actions in a label would break the parsing of the plan later.
     tag, text = _plain(read[1]), _plain(read[2])
+    # The first action is on the initial environment, each other one on the page that the last one
+    # led to.
     what, before = text or tag, f"R{number - 1}" if number > 1 else "Env"
     typed = f", TEXT: {_plain(value)}" if kind != "CLICK" else ""
     subgoal = _SUBGOALS[kind].format(tag=tag, text=text, value=value)
@@ -434,6 +458,7 @@ def _candidates(action: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _plain(text: str) -> str:
     """Remove separators of actions from a text, and parentheses unless they are balanced."""
+    # Parentheses are balanced if the depth never falls below zero and ends there.
     words, depth, lowest = _DIVIDES.sub(" ", text), 0, 0
     for sign in words:
         depth += (sign == "(") - (sign == ")")
@@ -451,6 +476,7 @@ def elements(
     elements separately.
     """
     texts = texts_of(page) if page else {}
+    # A candidate that is listed twice is kept once, by its node.
     by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
 
     def place(two: tuple[PageElement, Mapping[str, Any]]) -> tuple[float, float, str]:
@@ -461,6 +487,7 @@ def elements(
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
     node, attributes = str(raw[_ID]), raw["attributes"]
+    # The file's own text is preferred, then the node's text in the page, then its attributes.
     own = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
     own += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (not own[0])
     text = one_line(" ".join(own))[:MAX_TEXT]
@@ -468,6 +495,8 @@ def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
 
 
 def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[float, float]:
+    # The first number is the kind of evidence: ranks precede scores, and scores precede common
+    # words.
     for place, name in enumerate(("rank", "score")):
         with suppress(TypeError, ValueError):
             number = float(raw[name]) if name in raw else float("nan")
@@ -505,6 +534,7 @@ class _Reader(HTMLParser):
         self._begin(tag, attrs, ends=True)
 
     def handle_endtag(self, tag: str) -> None:
+        # An end tag also closes elements left open inside; one without a start tag is ignored.
         places = [place for place, (name, _) in enumerate(self._open) if name == tag]
         if places:
             del self._open[places[-1] :]
@@ -516,12 +546,14 @@ class _Reader(HTMLParser):
     def _begin(self, tag: str, attrs: Sequence[tuple[str, str | None]], *, ends: bool) -> None:
         attributes = dict(attrs)
         self._open.append((tag, attributes.get(_ID) or ""))
+        # Labels, placeholders and similar attributes count as text of the node.
         self._add(*(attributes.get(name) or "" for name in _SAYING))
         if ends or len(self._open) > DEPTH:
             self._open.pop()
 
     def _add(self, *texts: str) -> None:
         parts = [text.strip() for text in texts if text.strip()]
+        # A text belongs to all open nodes. The limit bounds the work for deeply nested pages.
         for _, node in self._open if parts else ():
             if node and self._length[node] < MAX_TEXT:
                 self.texts.setdefault(node, []).extend(parts)

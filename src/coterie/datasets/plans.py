@@ -138,7 +138,9 @@ class ConvertedRow(PlanRow):
     def normalize(cls, raw: Raw) -> Raw:
         raw = super().normalize(raw)
         try:
+            # Rows with steps are already in coterie's own form.
             return raw if "steps" in raw else cls.convert(raw)
+        # Only the first fault of the nested model is named, so that the message stays short.
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
@@ -171,9 +173,12 @@ class _Results:
 
     def add(self, formula: str, stated: Fraction) -> str:
         """Return the action of a formula. Raise ``ValueError`` if it is not arithmetic."""
+        # Numbers that equal earlier results become their names, so that actions build on each
+        # other.
         linked = _Linker(self).visit(parse_formula(formula))
         name = f"R{len(self.values) + 1}"
         text = ast.unparse(linked)
+        # The exact value is stored beside the stated one, which the solution may have rounded.
         self.values[name] = value(text, self.values)
         self.stated[name] = stated
         return f"{name} = Calculator({text})"
@@ -183,6 +188,7 @@ class _Results:
 
         A number of the question is linked to a result only on its first use.
         """
+        # Of several equal results, the latest is the most likely operand.
         for name in reversed(self.stated):
             if operand in (self.stated[name], self.values[name]):
                 if operand in self.question and name in self.used:
@@ -200,6 +206,7 @@ class _Linker(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            # `repr` gives the decimal as written; the binary float is not exact.
             name = self.results.name_of(Fraction(repr(node.value)))
             if name is not None:
                 return ast.Name(name, ast.Load())
@@ -225,6 +232,7 @@ class Gsm8kPlanRow(ConvertedRow):
             return {**known, "left_out": BROKEN}
         if not steps:
             return {**known, "left_out": NO_STEPS}
+        # A plan must compute the answer, else its actions do not solve the task.
         if list(results.values.values())[-1] != number(row.answer):
             return {**known, "left_out": OTHER_ANSWER}
         return {**known, "steps": steps}
@@ -234,6 +242,7 @@ def _steps(solution: str, results: _Results) -> Iterator[PlanStep]:
     for line in solution.splitlines():
         actions, result = [], ""
         for annotation in _ANNOTATION.findall(line):
+            # In `48/2=24` the last equals sign separates the formula from its result.
             formula, equals, result = annotation.rpartition("=")
             stated = number(result)
             if not equals or stated is None:
@@ -250,14 +259,18 @@ def _subgoal(line: str, results: _Results) -> str:
     question, marker, _ = line.partition(_SOCRATIC)
     if marker and question.strip():
         return one_line(question)
+    # Results of this line and of earlier ones are hidden, but numbers of the question stay.
     own = {number(text.rpartition("=")[2]) for text in _ANNOTATION.findall(line)}
     hidden = own | (set(results.stated.values()) - results.question)
+    # Splitting by annotations alternates texts and formulas; only the texts are kept.
     before, *after = _ANNOTATION.split(line)[::2]
     text = before
     for rest in after:
+        # Upstream repeats the result after the annotation, which would reveal it.
         total = _TOTAL.match(rest)
         text = f"{_without_formula(text)} ?{rest[total.end() if total else 0 :]}"
     text = _NUMERAL.sub(lambda match: "?" if number(match[0]) in hidden else match[0], text)
+    # Removed formulas leave spaces before punctuation and inside parentheses.
     return re.sub(r"\s+([.,;:!)])|(\()\s+", r"\1\2", one_line(text)).replace("??", "?")
 
 
@@ -265,8 +278,10 @@ def _without_formula(text: str) -> str:
     """Remove the formula at the end of a text. It may contain units: ``she has 3 dozen eggs * 12 =``."""
     tokens = _TOKEN.findall(text.rstrip(" $"))
     keep, words = len(tokens), 0
+    # Without an equals sign, the text before the annotation is no formula.
     if not tokens or tokens[-1] != "=":
         return text.rstrip(" $")
+    # Walk back over numbers and signs. A few words in between are units.
     for place in range(keep - 1, -1, -1):
         token = tokens[place]
         if _NUMERAL.match(token) or token in _SIGNS:
@@ -323,17 +338,21 @@ class StrategyPlanRow(ConvertedRow):
         parts = [one_line(part) for part in row.decomposition]
         if not parts:
             return {**known, "left_out": NO_PARTS}
+        # An unbalanced bracket would break the parsing of the call.
         if any(part.count("(") != part.count(")") for part in parts):
             return {**known, "left_out": BRACKETS}
         steps, answers, count = list[PlanStep](), list[str](), 0
         for place, part in enumerate(parts):
             references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
+            # Actions run in order, so a reference must point to an earlier answer.
             if any(not 1 <= reference <= place for reference in references):
                 return {**known, "left_out": FORWARD}
             actions = _actions(part, references, answers, _topic(row, place), count)
+            # The last action of a sub-question gives its answer.
             count += len(actions)
             answers.append(f"R{count}")
             text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
+            # Upstream has no answers of sub-questions, so only the last result is known.
             result = answer if place == len(parts) - 1 else ""
             subgoal = text[:1].upper() + text[1:]
             steps.append(PlanStep(subgoal=subgoal, actions=actions, result=result))
@@ -364,17 +383,21 @@ def _topic(row: _StrategyQuestion, place: int) -> str | None:
     Empty without either; ``None`` if there is nothing to look up.
     """
     part = row.decomposition[place]
+    # The first annotator who gave evidence for this sub-question counts.
     evidence = next((one[place] for one in row.evidence if len(one) > place), None)
+    # Evidence names a paragraph as a page with a number, such as `Emma Watson-3`.
     pages = [_PARAGRAPH.sub("", page) for page in _leaves(evidence) if _PARAGRAPH.search(page)]
     if pages:
         return _without_brackets(pages[0])
     names = sorted(_NAME.findall(part), key=len)
     if OPERATION in _leaves(evidence):
         return None
+    # A yes-or-no question about earlier answers that names nothing only compares them.
     if _REFERENCE.search(part) and _JUDGES.match(part) and not names:
         return None
     if row.term and row.term.casefold() in part.casefold():
         return _without_brackets(row.term)
+    # The longest name is the most specific one.
     return names[-1].rstrip(".") if names else ""
 
 

@@ -136,6 +136,8 @@ def question_key(question: Any) -> str:
     """
     if not isinstance(question, str):
         return "unknown"
+    # NFKC unites variants of a character, such as full-width digits, in which copies of a set
+    # differ.
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -151,6 +153,7 @@ def question_text(value: Any) -> Any:
         if not {message["role"] for message in value} <= {"system", "developer", "user"}:
             raise TypeError("another role")
         contents = [message["content"] for message in value]
+        # Content is a text or a list of text parts.
         texts = [
             one if isinstance(one, str) else "".join(part["text"] for part in one)
             for one in contents
@@ -200,6 +203,7 @@ def _records(*names: str, lists: Keys = ()) -> BeforeValidator:
     """Return a validator that converts tuples, or the hub's parallel ``lists``, into objects with ``names``."""
 
     def convert(value: Any) -> Any:
+        # The hub stores a list of objects as an object of parallel lists.
         if isinstance(value, Mapping):
             value = list(zip(*(value.get(name) or () for name in lists), strict=True))
         return [
@@ -259,6 +263,7 @@ class HotpotRow(QuestionRow):
     @model_validator(mode="after")
     def _supported(self) -> "HotpotRow":
         titles = {paragraph.title for paragraph in self.context}
+        # A few facts have no paragraph in upstream, but a row in which none has one is broken.
         if titles and not any(fact.title in titles for fact in self.supporting_facts):
             raise ValueError("none of the supporting facts' titles is among the paragraphs")
         return self
@@ -287,6 +292,7 @@ class TwoWikiRow(HotpotRow):
         texts = ("context", "supporting_facts", "evidences")
         row = {**raw, **{name: parsed_json(raw[name], name) for name in texts if name in raw}}
         if isinstance(row.get("context"), list):
+            # In upstream, an empty paragraph is `[title, []]`.
             row["context"] = [
                 one for one in row["context"] if not isinstance(one, list) or one[1:] != [[]]
             ]
@@ -391,11 +397,13 @@ class AnswerRow(QuestionRow):
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
+        # A field without listed keys is read under its own name.
         fields = {name: first_of(raw, cls.keys.get(name, (name,))) for name in cls.model_fields}
         question = question_text(fields["question"])
         answers, aliases = (answer_list(fields[name]) for name in ("answer", "aliases"))
         fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
         fields["id"] = as_text(fields["id"]) or question_key(question)
+        # Missing values are omitted, so that the defaults of the fields apply.
         fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
         return {**fields, "answer": answers[0]} if answers else fields
 
@@ -418,6 +426,7 @@ def answer_list(value: Any) -> list[Any]:
             items = read_json(value)
         except ValueError:
             return [value]
+        # Only a list of texts counts: a list of numbers may be the answer.
         is_list = isinstance(items, list) and all(isinstance(item, str) for item in items)
         return items if is_list and items else [value]
     if isinstance(value, list | tuple):
@@ -429,6 +438,7 @@ def as_text(value: Any) -> Any:
     """Convert a number into text and ``None`` into an empty text. Raise ``ValueError`` for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not an answer")
+    # Tables store integers with missing cells as floats, so 5.0 means 5.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -460,6 +470,7 @@ class TriviaRow(AnswerRow):
     def passages(self) -> tuple[RowPassage, ...]:
         """Snippets with the titles of their pages; gold if they contain an answer."""
         golds = [one.casefold() for one in self.answers]
+        # A snippet of an unknown page is no passage, so rows without titles have no passages.
         return tuple(
             RowPassage(title, text, any(gold in text.casefold() for gold in golds))
             for title, text in zip(self.titles, self.snippets, strict=False)
@@ -493,6 +504,7 @@ def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
         texts, titles = results.get("description") or (), list(results.get("title") or ())
     else:
         texts, titles = ([one.get(name) for one in results] for name in ("description", "title"))
+    # Titles may be missing at the end, and surplus ones are cut.
     return [
         (title if isinstance(title, str) else "", text)
         for title, text in zip_longest(titles[: len(texts)], texts)
@@ -545,6 +557,7 @@ class MusiqueRow(AnswerRow):
     @model_validator(mode="after")
     def _refers(self) -> "MusiqueRow":
         for number, hop in enumerate(self.hops, 1):
+            # Without paragraphs, the hops of a row refer to numbers that cannot be checked.
             if self.paragraphs and (hop.paragraph or 0) >= len(self.paragraphs):
                 missing = f"paragraph {hop.paragraph}, which does not exist"
                 raise ValueError(f"hop {number} refers to {missing}")

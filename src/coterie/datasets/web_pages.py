@@ -87,10 +87,12 @@ class _Reader(HTMLParser):
         one = Element(tag, len(self.open), {name: value or "" for name, value in attrs})
         if tag not in HIDDEN and not self.hidden:
             self.elements.append(one)
+        # These elements have no end tag, so they never stay open.
         if tag not in VOID:
             self.open.append(one)
 
     def handle_endtag(self, tag: str) -> None:
+        # An end tag also closes elements left open inside; one without a start tag is ignored.
         places = [place for place, one in enumerate(self.open) if one.tag == tag]
         if places:
             del self.open[places[-1] :]
@@ -119,9 +121,11 @@ def outline(html: str, max_characters: int) -> str:
     for one in elements(html):
         if one.tag not in UNSEEN:
             style = " ".join(one.attributes[name] for name in SHOWN if one.attributes.get(name))
+            # The indentation is limited, because deep pages would spend the characters on spaces.
             line = f"{'  ' * min(one.depth, 6)}{one.tag} {style}".rstrip()
             lines.append(line + f": {one.text}" * bool(one.text))
     text = "\n".join(lines)
     if len(text) <= max_characters:
         return text
+    # Cut at a line end, so that no element is described in part.
     return f"{text[:max_characters].rpartition(chr(10))[0]}\n..."

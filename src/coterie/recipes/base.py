@@ -64,8 +64,11 @@ class Recipe(ABC):
         self.settings = settings
         self.name = settings.recipe
         self.environment = make_environment(settings)
+        # Only the types of the openers are checked here. Nothing is opened, so the folder does not
+        # matter.
         environment_openers = openers_of(self.environment, Path())
         check_needs(self.environment, {**environment_openers, **self.openers()})
+        # Models are opened on first use, so that a plan needs no weights.
         self._roles: Roles | None = None
 
     # -- for subclasses -----------------------------------------------------------------------
@@ -160,6 +163,7 @@ class Recipe(ABC):
 
     def training_tasks(self) -> int:
         """Return the number of training tasks per iteration."""
+        # Recipes have different keys for the number of tasks; the first usual key counts.
         values = flatten(self.settings.model_dump(mode="json"))
         candidates = (values.get(key) for key in ("rollout.tasks", "tasks"))
         return next((n for n in candidates if isinstance(n, int)), self.settings.evaluate.tasks)
@@ -170,6 +174,7 @@ class Recipe(ABC):
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
+        # The counts of earlier iterations tell the environment where to continue.
         *before, count = self.draws(iteration)
         return self.environment.tasks("train", count, self.settings.seed, before)
 
@@ -223,13 +228,18 @@ class Recipe(ABC):
 
         def done(run: Run, iteration: int, progress: Progress) -> Metrics:
             models = self.models(run)
+            # Servers and cached models leave the devices first, because a training needs their
+            # memory.
             if alone or roles:
                 models.make_room()
             result: Any = do(run, iteration, progress)
+            # A coroutine runs on the event loop of the engines, which stay open between stages.
             metrics = models.run_async(result) if inspect.iscoroutine(result) else result
             return metrics or {}
 
         required = tuple(stage.step for stage in after)
+        # Stages of the same kind do the same work, so that a dry run can estimate a stage from a
+        # trial.
         kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
         settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
         return Stage(Step(iteration, name), done, required, (*settings, *depends), roles, kind)
@@ -255,9 +265,12 @@ class Recipe(ABC):
     def _fingerprints(self) -> dict[Step, str]:
         person = self.settings.user_simulator.identity()
         common = (self._models, self._content, self.settings.seed, person)
+        # No arguments add nothing to the hash, so that a run without any keeps its fingerprints.
         args = sorted(self.settings.engine.template.items())
         prints: dict[Step, str] = {}
         for stage in self.stages():
+            # The hashes of the inputs are included, so that a change also invalidates all later
+            # stages.
             inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
             depends = (inputs, *stage.depends, *([args] if args else []))
             prints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
@@ -306,6 +319,7 @@ class Recipe(ABC):
 
     def models(self, run: Run) -> "Roles":
         """Return the models of the roles, open until :meth:`close` or a call with another run."""
+        # The models belong to one run; a call with another run closes them.
         if self._roles is None or self._roles.run is not run:
             from coterie.runs.roles import Roles
 
@@ -333,6 +347,7 @@ class Recipe(ABC):
     def versions(self, run: Run, role: str | None = None) -> list[int]:
         """Return the versions of a role: 0 initially, and one per finished training."""
         name = role or self.main_role
+        # The training of a role in iteration i makes its version i + 1.
         finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in finished)]
 
@@ -352,6 +367,7 @@ class Recipe(ABC):
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
     def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
+        # Runs with other seeds and other iterations shuffle their rows differently.
         return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     # -- playing ------------------------------------------------------------------------------
@@ -391,6 +407,7 @@ class Recipe(ABC):
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
     ) -> dict[str, TokenSampler]:
         """Return a sampler for each agent, with the newest version of its role in the iteration."""
+        # Agents with the same role share a sampler, and with it the engine's caches.
         players = self.players()
         by_role = {
             role: await self.sampler(

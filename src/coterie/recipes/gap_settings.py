@@ -65,10 +65,12 @@ class ImitationSettings(TrainingSettings):
 
     @property
     def plain(self) -> TrainingSettings:
+        # The trainer only knows the usual settings; `target_tokens` becomes steps before.
         return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
 
     def identity(self) -> str:
         """Hash of the settings that change results."""
+        # Without `target_tokens` the hash is the same as of the usual settings.
         own = self.plain.identity()
         return own if self.target_tokens is None else digest(own, self.target_tokens)
 

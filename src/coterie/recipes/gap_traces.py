@@ -60,6 +60,7 @@ class TraceRow(SetRow):
         """The question: ``input``, else the text after the last ``Question:``, else an empty string."""
         if self.input.strip():
             return self.input.strip()
+        # Without the marker, `rpartition` would return the whole prompt as the question.
         return self.instruction.rpartition(QUESTION)[2].strip() * (QUESTION in self.instruction)
 
     @property
@@ -80,10 +81,12 @@ class TraceRow(SetRow):
             value = {"messages": [*value["prompt"], *value["completion"]]}
         for name in ("messages", "conversations"):
             if name in value:
+                # The prompt of the run's environment replaces the system message of the file.
                 turns = [one for one in parse_messages(value[name]) if one.role != "system"]
                 if [one.role for one in turns] != ["user", "assistant"]:
                     raise ValueError("a trace is one message of the user and one of the assistant")
                 return {"instruction": turns[0].content, "output": turns[1].content}
+        # Null means a missing field, so that its default applies.
         return {name: field for name, field in value.items() if field is not None}
 
 
@@ -115,6 +118,7 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
     Raises ``ValueError`` for nested, unclosed or unopened observations.
     """
     tags = list(_OBSERVATION_TAGS.finditer(trace))
+    # Opening and closing tags must alternate.
     for number, tag in enumerate(tags):
         if bool(tag[1]) != bool(number % 2):
             raise ValueError(f"has a nested or unopened observation (character {tag.start() + 1})")
@@ -142,9 +146,11 @@ def split_trace(trace: str) -> TracePieces:
     """Split a trace into messages and observations. Raises ``ValueError`` like :func:`observations`."""
     messages, texts, at = list[str](), list[str](), 0
     for start, end in observations(trace):
+        # Spaces after an observation belong to it, so that messages begin with their first word.
         after = end + len(trace[end:]) - len(trace[end:].lstrip())
         before = trace[at:start]
         message = before.rstrip()
+        # Observations without a message in between are joined into one.
         if message or not messages:
             messages.append(message)
             texts.append(before[len(message) :] + trace[start:after])
@@ -156,6 +162,7 @@ def split_trace(trace: str) -> TracePieces:
 
 def format_error(trace: str, calls: Tags) -> str:
     """Return why an agent with this call format cannot have written a trace, or an empty string."""
+    # Every message before an observation must end with a call of a tool of this run.
     *before, last = split_trace(trace).messages
     for text in before:
         if not text:
@@ -163,6 +170,7 @@ def format_error(trace: str, calls: Tags) -> str:
         if (stop := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
             tools = ", ".join(calls.calls)
             return f"has an observation without a call of a tool of this run ({tools}) before it"
+        # Sampling would have stopped at the call, so an agent cannot have written the rest.
         if stop < len(text):
             return f"continues after {text[:stop][-40:]!r}, where a message ends"
     end = stopped_at(last, calls.stop)
@@ -189,6 +197,7 @@ class TraceEnvironment(Pure):
         self.name, self.version = environment.name, environment.version
         self.syntax = syntax = environment.syntax
         self.role: Role = syntax.role if isinstance(syntax, Tags) else "tool"
+        # The file alone determines the number of turns.
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
@@ -206,6 +215,8 @@ class TraceEnvironment(Pure):
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        # Only the first prompt comes from the wrapped environment, so it gets a state without
+        # turns.
         first = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
@@ -222,6 +233,7 @@ class TraceEnvironment(Pure):
     ) -> Transition:
         """Return the next observation of the file, or end after the last message."""
         texts = self.by_task[state.task.id].observations
+        # After the n-th message of the agent follows the n-th observation of the file.
         at = sum(t.speaker != FILE for t in state.turns)
         if at <= len(texts):
             part = Part(texts[at - 1], source="file")
@@ -229,6 +241,7 @@ class TraceEnvironment(Pure):
         return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
+        # A file has no right answers, so its traces are not graded.
         return Grade(None)
 
 

@@ -36,6 +36,7 @@ def sections(recipe: Moat, run: Run) -> list[Section]:
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
+    # A measurement in which every task failed has no J.
     steps = [step for step in steps if run.metrics(step).get("n")]
     rows, points, before = list[tuple[str, ...]](), list[Point](), None
     for number, step in enumerate(steps):
@@ -73,10 +74,12 @@ def _when(step: Step, first: Step) -> str:
 def _change(run: Run, before: Step, step: Step) -> str:
     """Return the mean difference on common tasks, and its standard error."""
     old, new = _by_task(run, before), _by_task(run, step)
+    # Differences on the same tasks, so that the spread between tasks cancels out.
     gaps = [new[task] - old[task] for task in new if task in old]
     if not gaps:
         return ""
     spread = statistics.stdev(gaps) if len(gaps) > 1 else 0.0
+    # Mean and standard error of the differences.
     return f"{statistics.fmean(gaps):+.4f} ± {spread / math.sqrt(len(gaps)):.4f}"
 
 

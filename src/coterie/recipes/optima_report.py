@@ -25,6 +25,7 @@ def sections(recipe: Optima, run: Run) -> list[Section]:
             "Marked tokens are trained.",
             examples=_selected(recipe, run, i),
         )
+        # The first and the last iteration, once if they are the same.
         for i in dict.fromkeys((*selects[:1], *selects[-1:]))
     ]
     return [_rewards({i: _samples(recipe, run, i) for i in iterations}), *selected]
@@ -53,6 +54,7 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
 
 
 def _samples(recipe: Optima, run: Run, i: int) -> list[Sample]:
+    # The leaf of a selection is the end of a whole dialogue, or a turn of a tree.
     turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
     rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
     return [

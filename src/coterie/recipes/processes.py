@@ -25,6 +25,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
         settings.cluster, "node of Ray's choice"
     )
     trainings = dict(recipe.trainings())
+    # The policy's training in reinforcement learning has a settings key of its own.
     if isinstance(settings, ReinforceRecipeSettings):
         trainings["update"] = settings.policy_training
     ranks = {
@@ -43,6 +44,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
     each = "1 each" if on_gpu else "none"
     for memory in plan.memory:
         if count := ranks.get(memory.stage):
+            # The plan counts the memory of one GPU, or on a CPU of all ranks together.
             size = in_gib(memory.total if on_gpu else memory.total // count)
             name = f"rank of {memory.stage}"
             table.add_row(name, f"{count}", elsewhere, each, "1 for all", f"{size} GiB")
@@ -50,6 +52,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
     for role in plan.shapes if settings.engine.kind == "vllm" else ():
         if role == CRITIC:
             continue
+        # Servers load weights in bfloat16, two bytes each.
         name, weights = f"vLLM server of {role}", 2 * plan.shapes[role].weights
         for url in vllm.urls:
             table.add_row(name, "1", "external", "unknown", url, "unknown")
@@ -57,6 +60,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
         if on_gpu:
             budget = int((vllm.gpu_memory_utilization or VLLM_MEMORY) * plan.available)
             free = max(0, budget * vllm.tensor_parallel_size - weights)
+            # Cached keys and values have two bytes each as well.
             tokens = free // (2 * plan.shapes[role].cache_token)
             gpus = " and ".join(vllm.devices) or f"{vllm.tensor_parallel_size} each"
             size = f"{in_gib(budget)} GiB of each GPU, {tokens:,} cached tokens"

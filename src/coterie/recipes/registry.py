@@ -56,6 +56,7 @@ BUILT_IN = (
     _built_in("sft", "SFTOnFile", "file_training"),
     _built_in("sweet_rl", "SweetRL"),
 )
+# All names lead to the same table, in which `described` looks up the entry.
 RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
 QUICKSTART = "optima/isft"
 """Method of ``coterie quickstart``; ``presets/optima/quickstart.yaml`` has its sizes."""
@@ -67,6 +68,7 @@ def described(name: str) -> RecipeDescription:
         return plugin(name)
     recipe = name.partition("/")[0]
     description = next((one for one in BUILT_IN if one.name == recipe), None)
+    # `plugin` raises an error if an installed package reuses a built-in name.
     if recipe in installed(RECIPES):
         description = plugin(recipe)
     if description is None or name not in _methods(description):
@@ -105,6 +107,7 @@ def plugin(name: str) -> RecipeDescription:
     if missing := sorted(located.thing.__abstractmethods__):
         raise UserError(f"{located} has no {', '.join(missing)}", "define it")
     base = settings_type_of(located, RecipeSettings)
+    # A class is a recipe with a single method, which has its name.
     own = methods(base, (located.name, base.__doc__ or ""))
     return RecipeDescription(located.name, "", lambda: own, located.thing)
 
@@ -184,6 +187,8 @@ def settings(
         stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
     own = played_type(base, choice)
+    # Each layer overrides those before it. The names come once more, because a preset has names
+    # too.
     layers = [
         choice.values(),
         _declared(base, choice),
@@ -207,6 +212,7 @@ def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) ->
     from coterie.environments.registry import Choice
 
     stored_choice, choice = Choice.of(stored), Choice.among(words)
+    # A data set with a preset is played in the method's own environment.
     if choice.environment is None and choice.dataset in _presets(name).values:
         choice = Choice(choice.dataset, _own(name).environment)
     if stored_choice.environment is None:
@@ -231,6 +237,8 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     from coterie.environments.registry import NAMES
 
     presets, dataset = _presets(name), choice.dataset or choice.environment or ""
+    # A method with a closed list refuses built-in data sets without a preset; plug-ins get the
+    # common values.
     closed = bool(presets.values) and not presets.open
     if dataset in presets.values or (closed and dataset in NAMES):
         return _packaged(presets, dataset, name)

@@ -59,6 +59,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
         ),
         commands=run.commands()[-MAX_COMMANDS:],
         headlines=(
+            # The recipe's own results come first, and may leave no place for the usual ones.
             *recipe.headlines(run),
             *page.headlines(evaluations, metric, recipe.settings.rounds),
         )[:HEADLINES],
@@ -95,9 +96,11 @@ def selected_examples(
     """
     by_task: dict[str, list[Selection]] = {}
     for task, one in run.store.selections(iteration, "select"):
+        # All selections of the first tasks, and none of other tasks.
         if task in by_task or len(by_task) < count:
             by_task.setdefault(task, []).append(one)
     reward = Step(iteration, "reward")
+    # The store also keeps credit that was computed under other settings.
     settings = recipe.fingerprint(reward) if reward in recipe.steps() else ""
     examples = []
     for task, selections in by_task.items():
@@ -107,6 +110,7 @@ def selected_examples(
             if credit.settings == settings:
                 numbers.setdefault(credit.node, {})[credit.name] = credit.value
         own = {node: facts(of_node) for node, of_node in numbers.items()}
+        # Pairs of the same turn are shown together.
         groups: dict[str, list[Selection]] = {}
         for one in selections:
             groups.setdefault(_parent(tree, one), []).append(one)
@@ -118,6 +122,7 @@ def selected_examples(
 
 
 def _parent(tree: Tree, one: Selection) -> str:
+    # Selections without a common parent form one group.
     parents = {tree.turns[node].parent for node in (one.leaf, one.rejected or "") if node}
     return parents.pop() if one.rejected and len(parents) == 1 else ""
 
@@ -145,6 +150,7 @@ def _sides(
         named = tuple((first.agent, row) for row in own)
         if named:
             replies.append((node, Shown("", texts, named, trained=bool(side), side=side)))
+    # By falling value, and the chosen side first if values are equal.
     replies.sort(key=lambda one: (-_first(numbers.get(one[0])), one[1].side != "chosen"))
     what = "reply" if are_siblings else "rollout"
     return [replace(one, name=f"{what} {n}") for n, (_, one) in enumerate(replies, 1)]
@@ -183,6 +189,7 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
         heldout = recipe.heldout_tasks()
     except UserError:  # its file has moved, or its server has ended
         return ()
+    # Only the first held-out tasks are read, which is fast for large sets too.
     for task in heldout[: 4 * EXAMPLES]:
         sides, scores = list[Shown](), list[float]()
         for version in dict.fromkeys((versions[0], versions[-1])):
@@ -195,8 +202,10 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
                 sides.append(rollout(tree, outcome, path, name))
                 scores.append(outcome.score or 0.0)
         if sides:
+            # Negative, so that sorting puts the largest improvements first; the number breaks ties.
             tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
     tasks.sort(key=lambda one: one[:2])
+    # Mostly improvements, but also the two tasks that became worst.
     picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
     shown = [(example(task, sides, recipe.renderer), task, sides) for *_, task, sides in picks]
     return add_pictures(shown, recipe.environment, run.folder / "pictures")
@@ -228,6 +237,7 @@ def _preset(recipe: Recipe) -> dict[str, object] | None:
     from coterie.recipes.registry import settings
 
     own = recipe.settings
+    # The preset is resolved for the run's own data set and environment.
     choice = Choice.of(own.model_dump())
     names = (("dataset", choice.dataset), ("environment", choice.environment))
     words = [f"{group}={name}" for group, name in names if name]
@@ -236,4 +246,5 @@ def _preset(recipe: Recipe) -> dict[str, object] | None:
     try:
         return flatten(settings(own.recipe, words).model_dump(mode="json"))
     except UserError:
+        # A file or plug-in may be missing by now; the page then compares with the defaults.
         return None

@@ -102,11 +102,14 @@ def _method(
 ) -> type[S]:
     defaults: dict[str, Any] = {}
     if dataset:
+        # The defaults of a method name its data set and environment, which the command line may
+        # replace.
         defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
         defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
     own: type[S] = create_model(
         base.__name__, __base__=base, __module__=base.__module__, __doc__=meaning, **defaults
     )
+    # In `create_model` the name would become a field, and it is a variable of the class.
     own.recipe = name
     return own
 
@@ -135,6 +138,7 @@ def read_presets(file: Traversable) -> Presets:
     return Presets(
         common,
         {
+            # The micro-world comes first, because the first entry is the default of a method.
             **({micro_world["environment"]["name"]: micro_world} if micro_world else {}),
             **{name: overlaid(common, rows[name]) for name in sorted(rows)},
         },

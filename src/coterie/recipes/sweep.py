@@ -108,15 +108,18 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
     if "seed" in keys and seeds > 1:
         raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
     points: list[Point] = []
+    # Seeds are the outer loop, so that every value has one run before any has a second.
     for number, values in product(range(seeds), product(*keys.values())):
         own_words = [*others, *map("=".join, zip(keys, values, strict=True))]
         own = settings(name, own_words)
+        # Further seeds are counted up from the seed of the settings.
         if number:
             seeded = [word for word in own_words if not word.startswith("seed=")]
             own = settings(name, [*seeded, f"seed={own.seed + number}"])
         recipe, text = recipe_of(own), " ".join(own_words[len(others) :])
         _check(recipe, text)
         value = ",".join(values)
+        # Names of folders keep only safe characters; a collision is an error below.
         slug = re.sub(r"[^\w.+-]+", "_", value).strip("._") or "_"
         path = folder / f"{slug}-seed-{own.seed}"
         for other in points:
@@ -125,10 +128,12 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
             if other.folder == path:
                 problem = f"the runs of {other.value!r} and {value!r} have the same folder {path}"
                 raise UserError(problem, "sweep over one of them with another --folder")
+        # A run that exists must have been made with these settings.
         if (path / "config.yaml").is_file():
             with open_run(path, recipe.name, own, write=False) as run:
                 check_finished(recipe, run)
         shared = [(other, shared_steps(recipe, other.recipe)) for other in points]
+        # The earlier run with the most equal stages saves the most work.
         source, steps = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
         points.append(Point(value, text, own.seed, path, recipe, source if steps else None, steps))
     return points
@@ -149,6 +154,7 @@ def shared_steps(recipe: Recipe, other: Recipe) -> list[Step]:
     """Return the stages with equal settings in both recipes, including the stages that they read."""
     theirs, common = set(other.steps()), list[Step]()
     for stage in recipe.stages():
+        # A stage is shared only if all stages that it reads are shared.
         step, has_inputs = stage.step, all(required in common for required in stage.after)
         if has_inputs and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
             common.append(step)
@@ -165,6 +171,7 @@ def run_sweep(
         say(f"run {number} of {len(points)}: {point.words} seed={point.seed}")
         make_folder(point.folder.parent)
         recipe = point.recipe
+        # Only a new run copies stages; one that exists is resumed.
         if point.source is not None and not point.folder.exists():
             copied = fork(recipe, point.source.folder, point.folder, recipe.settings)
             say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
@@ -180,7 +187,9 @@ def run_sweep(
             rows.append(SweepRow(*first, *loss))
             for task, result in held_out_results(run.store, last).items():
                 scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
+        # Frees the devices for the models of the next run.
         recipe.close()
+    # With several seeds, each value gets another row over all of them.
     if len(rows) > len(scores):
         rows += [mean_of_seeds(value, rows, tasks) for value, tasks in scores.items()]
     return rows
@@ -188,6 +197,7 @@ def run_sweep(
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
     seeds = [row for row in rows if row.value == value]
+    # Scores are averaged over seeds first, so that the interval is over tasks.
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
     tokens = round(fmean(row.tokens for row in seeds), 2)
@@ -253,6 +263,7 @@ def merge(
             "give their folders too, or --partial to let the merged run do their tasks",
         )
     steps = [step for step in full.steps() if step.stage in full.by_task]
+    # Only the first iteration is merged, because later ones need the policy that it trains.
     steps = [step for step in steps if step.iteration == steps[0].iteration]
     for part in parts:
         _check_sampled(part, steps[0])
@@ -263,6 +274,7 @@ def merge(
             _copy(part, steps, run)
         for step in steps:
             run.begin(step, full.fingerprint(step))
+        # With missing parts, the merged run still has to sample their tasks.
         if not missing:
             run_steps(full, run, progress, steps)
         tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
@@ -276,11 +288,13 @@ def _part(folder: Path) -> Part:
     if not recipe.by_task or SHARD not in flatten(own.model_dump()):
         problem = f"{folder} is a run of {name}, whose runs cannot be merged"
         raise UserError(problem, f"merge runs of a recipe with the key {SHARD}")
+    # With part 0 of 1, the recipe has the tasks of all parts.
     return Part(folder, recipe, recipe_of(settings(name, [f"{SHARD}=[0,1]"], stored)))
 
 
 def _check_same_run(first: Part, part: Part) -> None:
     """Check that two parts have the same settings, ignoring settings that no stage depends on."""
+    # Parts of different counts are not parts of one run, and the message then shows their shards.
     alike = first.shard[1] == part.shard[1]
     one, other = (first.full, part.full) if alike else (first.recipe, part.recipe)
     if one.name == other.name and alike and shared_steps(one, other) == one.steps():
@@ -303,7 +317,9 @@ def _check_sampled(part: Part, step: Step) -> None:
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
     """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
     stages, iteration = part.recipe.by_task, steps[0].iteration
+    # Credit is stored under the fingerprint of its stage, which depends on the shard.
     renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
+    # A stage without inputs, such as the evaluation of the base, is equal in all parts.
     first = [stage.step for stage in part.full.stages() if not stage.after]
     same = [step for step in shared_steps(part.full, part.recipe) if step in first]
     with part.open() as old:

@@ -105,6 +105,8 @@ class SweetRL(Recipe):
     def __init__(self, settings: SweetSettings) -> None:
         super().__init__(settings)
         check_no_tools(settings, self.name)
+        # Programs are graded by tests, and web pages by a similarity without a fixed limit of
+        # success.
         self.min_difference = getattr(settings, "min_difference", None)
         kind, dataset = (
             (Coding, "colbench_code") if self.min_difference is None else (Frontend, "websight")
@@ -125,10 +127,12 @@ class SweetRL(Recipe):
         """Return the stages of the method. A judge needs no training stage."""
         s, talk = self.settings, ("rollout.max_tokens", "engine")
         evaluation = partial(self.evaluation, uses=talk)
+        # The settings only name the file of dialogues, and the stage depends on its content.
         offline = self.offline_content
         rollout = self.stage(FIRST, "rollout", self.rollout, (), offline, uses=(*talk, "rollout"))
         stages = [evaluation(FIRST), rollout]
         critic = list[Stage]()
+        # A judge is not trained, so it needs no pairs of dialogues.
         if not (self.has_critic and s.critic.kind == "judge"):
             method = (self.has_critic, s.method == "rejection_ft")
             uses = ["min_reward", *(["min_difference"] if self.min_difference else [])]
@@ -206,10 +210,13 @@ class SweetRL(Recipe):
             return imitate(self, run, FIRST, training, progress, role=POLICY)
         if s.method == "multi_turn_dpo":
             return self.prefer(run, FIRST, "multi_turn_dpo", progress)
+        # A classifier learns from single dialogues, other critics from pairs.
         classifier = s.critic.kind == "classifier"
         items: list[Any] = (
             self.labeled_dialogues(run) if classifier else self.pairs(run, FIRST, CRITIC)
         )
+        # With log-ratios as advantages (equation 3), the loss of equation 2 is DPO on whole
+        # dialogues.
         if s.critic.kind == "likelihood":
             own = (s.critic.objective, self.trainings()["critic.train"])
             return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
@@ -229,6 +236,7 @@ class SweetRL(Recipe):
     async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
         s = self.settings
+        # Candidates come from the base policy pi_ref, which is version 0.
         sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
         async with self.actors(run) as actors:
             driver = actors.driver({AGENT: sampler}, s.seed)
@@ -275,6 +283,7 @@ class SweetRL(Recipe):
             for group in groups:
                 if any(turn.id not in scores for turn in group):
                     continue  # the critic failed on this turn and its item records the error
+                # Each turn draws its pairs with its own seed, whatever other turns were scored.
                 seed = digest("pairs", s.seed, group[0].id)
                 group_scores = {turn.id: scores[turn.id] for turn in group}
                 for best, worse in ranked_pairs(group_scores, s.pairs, seed):
@@ -297,6 +306,7 @@ class SweetRL(Recipe):
     def critic_fingerprint(self, run: Run) -> str:
         """Return a hash of the critic's settings and weights. Raises ``UserError`` if it is not trained."""
         settings = self.fingerprint(Step(SECOND, "reward"))
+        # A judge has no trained weights.
         if self.settings.critic.kind == "judge":
             return settings
         final = run.training_folder(FIRST, CRITIC) / "final"
@@ -312,6 +322,7 @@ class SweetRL(Recipe):
         s = self.settings.critic
         if s.kind == "judge":
             settings = s.judge
+            # The base model of the run is the judge by default.
             if settings.url is None and settings.model == POLICY:
                 settings = settings.model_copy(update={"model": self.settings.model})
             async with open_chat(settings) as chat:
@@ -324,7 +335,10 @@ class SweetRL(Recipe):
             return
         models = self.models(run)
         if s.kind == "likelihood":
+            # The critic's version 1 is trained in round 0. The reference pi_ref is the base policy.
             engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
+            # Without normalization, log-ratios are summed over a turn and not divided by its length
+            # L.
             whole = s.objective.normalise == "none"
             step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
@@ -365,6 +379,7 @@ class SweetRL(Recipe):
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens of a turn, plus the tokens of the longest reference if the critic reads it."""
         critic, reference_tokens = self.settings.critic, 0
+        # Only a trained critic that sees the reference has longer prompts than the policy.
         if self.has_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
@@ -383,6 +398,7 @@ class SweetRL(Recipe):
     def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
         """Return a dialogue as the policy saw it; the critic's prompts may contain the reference c."""
         leaf = leaf or one.leaf
+        # Only the critic's rows contain the reference, never the policy's.
         if not (self.trains_critic(tree.iteration) and self.settings.critic.privileged):
             return view(tree, leaf, AGENT)
         render = partial(self.renderers[CRITIC].render, privileges=CRITIC)
@@ -456,6 +472,7 @@ async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogu
     try:
         tree = await branching.branch(dialogue)
     except EngineGone:
+        # Without an engine every further dialogue would fail, so the stage stops.
         raise
     except EngineError as error:
         return Done(key, {"candidates": 0}, failure=str(error))
@@ -480,6 +497,7 @@ class TrainedCritic:
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         """Return A(o_t, a_t, c) of each candidate ``a_t`` of one turn. Raises ``EngineError``."""
         assert group[0].prompt is not None, "a candidate answers a request"
+        # The prompt of the candidates, with the reference added if the critic may see it.
         messages, render = tree.messages(tree.requests[group[0].prompt]), self.renderer.render
         if self.privileged:
             prompt = render(with_reference(task)(messages), tree, AGENT, privileges=CRITIC)
@@ -520,6 +538,7 @@ async def score_candidates(
 ) -> Done:
     """Score a tree's candidates and count the turns that the critic failed on. Raises ``EngineGone``."""
     groups = candidates(tree)
+    # Errors are collected, so that a turn that fails does not discard the others.
     results = await asyncio.gather(
         *(critic.advantages(task, tree, group) for group in groups), return_exceptions=True
     )
@@ -534,6 +553,7 @@ async def score_candidates(
                 Credit(turn.id, "advantage", value, settings)
                 for turn, value in zip(group, values, strict=True)
             ]
+    # The item fails only if the critic failed on all turns.
     failure = str(errors[0]) if errors and not credit else None
     metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
     return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)

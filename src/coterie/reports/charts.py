@@ -78,12 +78,14 @@ def number(value: float, digits: int = 0) -> str:
     if not math.isfinite(value):
         return "–"
     text = f"{value:,.{digits}f}"
+    # A zero loses its sign, and other negative numbers get a typographic minus.
     return text.lstrip("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")
 
 
 def svg(chart: Chart) -> Markup:
     """Return a chart as an SVG element. All texts are escaped."""
     points = [point for one in chart.series for point in one.points]
+    # The axis covers the ends of all intervals.
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     ends += chart.y_range or ()
     if any(one.kind == "bars" for one in chart.series):
@@ -103,6 +105,7 @@ def svg(chart: Chart) -> Markup:
     parts.append(
         f'<text class="label end" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}">{escape(chart.x_label)}</text>'
     )
+    # Bars take two thirds of the distance between two labels.
     half = (x(1) - x(0)) / 3 if chart.labels and len(chart.labels) > 1 else 20
     parts += [_series_svg(one, x, y, half) for one in chart.series]
     return Markup(
@@ -121,7 +124,9 @@ def _series_svg(series: Series, x: Scale, y: Scale, half: float) -> str:
     band = ""
     if series.kind == "bars":
         band = "".join(_box(at, y(0), top, half) for at, top in places)
+    # A band needs an interval at every point; otherwise each interval is drawn on its own.
     elif len(intervals) > 1 and len(intervals) == len(places):
+        # Along the upper ends, and back along the lower ones.
         edge = [(at, high) for at, _, high in intervals]
         band = _path([*edge, *((at, low) for at, low, _ in reversed(intervals))])
     else:
@@ -150,10 +155,12 @@ def axis(
     low: float, high: float, start: float, stop: float, count: int = 5
 ) -> tuple[Scale, list[tuple[float, str]]]:
     """Return a linear scale from round numbers around [low, high] to [start, stop], and its ticks."""
+    # Ticks are 1, 2 or 5 times a power of ten apart. The small factor allows for rounding errors.
     rough = (high - low) / count if high > low else 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Equal values also need an axis with a length.
     last = max(last, first + 1)
 
     def scale(value: float) -> float:
@@ -168,12 +175,14 @@ def _x_axis(
     chart: Chart, values: Sequence[float], start: float, stop: float
 ) -> tuple[Scale, list[tuple[float, str]]]:
     if chart.log:
+        # A logarithmic axis begins at 1, because 0 has no logarithm.
         low, high = max(1.0, min(values)) / 1.1, max(2.0, *values) * 1.1
 
         def log_scale(value: float) -> float:
             share = math.log(max(1.0, value) / low) / math.log(high / low)
             return round(start + share * (stop - start), 1)
 
+        # A wide range has marks only at powers of ten.
         steps = (1,) if high / low > 1000 else (1, 3)
         marks = [step * 10**power for power in range(math.ceil(math.log10(high))) for step in steps]
         return log_scale, [(log_scale(mark), number(mark)) for mark in marks if low <= mark <= high]
@@ -183,6 +192,7 @@ def _x_axis(
     every = math.ceil((last - first + 1) / MAX_LABELS)
 
     def scale(value: float) -> float:
+        # Points are in the middle of equal cells, so that bars at both ends fit.
         return round(start + room * (value - first + 0.5), 1)
 
     ticks = range(first, last + 1, every)

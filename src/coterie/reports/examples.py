@@ -126,6 +126,7 @@ def example(
         picks = picks[: MAX_SAMPLES // 2] + picks[-MAX_SAMPLES // 2 :]
     firsts: dict[str, list[Row]] = {}
     for one in picks:
+        # A later row of an agent continues its dialogue, so only first rows share a prompt.
         seen = set[str]()
         for agent, row in one.rows:
             if agent not in seen:
@@ -136,6 +137,7 @@ def example(
         Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
         for agent, several in firsts.items()
     ]
+    # Replies of a server have no tokens, so the environment writes the prompts.
     if not prompts and task is not None and environment is not None:
         prompts = _openings(environment, task)
     shown_samples = [
@@ -186,6 +188,7 @@ def described(
 def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
     """Return the privileged fields of a task: right answers, references, tests."""
     return tuple(
+        # The page is for the author of the run, who may see every secret.
         (name, _short(secret.reveal(min(secret.readers)), MAX_REPLY))
         for name, secret in task.secrets.items()
     )
@@ -210,10 +213,13 @@ def _openings(environment: Environment, task: Task) -> list[Stretch]:
 
 def _shared(several: Sequence[Row], renderer: ChatRenderer) -> int:
     """Return how many tokens rows share before the first target of any; whole lines or messages if prompts differ."""
+    # The first target belongs to a sample, so the shared prompt ends before it.
     stops = {row.targets[0].start for row in several}
     ids = several[0].ids[: len(commonprefix([row.ids[: min(stops)] for row in several]))]  # noqa: RUF071
+    # All rows have the same prompt.
     if stops == {len(ids)}:
         return len(ids)
+    # Prompts differ, so they are cut at the end of a message or line and not within a word.
     special = renderer.tokenizer.all_special_ids
     ends = (
         n
@@ -230,6 +236,7 @@ def _rest(
         return (Stretch("", (_piece(one.text, "sampled", 0),)),)
     stretches, agents = [], set[str]()
     for agent, row in one.rows:
+        # Only the first row of an agent begins with the shared prompt.
         start = 0 if agent in agents else shared[agent]
         agents.add(agent)
         pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=one.trained)
@@ -243,6 +250,8 @@ def _pieces(
     """Return the text of a part of a row, cut where trained tokens begin and end."""
     own, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
     counts = [(is_own, len([*some])) for is_own, some in groupby(row.mask[start:stop])]
+    # Texts are decoded from the start of the row, because a token's text may depend on earlier
+    # tokens.
     text, pieces, at = renderer.decode(row.ids[:stop]), [], start
     done = _common(text, renderer.decode(row.ids[:start]))
     for is_own, count in counts:

@@ -112,6 +112,7 @@ def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("coterie.reports", "."),
         autoescape=True,
+        # A missing value is an error of the template, and not an empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -126,6 +127,7 @@ def write_page(report: Report, path: Path) -> None:
     # The hash by which a content security policy allows an inline style.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     text = _template().render(report=report, style=style, style_hash=f"sha256-{digest}")
+    # The page is renamed at the end, so that a browser never loads half of it.
     partial = path.with_name(f".{path.name}.partial")
     try:
         # A model's text may contain a lone surrogate, which cannot be encoded.
@@ -266,6 +268,7 @@ def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
     """Return the settings that differ from a preset, or from the defaults without one."""
     base = "defaults" if preset is None else "preset"
     if preset is None:
+        # Built without validation, because some settings have no default.
         defaults = type(own).model_construct()
         preset = flatten(defaults.model_dump(mode="json", warnings="none"))
     rows = tuple(

@@ -36,6 +36,7 @@ def add_pictures(
         [("reference", task.secrets[REFERENCE].reveal(GRADER)), *map(_page, samples)]
         for _, task, samples in examples
     ]
+    # Files are named by their pages, so that equal pages are rendered once.
     files = {
         html: folder / f"{digest(html)[:24]}.png" for some in pages for _, html in some if html
     }
@@ -43,6 +44,7 @@ def add_pictures(
     try:
         if missing:
             asyncio.run(_render(own, missing))
+    # Pictures are optional, so a missing browser is no error of the report.
     except (UserError, EngineError):
         return tuple(one for one, *_ in examples)
     return tuple(
@@ -68,6 +70,7 @@ async def _render(environment: Frontend, files: dict[str, Path]) -> None:
 def _small(png: bytes) -> bytes:
     image = need("PIL.Image", "frontend").open(BytesIO(png)).convert("RGB")
     image = image.resize((WIDTH, max(1, image.height * WIDTH // image.width)))
+    # Long pages are cut, and few colors keep the report small.
     image = image.crop((0, 0, WIDTH, min(image.height, MAX_HEIGHT))).quantize(64)
     image.save(data := BytesIO(), "png", optimize=True)
     return data.getvalue()
