@@ -155,6 +155,11 @@ def run(
     own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # This import takes seconds, so invalid settings and missing files are reported first.
     check_sources(own)
+    from coterie.runs.folder import check_folder
+
+    check_folder(folder, own.recipe if fork is None else None)
+    if fork is None and not dry_run and (folder / "config.yaml").is_file():
+        console.print(f"{folder} exists: its settings apply where this command gives none")
     from coterie.cli import execution
 
     # The job itself runs this command again, inside Slurm.
@@ -259,6 +264,9 @@ def evaluate(
     benchmark = target if is_played(target) else target.replace("-", "_")
     benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
+        if not any(word.startswith(("policy=", "policy.", "policies=")) for word in words):
+            fix = "add policy=NAME (a run folder, a model or a server URL)"
+            raise UserError("no policy is given", fix)
         from coterie.cli.evaluate import play_benchmark
         from coterie.cli.figures import show
         from coterie.runs.benchmark import PUBLISHED

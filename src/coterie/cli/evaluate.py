@@ -328,9 +328,12 @@ def play_benchmark(
         raise UserError(problem, "give only policy=URL, or only models and run folders")
     # A method may have preset values.
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
-    # All policies are played with the same settings.
-    first_run = next((policy for policy in policies if find_run(policy)), "")
-    words, as_trained = _as_trained(benchmark, words, first_run, console)
+    # All policies are played with the same settings: those of the first run on this benchmark.
+    given_words = words
+    for policy in policies or [""]:
+        words, as_trained = _as_trained(benchmark, given_words, policy, console)
+        if as_trained:
+            break
     named = [*dict.fromkeys([*policies, *by_agent.values()])]
     if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
         refused = ", ".join(named) or "no policy"

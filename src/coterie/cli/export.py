@@ -42,7 +42,8 @@ from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import step_folder
 
-ROWS, PAIRS, LEFT_OUT, NO_ANSWER = "rows", "pairs", "left out", "tasks left out"
+ROWS, PAIRS, NO_ANSWER = "rows", "pairs", "tasks left out"
+LEFT_OUT = "left out (docs/howto/export.md says why)"
 
 
 def export_data(

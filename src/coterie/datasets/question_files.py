@@ -253,6 +253,8 @@ def _table_row(
         names = " and no ".join(map(repr, missing))
         problem = f"{where} has no {names}: it has {', '.join(opened)}"
         fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
+        if len(opened) == 1 and ";" in next(iter(opened)):
+            fix = "separate the columns by commas"
         raise UserError(problem, f"{did_you_mean(missing[0], opened)}{fix}")
     value = first_of(opened, (question,))
     prompt = read_prompt(opened, value, question, answer or None)

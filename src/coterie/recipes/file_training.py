@@ -197,7 +197,10 @@ class FileTraining(Recipe):
     def _check_lengths(self, which: str, items: Sequence[Any], limit: int) -> None:
         if not items:
             raise UserError(f"no {which} row is left", "raise train.max_length, or add rows")
-        lengths = {row.origin: len(row.ids) for item in items for row in self.rows_of(item)}
+        # Both sides of a preference have the same origin.
+        lengths: dict[str, int] = {}
+        for row in (row for item in items for row in self.rows_of(item)):
+            lengths[row.origin] = max(lengths.get(row.origin, 0), len(row.ids))
         long = {origin: count for origin, count in lengths.items() if count > limit}
         if long:
             named = ", ".join(f"{origin} ({long[origin]:,})" for origin in [*long][:NAMED])

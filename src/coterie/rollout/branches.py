@@ -133,7 +133,9 @@ def _rewards(actions: Sequence[Turn], rewards: Mapping[str, float]) -> dict[tupl
     names = {turn.speaker.name for turn in actions}
     for name, reward in rewards.items():
         if name not in names:
-            raise ValueError(f"a reward is for {name!r}, who did not act")
+            raise ValueError(
+                f"a reward of a transition is for {name!r}, who did not act; give it in Grade(score, metrics, rewards)"
+            )
         if not math.isfinite(reward):
             raise ValueError(f"the reward of {name!r} is {reward}")
     return {(actions[-1].id, name): float(reward) for name, reward in rewards.items()}

@@ -203,7 +203,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
     made from).
     """
-    _check_folder(folder, recipe)
+    check_folder(folder, recipe)
     if write:
         make_folder(folder)
         free = shutil.disk_usage(folder).free // 2**20
@@ -277,10 +277,11 @@ def differences(old: dict[str, object], new: Settings) -> list[str]:
     ]
 
 
-def _check_folder(folder: Path, recipe: str) -> None:
+def check_folder(folder: Path, recipe: str | None) -> None:
+    """Raise ``UserError`` if a folder is not a run of ``recipe`` (``None``: of any recipe), nor new or empty."""
     if (folder / "config.yaml").is_file():
         name, _ = read_config(folder)
-        if name != recipe:
+        if recipe not in (None, name):
             problem = f"{folder} is a run of {name}, not of {recipe}"
             raise UserError(problem, "use another --folder or the right recipe")
     elif folder.is_file() or (

@@ -181,8 +181,8 @@ def check_finished(recipe: Any, run: Run) -> None:
             done = "finished" if run.is_finished(step) else "started"
             lines = [f"the {step} in {run.folder} was {done} under other settings:"]
             problem = "\n    ".join([*lines, *(changed or _changed_files(run) or [UNSEEN])])
-            fix = "add --fork FOLDER for a new run with the steps that these settings do not change"
-            raise UserError(problem, f"keep the settings, or {fix}")
+            fix = "--fork FOLDER for a new run that keeps the steps with equal settings"
+            raise UserError(problem, f"add --folder FOLDER for a new run, or {fix}")
 
 
 def _changed_files(run: Run) -> list[str]:

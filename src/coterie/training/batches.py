@@ -252,6 +252,8 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
                     "compute them first (coterie.training.reference, coterie.rewards.advantages)",
                 )
     too_long, empty = len(items) - len(short), len(short) - len(indices)
+    if not items:
+        raise UserError("there are no rows to train on", "give at least one row")
     if not indices:
         raise UserError(
             f"no row can be trained: {too_long} are longer than {max_length} tokens, "
