@@ -137,6 +137,7 @@ class Collaboration(Answers, Pure, ABC):
     def _message(self, turn: Turn, actor: str) -> Message:
         """Return a turn as a message. Thoughts of the agent are removed, also in its own history."""
         role: Role = "assistant" if turn.speaker.name == actor else "user"
+        # A reference to the turn would show its thoughts, too, so the visible text is copied.
         if turn.speaker.name == AGENT and (seen := visible(turn.text)) != turn.text:
             return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
         return Message(role, turn=turn.id)

@@ -178,8 +178,10 @@ class Choice:
         if self.dataset is None and self.environment is None:
             return before
         if self.dataset is None:
+            # Another environment may not read the rows of the earlier data set.
             same = self.environment == before.environment
             return Choice(before.dataset if same else None, self.environment)
+        # The same data set keeps the environment that was chosen for it before.
         if self.environment is None and self.dataset == before.dataset:
             return before
         name = self.environment or _played_in(self.dataset)["name"]
@@ -194,6 +196,7 @@ class Choice:
         """Return the settings of the environment and its tools that the data set implies."""
         environment = _played_in(self.dataset) if self.dataset is not None else {}
         tools = TOOLS.get(self.environment or "", {})
+        # Settings of the data set's usual environment have no meaning in another one.
         return {
             "environment": environment if environment.get("name") == self.environment else {},
             **({"tools": dict(tools)} if tools else {}),
@@ -290,6 +293,7 @@ def make_environment(settings: PlayedSettings) -> Environment:
     if not sources:
         return environment
     syntax = syntax_of(sources, tools)
+    # An environment may adapt the form of calls, such as tags without a description.
     if hasattr(environment, "tool_syntax"):
         syntax = environment.tool_syntax(tools, syntax)
     return with_tools(environment, sources, tools, syntax)
@@ -340,6 +344,7 @@ def _check_together(plugin: Plugin, choice: Choice) -> None:
         raise UserError(problem, "leave environment out, or choose another data set")
 
 
+# Equal choices must give one type, since settings of different types are never equal.
 @cache
 def _type(
     base: type[P],
