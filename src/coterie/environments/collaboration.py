@@ -113,6 +113,7 @@ class Collaboration(Answers, Pure, ABC):
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
     def acting(self, state: State) -> tuple[str, ...]:
+        # The user opens the dialogue, then both take turns.
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -130,6 +131,7 @@ class Collaboration(Answers, Pure, ABC):
             return Transition()
         answer = self.answer(turn.text)
         end: Ending | None = None if answer is None else ANSWERED
+        # Without another turn, the whole visible message counts as the answer.
         if end is None and not state.left[f"turns:{AGENT}"]:
             answer, end = visible(turn.text).strip(), TURNS
         return Transition(answer=answer, end=end)

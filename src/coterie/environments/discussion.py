@@ -164,6 +164,7 @@ def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -
 
 def deal_parts(sentences: Sequence[str], agents: Sequence[str]) -> Deal:
     """Split sentences of CBT into consecutive parts, whose lengths differ by at most one."""
+    # Rounded boundaries spread the remainder, so the lengths differ by at most one.
     ends = [len(sentences) * place // len(agents) for place in range(len(agents) + 1)]
     return {
         agent: list(sentences[ends[place] : ends[place + 1]]) for place, agent in enumerate(agents)

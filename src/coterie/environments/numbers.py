@@ -148,7 +148,7 @@ def _is_count(words: list[str], singular: bool) -> bool:
     # A tail without a head, such as ``each``.
     if _TAIL.fullmatch(tails[0]):
         return True
-    # The first word that can be the head decides, and only adjectives may precede it.
+    # Try each word as the head. Adjectives may precede it, but an adverb ends the search.
     for place, word in enumerate(words):
         if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[place + 1]):
             return True

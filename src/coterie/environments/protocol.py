@@ -269,6 +269,7 @@ def most_turns(environment: Environment) -> int:
     limits = environment.limits
     if "turns" in limits:
         return limits["turns"]
+    # Without a common limit, the limits of the agents add up.
     agents = agents_of(environment)
     unlimited = [name for name in agents if f"turns:{name}" not in limits]
     if unlimited:
@@ -395,6 +396,7 @@ def wrong_return(
 
 
 def innermost(environment: Any) -> Any:
+    # Wrappers, such as ``WithTools``, hold the environment in this attribute.
     while hasattr(environment, "environment"):
         environment = environment.environment
     return environment
@@ -458,6 +460,7 @@ def draw_tasks(
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         what = f"has a tasks() that returns {tasks!r:.80}"
         raise _error(kind, what, "return a list of Task")
+    # Tasks with one id would share a tree.
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
     if not tasks:

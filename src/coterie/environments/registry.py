@@ -161,6 +161,7 @@ class Choice:
         names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
+            # ``dataset=NAME`` is short for ``dataset.name=NAME``.
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
                 names[kind] = absolute_name(text) if text not in ("", "none", "null") else None
         return cls(**names)
@@ -247,6 +248,8 @@ def with_file(words: Iterable[str]) -> list[str]:
     for word in words:
         path, _, text = word.partition("=")
         if path in ("dataset", "dataset.name") and is_data_file(text):
+            # The file is a source of the data set ``qa``, also for a run that resumes in another
+            # folder.
             result += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
         else:
             result.append(word)
@@ -261,6 +264,7 @@ def task_word(name: str) -> str:
 def is_environment(name: str) -> bool:
     """Return True if a plug-in is an environment, False if it is a data set."""
     thing = find(ENVIRONMENTS, name).thing
+    # Data sets are plug-ins, too, but have none of these methods.
     return any(hasattr(thing, method) for method in ("grade", "acting", "see", "act"))
 
 
