@@ -77,6 +77,7 @@ def games(folder: Path, split: str) -> tuple[GameFile, ...]:
     playable = []
     for file in (folder / split).rglob("*.tw-pddl"):
         id_, content = file.relative_to(folder).as_posix(), file.read_bytes()
+        # A search in the bytes is enough, and faster than parsing the JSON of thousands of games.
         if _SOLVABLE.search(content) and not any(one in id_ for one in UNSUPPORTED):
             playable.append(GameFile(id_, _type(file), hashlib.sha256(content).hexdigest()))
     return tuple(sorted(playable, key=lambda one: digest(one.id)))
@@ -84,6 +85,7 @@ def games(folder: Path, split: str) -> tuple[GameFile, ...]:
 
 def _type(file: Path) -> TaskType:
     """Return the type of a game's task: from its path, else from ``traj_data.json`` beside it."""
+    # The innermost folder that names a type counts.
     names = [part.partition("-")[0] for part in file.parts[::-1]]
     if (about := file.with_name("traj_data.json")).exists():
         names.append(json.loads(about.read_bytes()).get("task_type", ""))
@@ -117,6 +119,7 @@ class ALFWorldSettings(ActingSettings):
     def place(self) -> Path:
         default = os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld"
         place = expanded(self.folder or default).absolute()
+        # The download puts the splits into a subfolder.
         return place / RELEASE if (place / RELEASE).is_dir() else place
 
     def identity(self) -> str:
@@ -158,6 +161,7 @@ class ALFWorld(TextGames):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every = self.games(split)
+        # Held-out games are always the same; training games continue after earlier draws.
         chosen = last_draw(every, (*after, count), seed) if split == "train" else every[:count]
         return [Task(one.id, {"type": one.type, "file": one.content}) for one in chosen]
 

@@ -47,6 +47,7 @@ def keep_texts(logic: Any, texts: dict[tuple[str, ...], str]) -> None:
     templates = {action.template for action in logic.actions.values()}
 
     def derive_once(rule: str, context: dict[str, Any]) -> str:
+        # Only texts of actions are cached. Texts of observations depend on the state.
         if rule not in templates:
             return derive(rule, context)
         action = (rule, *(variable.name for variable in context["mapping"].values()))
@@ -73,6 +74,7 @@ class Play:
 
     def do(self, command: str) -> dict[str, Any]:
         self.commands += 1
+        # The package accepts a command only in the spelling of its own list.
         known = {one.lower(): one for one in self.state["admissible_commands"]}
         exact = next((known[one] for one in spellings(command.lower()) if one in known), None)
         if exact is None:  # the package would derive all texts anew

@@ -36,6 +36,7 @@ def gold_answer(task: Task) -> str:
 
 
 def question_of(task: Task) -> str:
+    # Tasks of games have no question, so their public fields describe them.
     fields = ", ".join(f"{name}: {one}" for name, one in task.public.items())
     return str(task.public.get("question") or fields)
 
@@ -53,6 +54,7 @@ def gold_answers(task: Task) -> list[str]:
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+# The answer begins at the last opening mark, so an unclosed one before it is ignored.
 _MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)
 
 
@@ -89,7 +91,9 @@ def f1(prediction: str | None, golds: Sequence[str]) -> float:
 def _word_f1(predicted: list[str], gold: list[str]) -> float:
     if not predicted or not gold:
         return float(predicted == gold)
+    # Intersection of multisets: a word counts as often as both sides have it.
     common = (Counter(predicted) & Counter(gold)).total()
+    # F1 = 2PR / (P + R), with P = common / predicted words and R = common / gold words.
     return 2 * common / (len(predicted) + len(gold))
 
 
@@ -112,6 +116,7 @@ def option_of(answer: str, options: Sequence[str]) -> str:
     An answer that names no option, or one of several that differ only in case, is returned unchanged.
     """
     words = answer.split()
+    # An exact match comes first, because some options differ only in case.
     if any(option.split() == words for option in options):
         return answer
     folded = answer.casefold().split()
@@ -157,6 +162,7 @@ class Vote:
             return
         self._answers[voter] = answer
         for group in self._groups:
+            # One similar member is enough: similarity is not transitive.
             if any(self._alike(answer, self._answers[member]) for member in group):
                 group.append(voter)
                 return
@@ -165,6 +171,7 @@ class Vote:
     @property
     def winners(self) -> tuple[int, ...]:
         largest = max(map(len, self._groups), default=0)
+        # Groups are in the order of their first members, so ties go to the oldest group.
         return next((tuple(group) for group in self._groups if len(group) == largest), ())
 
     def _alike(self, answer: str, other: str) -> bool:

@@ -134,8 +134,10 @@ def view_of(image: Image) -> str:
         for row, cell in enumerate(cells)
         if cell[0] in KINDS and (column, row) != (middle, near)
     ]
+    # Nearest first, by number of steps.
     objects.sort(key=lambda one: (one.ahead + abs(one.right), one.ahead, one.right))
     seen = "; ".join(map(str, (*objects, *_walls(image)))) or "nothing"
+    # The package shows a carried object in the cell of the agent.
     own = image[middle][near]
     carried = f"a {_name(own)}" if own[0] in KINDS else "nothing"
     return f"You see: {seen}. You carry {carried}."
@@ -143,6 +145,7 @@ def view_of(image: Image) -> str:
 
 def _walls(image: Image) -> Iterator[VisibleObject]:
     middle, near = len(image) // 2, len(image[0]) - 1
+    # The nearest wall ahead, to the left and to the right.
     for ahead, right in ((1, 0), (0, -1), (0, 1)):
         steps = near if ahead else middle
         for far in range(1, steps + 1):
@@ -204,6 +207,7 @@ class Game:
         return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
 
     def move(self, action: str) -> MoveResult:
+        # The package doesn't report whether a move had an effect, so compare what moves can change.
         before = self._state()
         seen, reward, is_over, _, _ = self.level.step(ACTIONS[action])
         if is_over:
@@ -214,6 +218,7 @@ class Game:
     def _state(self) -> tuple[object, ...]:
         level = self.level
         ahead = level.grid.get(*level.front_pos)
+        # The identity shows a picked up object, the encoding a door that was opened or closed.
         what = None if ahead is None else (id(ahead), ahead.encode())
         return (*level.agent_pos, level.agent_dir, id(level.carrying), what)
 
@@ -238,6 +243,7 @@ class BabyAI(Acting):
         self.version = f"1/minigrid {version('minigrid')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        # Training games continue after earlier draws; held-out games are always the first ones.
         start = sum(after) if split == "train" else 0
         draws = games(self.level, split, seed)[start : start + count]
         return [

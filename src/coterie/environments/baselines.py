@@ -129,15 +129,19 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
         settings = environment.settings.model_copy(update={"turns": 1})
         return _variant(environment, SingleTurn, settings=settings, max_turns=1)
     if isinstance(environment, Acting):
+        # Thoughts without actions need an environment that accepts answers.
         forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
         if method in forms:
             other = copy(environment)
             other.form = forms[method]
             return other
+        # A variant opens sessions itself, so it is never pure, but must know if the environment is.
         own = {"is_pure": environment.pure, "pure": False}
         if method == "reflexion":
+            # Each attempt has one more turn, in which the agent reflects.
             limits = {"turns": attempts * (environment.steps + 1)}
             return _variant(environment, Reflexion, attempts=attempts, limits=limits, **own)
+        # The functions of a program are made from the forms of the environment's actions.
         if method == "code_as_policy" and type(environment).commands is not Acting.commands:
             needs = tuple(dict.fromkeys((*environment.needs, Sandbox)))
             return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **own)
@@ -167,6 +171,7 @@ def single_agent(environment: B) -> B:
 def _variant(environment: T, kind: type, **attributes: object) -> T:
     """Return a copy of the environment with the methods of ``kind`` in front of its own."""
     other = copy(environment)
+    # The mixed class overrides methods and keeps all attributes of the copied instance.
     other.__class__ = type(kind.__name__, (kind, type(environment)), {})
     vars(other).update(attributes)
     return other
@@ -225,6 +230,7 @@ class MultiAgentDebate(Alone):
 
     def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
         """Return, for each round, the agent's own message and then the other messages."""
+        # Simultaneous turns are recorded in the order of the agents, so a round is a slice.
         turns, count = state.turns, len(self.agents)
         rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
         order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
@@ -236,11 +242,13 @@ class MultiAgentDebate(Alone):
         if len(state.turns) < self.max_turns:
             return Transition()
         answers: dict[str, str | None] = dict.fromkeys(self.agents)
+        # An agent whose last message has no answer keeps its earlier answer.
         for turn in state.turns:
             if (answer := self.answer_to(state.task, turn.text)) is not None:
                 answers[turn.speaker.name] = answer
         vote, last = Vote(self.similarity), list(answers.values())
         for place, answer in enumerate(last):
+            # Comparing answers may take seconds, which must not block the event loop.
             await asyncio.to_thread(vote.add, place, answer)
         if not vote.winners:
             return Transition(end=TURNS)
@@ -297,6 +305,7 @@ class Renewable(Acting):
             yield live
 
     async def renew(self, live: Live, task: Task, seed: int) -> None:
+        # The former session is closed before another one opens.
         await live.stack.aclose()
         live.session = live.shared
         if not self.is_pure:
@@ -362,6 +371,7 @@ class Reflexion(Renewable):
         self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
+        # The turn after a failed attempt is the reflection. The task then begins again.
         if len(trial.solved) > len(trial.lessons):
             await self.renew(live, state.task, state.seed)
             again = await super().begin(state.task, live)
@@ -369,14 +379,17 @@ class Reflexion(Renewable):
             data = Trial(again.data, len(state.turns), trial.solved, lessons)
             return replace(again, data=data)
         transition = await super().act(inner, turns, live.session, recorded=recorded)
+        # The recorded limit covers all attempts, so the limit of one attempt is checked here.
         end = transition.end or (TURNS if inner.left["turns"] <= 0 else None)
         if end is None:
             return replace(transition, data=replace(trial, data=transition.data))
+        # The score of the attempt says whether it succeeded.
         grade = await super().grade(replace(inner, data=transition.data, end=end), live)
         solved = (*trial.solved, end == SOLVED or (grade.score or 0.0) >= 1)
         data = replace(trial, data=transition.data, solved=solved)
         if solved[-1] or len(solved) >= self.attempts:
             return replace(transition, data=data, end=end)
+        # The attempt is over, but the episode continues with a request for a reflection.
         seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
         return replace(transition, data=data, seen=seen, end=None)
 
@@ -423,6 +436,7 @@ class CodeAsPolicy(Renewable):
             return Transition(state.data, saying(move.note), end=RAN)
         now, log, end = state, list[str](), None
         commands = [(_function_name(form), form) for form in self.commands(state.task)]
+        # The program pauses at each call of an action, until ``proceed`` gives it the reply.
         async with live.shared[Sandbox].session(state.seed) as python:
             await python.run(f"from {POLICY} import begin, proceed")
             cell = await python.run(f"begin({move.content!r}, {commands!r})")
@@ -431,9 +445,11 @@ class CodeAsPolicy(Renewable):
                 reply = _text(transition)
                 log += [f"> {action}", reply]
                 now = replace(now, data=transition.data)
+                # The log has two entries for each action.
                 end = transition.end or (TURNS if len(log) >= 2 * self.steps else None)
                 if end is None:
                     cell = await python.run(f"proceed({reply!r})")
+        # The program ended, so show its output or its error.
         log += [] if end else [cell.text.strip()]
         return Transition(now.data, saying("\n".join(filter(None, log))), end=end or RAN)
 
@@ -449,6 +465,7 @@ def _signature(form: str) -> str:
 
 def _next_action(text: str) -> str | None:
     """Return the action at the end of a cell's output, or ``None`` if the program ended."""
+    # A paused program prints its next action as the last line.
     last = text.rpartition("\n")[2]
     try:
         return str(json.loads(last.removeprefix(ACTION_LINE))) if ACTION_LINE in last else None

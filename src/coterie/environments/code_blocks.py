@@ -25,6 +25,7 @@ class Mark(NamedTuple):
     language: str = ""
 
 
+# Strings and comments come first, so that marks inside them are skipped.
 _LEXER = r"""
     (?P<literal>
         \"""(?:\\.|{stop}[^\\])*?\""" | '''(?:\\.|{stop}[^\\])*?'''
@@ -51,11 +52,13 @@ def marks_in(text: str, *, code: bool) -> Iterator[Mark]:
     while match := (_CODE if code or fenced else _PROSE).search(text, at):
         kind, at = match.lastgroup, match.end()
         if match["marker"]:
+            # The text after the marker is the answer, and in an answer code is expected.
             code = True
             yield Mark("marker", match.start(), at)
         elif match["output"]:
             yield Mark("output", match.start(), at)
         elif fenced and not match["literal"]:
+            # Only the three ticks close the fence. The text directly after them is read again.
             fenced, at = False, match.start() + 3
             yield Mark("closing", match.start(), at)
         elif match["opening"]:
@@ -73,6 +76,7 @@ def code_of(answer: str) -> str:
         inline = any(mark.kind == "ticks" for mark in marks)
         return legacy_code_of(answer) if inline else answer.strip()
     fence = next((one for one in fences if one.language in _PYTHON), fences[0])
+    # A block that is never closed ends with the answer.
     ends = [mark.start for mark in marks if mark.kind == "closing" and mark.start >= fence.end]
     return answer[fence.end : ends[0] if ends else len(answer)].strip()
 

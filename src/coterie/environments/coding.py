@@ -35,6 +35,7 @@ from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 def functions(code: str) -> frozenset[str]:
     """Return the names of a module's top-level functions with a non-trivial body; none if it does not parse."""
     try:
+        # Warnings about the agent's code, such as invalid escapes, say nothing about the run.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(code)
@@ -144,6 +145,7 @@ class Coding(Collaboration):
     def __init__(self, settings: CodingSettings) -> None:
         super().__init__(settings)
         self.mode: Mode = settings.grading
+        # By task. Many dialogues of a run are about the same task.
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -178,6 +180,7 @@ class Coding(Collaboration):
     def well_formed(self, task: Task, answer: str) -> bool:
         """Return True if the answer has a complete function with a name of the reference, in a closed block."""
         names = functions(task.secrets[REFERENCE].reveal(GRADER))
+        # An opening and a closing fence.
         closed = not self.fenced or answer.count("```") >= 2
         return closed and not names.isdisjoint(functions(self.code(answer)))
 
@@ -188,6 +191,7 @@ class Coding(Collaboration):
             self._expected[task.id] = await sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
+        # Without the reference's value, no answer to the task could be judged.
         for result in self._expected[task.id]:
             if result.wire is None:
                 raise EngineError(
@@ -242,6 +246,7 @@ class BackendProgramming(RowTasks, Coding):
     def task_of(self, row: QuestionRow) -> Task:
         """Return the task of a row, which may come from outside the data set."""
         assert isinstance(row, CodeRow), "the data set has code rows"
+        # The released grader evaluates the whole comparison of a test.
         calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
         return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
 
@@ -259,6 +264,7 @@ def compared(call: str) -> str:
     sides = _compared_calls(tree)
     if not sides:
         return call
+    # Several calls are evaluated as one tuple.
     return ast.unparse(sides[0] if len(sides) == 1 else ast.Tuple(sides, ast.Load()))
 
 
@@ -273,5 +279,6 @@ def _compared_calls(node: ast.expr) -> list[ast.expr]:
 
 
 def _calls_more_than_builtins(side: ast.expr) -> bool:
+    # A call of a builtin alone, such as ``len([1])``, does not use the answer's function.
     calls = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
     return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in calls)

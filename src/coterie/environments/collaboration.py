@@ -113,6 +113,7 @@ class Collaboration(Answers, Pure, ABC):
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
     def acting(self, state: State) -> tuple[str, ...]:
+        # The user opens the dialogue, then both take turns.
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -130,6 +131,7 @@ class Collaboration(Answers, Pure, ABC):
             return Transition()
         answer = self.answer(turn.text)
         end: Ending | None = None if answer is None else ANSWERED
+        # Without another turn, the whole visible message counts as the answer.
         if end is None and not state.left[f"turns:{AGENT}"]:
             answer, end = visible(turn.text).strip(), TURNS
         return Transition(answer=answer, end=end)
@@ -137,6 +139,7 @@ class Collaboration(Answers, Pure, ABC):
     def _message(self, turn: Turn, actor: str) -> Message:
         """Return a turn as a message. Thoughts of the agent are removed, also in its own history."""
         role: Role = "assistant" if turn.speaker.name == actor else "user"
+        # A reference to the turn would show its thoughts, too, so the visible text is copied.
         if turn.speaker.name == AGENT and (seen := visible(turn.text)) != turn.text:
             return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
         return Message(role, turn=turn.id)

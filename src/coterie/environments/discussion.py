@@ -132,6 +132,7 @@ def deal_paragraphs(
     """
     rng = random.Random(f"deal/{key}")
     titles = [fact.title for fact in row.supporting_facts]
+    # 2Wiki's order follows the reasoning, so consecutive facts go to different agents.
     if not isinstance(row, TwoWikiRow):
         rng.shuffle(titles)
     holders: dict[str, set[str]] = {}
@@ -154,6 +155,7 @@ def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -
     """Split snippets of TriviaQA: each agent in turn gets a random one."""
     places = list(range(len(snippets)))
     random.Random(f"deal/{key}").shuffle(places)
+    # Each agent's snippets stay in the order of the data set.
     return {
         agent: [snippets[place] for place in sorted(places[first :: len(agents)])]
         for first, agent in enumerate(agents)
@@ -162,6 +164,7 @@ def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -
 
 def deal_parts(sentences: Sequence[str], agents: Sequence[str]) -> Deal:
     """Split sentences of CBT into consecutive parts, whose lengths differ by at most one."""
+    # Rounded boundaries spread the remainder, so the lengths differ by at most one.
     ends = [len(sentences) * place // len(agents) for place in range(len(agents) + 1)]
     return {
         agent: list(sentences[ends[place] : ends[place + 1]]) for place, agent in enumerate(agents)
@@ -202,6 +205,7 @@ class InformationExchange(Discussion):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        # The audience keeps these notes out of the prompts of all other agents.
         own = frozenset({agent})
         return (
             Part(_role(agent, others(agent, self.agents)), audience=own, source="task"),
@@ -218,6 +222,7 @@ class InformationExchange(Discussion):
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        # A paragraph that several agents hold is listed once.
         everything = dict.fromkeys(note for agent_notes in notes.values() for note in agent_notes)
         return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)
 

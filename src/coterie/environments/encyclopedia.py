@@ -127,6 +127,7 @@ COMPARED = tuple(one for one in RELATIONS if one.extremes)
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
     chains: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
     for _ in range(hops - 1):
+        # A relation can only follow if it starts at the kind of entity where the chain ends.
         chains = [(*path, one) for path in chains for one in RELATIONS if one.of == path[-1].to]
     return tuple(chains)
 
@@ -197,10 +198,12 @@ class Encyclopedia:
 def make_encyclopedia(
     seed: int, counts: Mapping[Kind, int] = ENTRIES, splits: Sequence[MicroSplit] = SPLITS
 ) -> Encyclopedia:
+    # The sizes are part of the seed: an encyclopedia of another size is another world.
     rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
     names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
     groups = _by_split(names)
     entries = [Entry(name, kind, _facts(name, kind, groups, rng)) for name, kind in names]
+    # Kinds and splits are mixed in the search index.
     rng.shuffle(entries)
     return Encyclopedia(tuple(entries))
 
@@ -222,6 +225,7 @@ def _names(
 def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fact, ...]:
     split = split_of_key(name)
     return tuple(
+        # Values are entities of the same split, so training never shows held-out facts.
         Fact(name, one.name, rng.choice(VALUES.get(one.to) or names[split, one.to]))
         for one in OF_KIND[kind]
     )
@@ -265,6 +269,7 @@ class Question:
             compared = ", ".join(fact.subject for fact in self.facts)
             relation = BY_NAME[self.facts[0].relation]
             return relation.comparisons[self.greatest].format(s=compared)
+        # Phrases are nested from the first fact on: the mayor of (the seat of X).
         *links, last_fact = self.facts
         subject = self.facts[0].subject
         for fact in links:
@@ -312,6 +317,7 @@ def generate(
                 facts.append(encyclopedia.fact(subject, relation.name))
                 subject = facts[-1].value
             question = Question(name, "chain", tuple(facts))
+        # An ambiguous question is drawn again.
         return question if _fair(question) else None
 
     return distinct(split, draw, canonical_key)
@@ -321,6 +327,7 @@ def _fair(question: Question) -> bool:
     """Return True if compared values differ, or a chain visits no entity twice."""
     values = [fact.value for fact in question.facts]
     if question.kind == "chain":
+        # The entity where the chain begins counts as visited.
         values.append(question.facts[0].subject)
     return len(set(values)) == len(values)
 
@@ -346,10 +353,12 @@ def expert_trace(question: Question) -> Trace:
     levels: tuple[tuple[Query, ...], ...] = (queries,)
     if question.kind == "chain":
         levels = tuple((query,) for query in queries)
+        # Each later task of a chain asks about the result of the task before it.
         for number, fact in enumerate(question.facts[1:], 1):
             before = f"T{number}"
             text = f"{fact.relation} of {{{before}}}"
             tasks[number] = PlanTask(f"T{number + 1}", text, (before,))
+    # A hash of the question decides, so the trace is the same in every run.
     has_conclusion = crc32(question.text.encode()) % TERSE == 0
     conclusion = question.conclusion if has_conclusion else ""
     return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)
@@ -382,6 +391,7 @@ class EncyclopediaSearch(RetrieverTool):
         async def later(arguments: Mapping[str, Any]) -> str:
             began = time.monotonic()
             result = await do(arguments)
+            # The delay is a minimum, so a slow search is not delayed further.
             await asyncio.sleep(max(0.0, self.delay - (time.monotonic() - began)))
             return result
 
@@ -391,6 +401,7 @@ class EncyclopediaSearch(RetrieverTool):
 def _corpus(seed: int) -> Path:
     encyclopedia = make_encyclopedia(seed)
     folder = home() / "encyclopedias"
+    # The content is part of the name, so an encyclopedia of changed code gets a new file.
     file = folder / f"{digest(seed, list(encyclopedia.passages()))[:16]}.jsonl"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)

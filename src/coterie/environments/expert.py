@@ -29,6 +29,7 @@ class NoTrace(Exception):
     """A row has no sound trace. The message is one of a few texts, which are counted."""
 
 
+# A word may contain combining accents, as in decomposed Unicode text.
 _WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 LEAST = 2
@@ -70,6 +71,7 @@ def spelling_in(text: str, name: str) -> str:
         return ""
     start, stop = min(spans, key=lambda span: text[span[0]].islower())
     span = text[start:stop]
+    # The words of ``Titanic (1997 film)`` end before the bracket, which still belongs to the name.
     closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
     return span + ")" * closed
 
@@ -81,6 +83,7 @@ def bare(name: str) -> str:
 
 def alike(one: str, other: str) -> bool:
     """Return True if two names are equal or one contains the other."""
+    # The shorter name may be a part of the longer one.
     first, second = sorted((words(bare(one)), words(bare(other))), key=len)
     if first == second:
         return bool(first)
@@ -94,6 +97,7 @@ def places_of(name: str, among: Sequence[str]) -> list[int]:
 
 
 def _fold(word: str) -> str:
+    # This form separates accents from letters, so that the accents can be dropped.
     plain = unicodedata.normalize("NFKD", word)
     return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
 
@@ -149,17 +153,21 @@ def make_trace(
         tasks.append(Task(name_of(len(tasks)), text, last))
     try:
         plan = Plan(tuple(tasks))
+        # The policy is trained on the text of the plan, so it must survive writing and parsing.
         if parse_plan(format_plan(plan)) != plan:
             raise BrokenPlan
     except BrokenPlan as error:
         raise NoTrace(UNPLANNED) from error
+    # A comparison needs no search, so its level may have no query.
     searches = ([id_ for id_ in level if id_ in by_id] for level in plan.levels)
     levels = [level for level in searches if level]
     results = [[by_id[id_].result for id_ in level] for level in levels]
+    # A query may use the question and earlier results, but nothing that is found later.
     for number, level in enumerate(levels):
         known = [question, *(one for row in results[:number] for one in row)]
         hidden = [answer, *(one for row in results[number:] for one in row)]
         texts = [by_id[id_].query for id_ in level]
+        # The plan is written before the first search, so its tasks must not contain results either.
         if number == 0:
             texts += [task.text for task in plan.tasks]
         if any(_leaks(one, hidden, known) for one in texts):
@@ -171,6 +179,7 @@ def make_trace(
 
 
 def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:
+    # A name that is known already, for instance from the question, is not leaked.
     return any(says(text, one) and not any(says(other, one) for other in known) for one in hidden)
 
 
@@ -280,10 +289,12 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
     if not any(_has_answer(row, one) for one in pages):
         raise NoTrace("the answer is not in the pages")
     question = row.question
+    # The spelling of each title in the question; empty if the question does not name it.
     names = {
         one.title: spelling_in(question, one.title) or spelling_in(question, bare(one.title))
         for one in pages
     }
+    # The question names both pages, so the searches are independent of each other.
     if all(names.values()):
         sides = [
             Step(name, name, page.title, page.clause)
@@ -296,22 +307,27 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
 
 
 def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> list[Step]:
+    # Begin with the page that the question names, or else with which it shares more words.
     one, other = sorted(
         pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
     )
+    # The search can only go from a page to one that it names.
     orders = [
         pair for pair in ((one, other), (other, one)) if says(pair[0].text, bare(pair[1].title))
     ]
     if not orders:
         raise NoTrace("neither page names the other")
+    # The last step reads the answer, so it must be on the second page.
     orders = [pair for pair in orders if _has_answer(row, pair[1])]
     if not orders:
         raise NoTrace("the answer is on the page that comes first")
     first, second = orders[0]
     name, title = names[first.title], bare(second.title)
     name_words = set(words(name))
+    # The name alone is often too little for a search, so other words of the question follow.
     more = [one for one in telling(row.question) if not name_words.issuperset(words(one))]
     query = " ".join((name, *more[:MAX_QUERY_WORDS])).strip()
+    # If the answer is the second page itself, a sentence of the page is the fact.
     fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
     return [
         Step(query, query, second.title, f"{bare(first.title)} leads to {title}."),
@@ -332,6 +348,7 @@ def _overlap(question: str, page: Page) -> int:
 def _pages(row: HotpotRow) -> list[Page]:
     texts = {one.title: one.sentences for one in row.context}
     places: dict[str, int] = {}
+    # The first supporting sentence of a page is enough for the thought.
     for fact in row.supporting_facts:
         places.setdefault(fact.title, fact.sentence)
     return [
@@ -368,14 +385,17 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
 
 def _hop_step(row: MusiqueRow, hop: Hop, steps: Sequence[Step]) -> Step:
     text = _plain(hop.question).rstrip("?. ")
+    # ``#1`` in a hop stands for the result of the first hop.
     places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
     if any(place >= len(steps) for place in places):
         raise NoTrace("a hop waits for a later one")
+    # A search before any result can only use names from the question.
     if not places and _names_more(row, text):
         raise NoTrace("a hop names what the question does not")
     filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
     template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
     after = tuple(map(name_of, places))
+    # Some hops are questions, others have the form ``subject >> relation``.
     subject, divided, relation = filled.partition(_RELATION)
     if not divided:
         fact = f"{filled[:1].upper()}{filled[1:]}: {hop.answer.rstrip('.')}."
@@ -425,6 +445,7 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
     steps: list[Step] = []
     roots: list[str] = []
     for number, fact in enumerate(row.evidences):
+        # A fact follows an earlier one whose result is its subject; else the question must name it.
         before = _before(fact, steps)
         after: tuple[str, ...] = ()
         if before is not None:
@@ -455,6 +476,7 @@ def _name_in_question(row: TwoWikiRow, number: int) -> str:
     """Return the question's spelling of the subject of a fact, or of the title of its page."""
     subject = row.evidences[number].subject
     titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
+    # Without a similar title, take the page at the fact's position if their numbers agree.
     in_order = [number] if len(titles) == len(row.evidences) else []
     title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
     names = (title, subject, bare(title), bare(subject))
@@ -467,15 +489,18 @@ def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[st
     """Raise :class:`NoTrace` if the answer does not follow from the facts."""
     last = without_dependents(steps)
     results = [steps[place].result for place in last]
+    # The compared facts must be about different entities of the question.
     if len(set(map(words, (roots[place] for place in last)))) < len(last) or len(last) < 2:
         raise NoTrace(UNCLEAR)
     if is_yes_or_no(row.answer):
+        # With equal results the answer can't be no. Different results may still mean the same.
         if len(set(map(words, results))) == 1 and words(row.answer) == ("no",):
             raise NoTrace(OTHER_ANSWER)
         return
     chosen = places_of(row.answer, [roots[place] for place in last])
     if len(chosen) != 1:
         raise NoTrace(OTHER_ANSWER)
+    # Words of the names, such as "Last" in a title, say nothing about the comparison.
     asks = set(words(row.question)) - {word for root in roots for word in words(root)}
     earlier, later = bool(asks & _EARLIER), bool(asks & _LATER)
     dates = _dates(results)
@@ -501,6 +526,7 @@ def _date(text: str) -> tuple[int, ...]:
     if year is None or "BC" in text:
         return ()
     month = next((_MONTHS.index(one) for one in words(text) if one in _MONTHS), None)
+    # Without the year, a number of one or two digits is the day.
     day = _DAY.search(text.replace(year[0], ""))
     parts = [int(year[0])]
     if month is not None:

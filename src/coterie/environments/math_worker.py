@@ -33,16 +33,20 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
     if isinstance(one, MatrixBase | MatrixExpr) or isinstance(other, MatrixBase | MatrixExpr):
         return bool(_OF_MATRICES(one, other, *rounding))
     try:
+        # A decimal stands for the number as written, not for its binary approximation.
         decimals = {one: Rational(str(one)) for one in (one.atoms(Float) | other.atoms(Float))}
         one, other = (value.xreplace(decimals).doit() for value in (one, other))
+        # math-verify reads the imaginary unit as a variable.
         one, other = (
             value.subs({name: I for name in value.free_symbols if str(name) == "i"})
             for value in (one, other)
         )
         if one.is_Rational and other.is_Rational:
             return bool(one == other)
+        # Values with variables: after False, math-verify compares them by symbols.
         if not one.is_number or not other.is_number:
             return False
+        # Twice the digits, since the subtraction cancels leading ones.
         size = max(abs(value.evalf(20)) for value in (one, other))
         difference = abs((one - other).evalf(2 * EXACT))
         return bool(difference < size * Rational(10) ** -(DIGITS if decimals else EXACT))
@@ -61,6 +65,7 @@ def main() -> None:
     from math_verify import LatexExtractionConfig, grader, parse, verify
 
     global _OF_MATRICES
+    # Replaces the numeric comparison inside math-verify, except for matrices.
     _OF_MATRICES, grader.sympy_numeric_eq = grader.sympy_numeric_eq, same_value
     reading = [LatexExtractionConfig()]
 

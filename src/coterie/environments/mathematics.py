@@ -40,15 +40,20 @@ def _as_list(text: re.Match[str]) -> str:
     return " and ".join(f"{text[1]}{{{one}}}" for one in members) if whole else text[0]
 
 
+# The order matters: later patterns expect the forms that earlier ones write.
 _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    # Separators of thousands.
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
+    # A box around the whole answer.
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
     (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
+    # Sizes of brackets and other marks of layout.
     (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"√\s*(\d+|\w)"), r"\\sqrt{\1}"),
     (re.compile("[²³]"), lambda sign: "^2" if sign[0] == "²" else "^3"),
+    # The base of a number: ``101_{2}`` becomes ``101_2``.
     (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
     (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
@@ -57,9 +62,11 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\\log_\{?e\}?" + _END), r"\\ln "),
     (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
     (
+        # Degrees in a trigonometric function become radians.
         re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
         r"\1\\frac{\2\\pi}{180}",
     ),
+    # Repeating decimals become fractions.
     (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda match: _fraction(*match.groups())),
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
@@ -118,12 +125,15 @@ def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
     ):
         return spelling(gold) == spelling(answer)
     texts = [_clean(text) for text in texts]
+    # Only one of the answers has pi, so degrees become radians.
     if len({r"\pi" in text for text in texts}) == 2:
         texts = [_DEGREES.sub(r"\\frac{\1\\pi}{180}", text) for text in texts]
     first, second = options = [_OPTION.fullmatch(_TEXTS.sub(r"\1", text)) for text in texts]
+    # Both are options with their content: letters and contents must agree.
     if first and second:
         both = zip(first.groups(), second.groups(), strict=True)
         return all(_same_in_order(*pair, question) for pair in both)
+    # Only one names an option, so the other may match the letter, the content, or the whole text.
     golds, answers = (
         [text, *(option.groups() if option else ())]
         for text, option in zip(texts, options, strict=True)
@@ -134,14 +144,18 @@ def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
 def _same_in_order(gold: str, answer: str, question: str) -> bool:
     """Compare answers where math-verify would cancel ``4:6`` or exchange the factors of a product of matrices."""
     pairs = [text.split(":") for text in (gold, answer)]
+    # A colon within brackets separates nothing.
     if 1 < len(pairs[0]) == len(pairs[1]) and all(
         part and not _depths(part)[-1] for pair in pairs for part in pair
     ):
+        # Without the question, a reference in lowest terms is taken for a ratio.
         in_lowest_terms = gcd(*map(int, re.findall(r"\d+", gold))) < 2
         if _RATIO.search(question) if question else in_lowest_terms:
+            # Longer ratios are equal if the ratios of all neighbors are.
             pairs = [[":".join(two) for two in pairwise(pair)] for pair in pairs]
         return all(map(_same, *pairs))
     if _MATRIX.search(f"{question} {gold} {answer}"):
+        # The order of factors matters within each term; the terms of a sum have no order.
         terms = [re.split(r"(?<!\{)[-+]", re.sub(r"\w+\s*=", "", text)) for text in (gold, answer)]
         orders = [sorted("".join(_FACTOR.findall(term)) for term in sums) for sums in terms]
         if orders[0] != orders[1] and all(re.search("[A-Z]", "".join(order)) for order in orders):
@@ -151,6 +165,7 @@ def _same_in_order(gold: str, answer: str, question: str) -> bool:
 
 def _same(one: str, other: str) -> bool:
     (name, value), (called, again) = _name_and_value(one), _name_and_value(other)
+    # Two different names, as in ``x = 5`` and ``y = 5``, are different statements.
     if name and called and spelling(name) != spelling(called):
         return _equal(one, other)
     values = [Fraction(stated) for text in (one, other) if (stated := _number(text)) is not None]
@@ -160,13 +175,16 @@ def _same(one: str, other: str) -> bool:
         return True
     if name or called:
         return _same(value, again) or ("=" in one and "=" in other and _equal(one, other))
+    # One of the answers omits the base.
     if len({_BASE.search(spelling(text)) is None for text in (one, other)}) == 2:
         return _BASE.sub("", spelling(one)) == _BASE.sub("", spelling(other))
+    # A tuple may be written as a vector. Two vectors are compared as they are.
     vectors = [
         _VECTOR.sub(_as_tuple, text) if _VECTOR.fullmatch(text) else text for text in (one, other)
     ]
     if sum(map(str.__ne__, vectors, (one, other))) == 1:
         return _same(*vectors)
+    # A union of intervals is one set, not a list of answers.
     if r"\cup" in one + other and not _AND.search(one + other):
         return _equal(one, other)
     (brackets, members), (others_brackets, others) = _members(one), _members(other)
@@ -221,6 +239,7 @@ def _variables(text: str) -> list[str]:
 
 def _match_members(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
     names, called = ({_name_and_value(one)[0] for one in some} for some in (members, others))
+    # If the lists name their members differently, the members correspond by position.
     in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
     left = list(others)
     for one in members:
@@ -234,6 +253,7 @@ def _match_members(members: Sequence[str], others: Sequence[str], *, in_place: b
 
 def _equal(one: str, other: str) -> bool:
     units = [_UNIT.search(text) for text in (one, other)]
+    # A unit may be missing on one side, but two units must agree.
     if any(units):
         if not all(unit is None or is_unit(unit[1]) for unit in units):
             return False
@@ -259,6 +279,7 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _fraction(whole: str, digits: str, repeating: str) -> str:
+    # For example, 0.1 with repeating 6 is (16 - 1) / 90.
     above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
@@ -285,8 +306,10 @@ def _range(text: str) -> tuple[str, str] | None:
     ends, signs = parts[::2], parts[1::2]
     up = [sign in ("<", r"\lt", r"\le") for sign in signs]
     variables = [place for place, end in enumerate(ends) if re.fullmatch("[a-zA-Z]", end)]
+    # Two or three sides, one of them the variable, and all signs in one direction.
     if not 2 <= len(ends) <= 3 or len(set(up)) > 1 or len(variables) != 1:
         return None
+    # Write the inequality in ascending order.
     if not up[0]:
         ends, signs, variables = ends[::-1], signs[::-1], [len(ends) - 1 - variables[0]]
     (place,) = variables
@@ -306,6 +329,7 @@ def _members(text: str) -> tuple[str, list[str]]:
         inside = _split(text[1:-1].strip())
         if len(inside) > 1:
             return text[0] + text[-1], inside
+        # Round brackets around a single member have no meaning.
         return "", inside if text[0] + text[-1] == "()" else [text]
     if text.count(r"\pm") == 1:
         return "", [text.replace(r"\pm", sign) for sign in "+-"]
@@ -319,6 +343,7 @@ def _split(text: str) -> list[str]:
     parts, depth = [""], 0
     for place, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
+        # In a list with spaces after commas, a comma before three digits belongs to a number.
         thousands = spaced and _THOUSANDS.match(text, place)
         if sign in ",;" and not depth and not thousands:
             parts.append("")
@@ -331,6 +356,7 @@ def _depths(text: str) -> list[int]:
     return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))
 
 
+# A vote compares the same pairs of answers many times.
 @lru_cache(maxsize=65536)
 def compared(gold: str, answer: str, gold_letters: str = "", answer_letters: str = "") -> bool:
     """Return True if math-verify finds two answers in LaTeX equal, within the time limit and without dropped letters.

@@ -140,6 +140,7 @@ def page_fields(
         return {PAGES: [list(page) for page in row.pages]}, {}
     first = 1 + sum(len(step.actions) for step in row.steps[:place])
     pages = [page for step in steps for page in step.pages]
+    # Without a page for every action, actions can't be matched with pages.
     if not pages or len(pages) != sum(len(step.actions) for step in steps):
         return {}, {}
     elements, right = {}, {}
@@ -217,6 +218,7 @@ class Web(Domain):
         pages = elements_of(task)
         new: dict[str, str] = {}
         for action in actions:
+            # Earlier results count, because pages are numbered through the whole task.
             page = pages.get(len({**values, **new}) + 1)
             try:
                 new[action.result] = action.text if page is None else choose(action, page)
@@ -236,6 +238,7 @@ class Web(Domain):
         pages, done, steps = elements_of(task), list(values.values()), []
         for n, (ids, kind, value) in json.loads(task.secrets[RIGHT].reveal(GRADER)).items():
             number = int(n)
+            # Steps that the agent did not reach count as failed.
             operation = done[number - 1] if number <= len(done) else ""
             has_element, has_operation = score(operation, Gold(frozenset(ids), kind, value))
             on_page = any(one.id in ids for one in pages[number])
@@ -303,6 +306,7 @@ class Questions(Domain):
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
         reader = None if self.reader.rules else shared[ChatReader]
+        # Without a corpus, only the pages of the task itself are searched.
         pages = FewPages(pages_of(task)) if self.corpus is None else self.corpus
         executor = QuestionsExecutor(pages, reader, shared[Sandbox])
         return await executor.run(actions, values)
@@ -346,11 +350,13 @@ class Corpus:
     def pages(self, query: str, count: int) -> list[Paragraph]:
         """Return the best paragraph of each of the best pages, best first."""
         by_page: dict[int, Paragraph] = {}
+        # Several paragraphs of a page may match, so more paragraphs than pages are needed.
         for one in self.search(query, 8 * count):
             by_page.setdefault(one.page, one)
         return list(by_page.values())[:count]
 
     def first(self, page: int) -> Paragraph:
+        # Paragraphs are stored in the order of their pages.
         return self.paragraph(int(np.searchsorted(self._pages, page)))
 
     def _of_pages(self, pages: Sequence[int]) -> NDArray[np.int64]:
@@ -423,12 +429,14 @@ class QuestionsExecutor(MathsExecutor):
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
         text = "\n".join(values[name] for name in action.arguments[0].variables)
+        # Models may invent numbers, which are ignored.
         places = [place for place in map(int, _LINE.findall(text)) if place < len(self.corpus)]
         pages = [self.corpus.paragraph(place).page for place in places]
         if not pages:
             raise Failed("what it is given has no pages")
         query, most = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
         paragraphs = await asyncio.to_thread(self.corpus.search, query, most, pages)
+        # If no paragraph matches the query, show the beginnings of the pages.
         return _format(
             paragraphs or [self.corpus.first(page) for page in dict.fromkeys(pages)][:most]
         )
@@ -436,6 +444,7 @@ class QuestionsExecutor(MathsExecutor):
     async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
         if len(action.arguments) < 2:
             raise Failed("it is given no question")
+        # The reader gets the texts without their numbers.
         texts = [_LINE.sub("", values[name]) for name in action.arguments[0].variables]
         question = _substitute(action.rest(1), values)
         reader = self.reader
@@ -545,12 +554,15 @@ def extract_answer(question: str, passages: Sequence[str]) -> str:
     words = _content(question)
     if not sentences or not words:
         return ""
+    # For each sentence with its title, the share of the question's words that it has.
     scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
     order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
     best = order[0]
     if words_of(question)[0] in _SAYS_YES_OR_NO:
+        # A negation in only one of the two reverses the answer.
         denies = [bool(_NOT & set(words_of(text))) for text in (sentences[best], question)]
         return "yes" if scores[best] >= _ENOUGH and denies[0] == denies[1] else "no"
+    # The best sentence may have no answer of the requested type, so two more are tried.
     spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
     return next(filter(None, spans), sentences[best] if scores[best] else "")
 

@@ -88,6 +88,7 @@ def result_text(subgoal: int, result: str) -> str:
 
 
 def subgoals_in(plan: str) -> list[str]:
+    # The pattern has one group, so the texts are every second part of the split.
     subgoals = (part.strip().rstrip(";").strip() for part in SUBGOAL.split(plan)[2::2])
     return list(filter(None, subgoals))
 
@@ -174,6 +175,7 @@ class PlanGround(Pure):
             )
         if self.form == "onetime":
             return [whole_task(row) for row in last_draw(rows, (*after, count), seed)]
+        # One task more than steps: the last one teaches the planner to stop.
         places = [(row, place) for row in rows for place in range(len(row.steps) + 1)]
         drawn = last_draw(places, (*after, count), seed)
         return [step_tasks(row)[place] for row, place in drawn]
@@ -196,6 +198,8 @@ class PlanGround(Pure):
         begin = [Message("system", (Part(self.system_prompt(task, actor), source="task"),))]
         if actor == PLANNER:
             begin.append(Message("user", (Part(request(task), source="task"),)))
+        # The planner sees results instead of actions. The grounder sees its actions without
+        # results.
         hidden = GROUNDER if actor == PLANNER else "tools"
         turns = (
             Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
@@ -221,6 +225,7 @@ class PlanGround(Pure):
         progress, answer, error = await self._run(state, turn.text, live)
         if error is not None:
             return Transition(progress, end=UNREADABLE)
+        # A plan of all steps ends after its actions, and so does a task of a single step.
         if self.form == "onetime" or "history" in state.task.public:
             return Transition(progress, answer=answer, end=ANSWERED)
         result = result_text(_first(state.task) + progress.subgoals - 1, answer or "")
@@ -233,6 +238,7 @@ class PlanGround(Pure):
         answer = state.answer if state.end == ANSWERED else None
         well_formed = not progress.problems and state.end == ANSWERED
         metrics = {WELL_FORMED: float(well_formed), "subgoals": progress.subgoals}
+        # The only right step of this task is to stop.
         if gold(state.task).done:
             return Grade(float(answer == DONE), metrics)
         values = dict(progress.values)
@@ -256,6 +262,7 @@ class PlanGround(Pure):
         """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
         before: Any = state.data or Progress()
         values = dict(before.values)
+        # A single step begins after the right earlier steps, whose results its actions may use.
         if not values and "history" in state.task.public:
             values = await self._replay(state.task, live)
         subgoals = before.subgoals + (
@@ -301,6 +308,7 @@ def step_tasks(row: PlanRow) -> list[Task]:
     """Return one task for each step of a row, after the right earlier steps, and a last task to stop."""
     tasks = []
     for place, step in enumerate(row.steps):
+        # For the last step, the answer of the row is the result.
         answer = step.result or (row.answer if place == len(row.steps) - 1 else "")
         secret = grader_secret("answer", answer)
         tasks.append(_task(f"{row.id}/{place + 1}", row, (step,), secret, place))
@@ -330,6 +338,7 @@ def _task(
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     public: dict[str, object] = {"question": row.question, "description": row.description}
+    # A task of a single step shows the right steps before it.
     if place is not None:
         before = row.steps[:place]
         public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]

@@ -103,12 +103,15 @@ def generate(
 
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
+    # The first owners are part of the total; the others are distractors.
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
     all_facts: list[Fact] = []
     for place, owner in enumerate(owners):
+        # With further quantities of an owner, a subgoal that names only the owner is ambiguous.
         more = MORE if place < count and rng.random() < ambiguous else 0
         all_facts += [draw_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
     firsts = [next(fact for fact in all_facts if fact.owner == owner) for owner in owners[:count]]
+    # The order of the facts must not tell which of them count.
     return Problem(name, tuple(firsts), tuple(rng.sample(all_facts, len(all_facts))), wording)
 
 
@@ -153,6 +156,7 @@ def subgoals(problem: Problem, briefs: float, rng: random.Random, *, careful: bo
 
 def right_subgoals(problem: Problem) -> list[str]:
     """Return the reference plan, which is mostly brief where that is unambiguous."""
+    # The seed follows from the problem, so all runs train on the same plan.
     rng = random.Random(f"problems/plan/{canonical_key(problem)}")
     return subgoals(problem, CAREFUL_BRIEFS, rng, careful=True)
 

@@ -269,6 +269,7 @@ def most_turns(environment: Environment) -> int:
     limits = environment.limits
     if "turns" in limits:
         return limits["turns"]
+    # Without a common limit, the limits of the agents add up.
     agents = agents_of(environment)
     unlimited = [name for name in agents if f"turns:{name}" not in limits]
     if unlimited:
@@ -347,8 +348,10 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Errors of engines and users keep their type, and cancellation is no fault.
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
+        # The error names a line of the environment's own code, not of a library that it calls.
         own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
         name, place = type(self.environment).__name__, error_place(error, own)
         raise EnvironmentFault(f"{name} failed with {error_message(error)} ({place})") from error
@@ -357,10 +360,12 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
     """Return the prompt of an actor; dicts with ``role`` and ``content`` become messages."""
     prompt: Any = environment.see(state, actor)
+    # The usual case, first because this runs for every prompt.
     if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
         return prompt
     wrong, place = prompt, ""
     if isinstance(prompt, list | tuple):
+        # Texts of own turns in dicts become references to the turns, which keep the exact tokens.
         own = [turn for turn in state.turns if turn.speaker.name == actor]
         messages = [_message(one, own) for one in prompt]
         if None not in messages:
@@ -381,6 +386,7 @@ def wrong_return(
     environment: Environment, method: str, value: object, expected: str, place: str = ""
 ) -> EnvironmentFault:
     """Return an error with the file and line of the method."""
+    # The class that the user wrote, not a wrapper around it.
     kind = type(innermost(environment))
     code = inspect.unwrap(getattr(kind, method)).__code__
     return EnvironmentFault(
@@ -390,6 +396,7 @@ def wrong_return(
 
 
 def innermost(environment: Any) -> Any:
+    # Wrappers, such as ``WithTools``, hold the environment in this attribute.
     while hasattr(environment, "environment"):
         environment = environment.environment
     return environment
@@ -403,6 +410,7 @@ def _message(one: object, own: list[Turn]) -> Message | None:
         return None
     role, content = one["role"], one["content"]
     if role == "assistant":
+        # Turns are matched in order, so that equal texts refer to different turns.
         for at, turn in enumerate(own):
             if turn.text == content:
                 del own[: at + 1]
@@ -452,6 +460,7 @@ def draw_tasks(
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         what = f"has a tasks() that returns {tasks!r:.80}"
         raise _error(kind, what, "return a list of Task")
+    # Tasks with one id would share a tree.
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
     if not tasks:

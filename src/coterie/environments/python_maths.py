@@ -229,6 +229,7 @@ class PythonMaths(Acting):
 
     async def do(self, state: State, action: str, live: PythonSession) -> Transition:
         result = await live.run(action)
+        # The sandbox began a new session, which does not have the functions yet.
         if result.lost:
             await self._define(live)
         attempts = _attempts(state)
@@ -325,6 +326,7 @@ THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 BOXES = ("boxes", "bags")
 MOST = 99
 """The largest number in a problem, a program or its result."""
+# Room for the change of the second sentence, so that no result exceeds the maximum.
 NUMBERS = [(n, m) for n in range(2, 8) for m in range(11, 45) if n * m <= MOST - 9]
 CHANGES = range(2, 10)
 TRAPS = 0.5

@@ -193,6 +193,7 @@ class Question(OneReply):
         first, right = items[0], items[0].answers[0]
         wrong = (item.answers[0] for item in items if item.answers[0] not in first.answers)
         replies = (right, next(wrong, ""), "")
+        # Inside a running event loop the grade can't be awaited, so the trial is left out.
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -204,6 +205,7 @@ class Question(OneReply):
 
     def _item(self, row: QuestionRow) -> Item:
         question, template, system = row.shown_question, self.prompt, ""
+        # Columns that give the answer away can't be named in a prompt.
         hidden = {"aliases", "solution", "reward_model"}
         if not isinstance(row, TableRow):
             raw, where = row.model_dump(mode="json"), f"row {row.id} of {self.name}"
@@ -223,6 +225,7 @@ class Question(OneReply):
         if self.reward in ("exact", "f1", "math") and not any(map(str.strip, answers)):
             problem = f"{where} has no right answer, which environment.reward={self.reward} needs"
             raise UserError(problem, "name its column: dataset.answer=COLUMN")
+        # Data in verl's format often repeats the answer there.
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
         prompt = filled(template, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
@@ -263,6 +266,7 @@ class Question(OneReply):
     async def _grade(self, item: Item, reply: str, sandbox: Sandbox | None) -> Grade:
         if self.function is not None:
             return await self._function_grade(self.function, item, reply)
+        # A reference may be a whole solution, but only its final answer counts.
         answer, golds = answer_of(reply), [answer_of(gold) or gold for gold in item.answers]
         if self.reward in ("exact", "f1"):
             return Grade(max(_likeness(answer, gold, self.reward) for gold in golds))
@@ -284,7 +288,9 @@ class Question(OneReply):
         def wrong(problem: str, fix: str = expected) -> UserError:
             return UserError(f"{function} {problem}", fix)
 
+        # A copy, so that the user's function can't change the row for later replies.
         row, answer = deepcopy(dict(item.row)), item.answers[0]
+        # Also the arguments that verl passes, so that its reward functions work unchanged.
         truth, extra = first_of(row, ("reward_model.ground_truth",)), row.get("extra_info")
         values = dict(zip(NAMES, (item.question, reply, answer, row), strict=True))
         truth, extra = answer if truth is None else truth, {} if extra is None else extra
@@ -309,6 +315,7 @@ class Question(OneReply):
             if figure is None:
                 raise wrong(f"returned {measure!r} as {name} on {item.where}")
             metrics[str(name)] = figure
+        # The function can't grade this reply, which differs from a score of 0.
         if score is None:
             return Grade(None, metrics)
         (low, high), figure = self.settings.reward_range, as_number(score)
@@ -341,6 +348,7 @@ def arguments_of(function: Plugin) -> set[str]:
     try:
         signature = inspect.signature(function.thing)
         names = {*NAMES, *VERL} & {*signature.parameters}
+        # A function with ``**kwargs`` gets all values, under verl's names if it uses one of them.
         if inspect.Parameter.VAR_KEYWORD in {p.kind for p in signature.parameters.values()}:
             names.update(NAMES if names.isdisjoint(VERL) else VERL)
         signature.bind(**dict.fromkeys(names))
@@ -360,6 +368,7 @@ def _likeness(reply: str, gold: str, reward: str) -> float:
     """Return exact match or F1. Numbers are compared by value, and ``A``, an article, as text."""
     if number(reply) is not None and number(gold) is not None:
         return float(same_number(reply, gold))
+    # Normalization leaves nothing of an answer such as ``A``, so compare the text.
     if not normalize_answer(reply) or not normalize_answer(gold):
         return float(reply.strip().casefold() == gold.strip().casefold())
     return exact_match(reply, [gold]) if reward == "exact" else f1(reply, [gold])
@@ -383,6 +392,7 @@ def filled(
         if name == "question":
             return question
         braces = f"write {{{{{name}}}}} for braces"
+        # A hidden column also hides its fields, and any object that contains it.
         if any(f"{name}.".startswith(f"{path}.") or path.startswith(f"{name}.") for path in hidden):
             problem = f"environment.prompt shows the right answer to the agent: {{{name}}}"
             raise UserError(problem, f"leave it out, or {braces}")
@@ -522,6 +532,7 @@ def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversa
     system = row.messages[0].content if row.messages[0].role == "system" else ""
     teaching = "\n\n".join(filter(None, (system, tags.teach(tools))))
     first = ChatMessage(role="system", content=teaching)
+    # The new system message comes first, or replaces the old one, so positions shift.
     start = row.start or bool(system)
     parts = (row.messages[bool(system) : row.start], row.messages[start:], row.rejected)
     before, after, rejected = (tuple(_calls_as_text(part, tags, row.origin)) for part in parts)
@@ -537,6 +548,7 @@ def _calls_as_text(
     for position, message in enumerate(messages):
         if message.role == "tool":
             continue
+        # The results right after this message, by the id of their call.
         following = takewhile(lambda later: later.role == "tool", messages[position + 1 :])
         results = {later.results: later.content for later in following}
         texts, thought = [message.content] * bool(message.content.strip()), message.thought
@@ -546,6 +558,7 @@ def _calls_as_text(
                 texts.append(tags.write(tool_call))
             except UserError as error:
                 raise UserError(f"{origin}: {error.what}", error.todo) from error
+            # A call with a result ends the message, as when it is sampled; the result follows it.
             if tool_call.id in results:
                 changes = {**plain, "content": "\n".join(texts), "thought": thought}
                 yield message.model_copy(update=changes)

@@ -140,6 +140,7 @@ def sample_wish(shop: Shop, seed: int) -> Wish:
     item = rng.choice(shop.items)
     attributes = tuple(sorted(rng.sample(item.attributes, rng.randint(1, 2))))
     options = tuple((name, rng.choice(values)) for name, values in item.options)
+    # Both divisions round up, so that the price limit always admits the item.
     dearer = -(-item.cents * rng.choice((105, 120, 150)) // 100)
     return Wish(item.kind, item.department, attributes, options, -(-dearer // 500) * 500)
 
@@ -178,15 +179,18 @@ def act(
         raise Failed("it is given no words")
     if action.tool == "Click":
         return _click(shop, session, words)
+    # Ids in the results that the action refers to.
     ids = [
         one for name in action.arguments[0].variables for one in _ID.findall(values.get(name, ""))
     ]
     items = [shop.by_id[one] for one in dict.fromkeys(ids) if one in shop.by_id]
     if not items:
         raise Failed("what it is given has no items")
+    # If no item matches the words, the order of the results counts.
     best = shop.search(words, items) or items
     if action.tool == "FeatureRetrieve":
         return session, "\n".join(item.text for item in best[:MAX_DETAILS])
+    # Opening an item discards the options chosen for another one.
     return Session(best[0].id), best[0].text
 
 
@@ -211,6 +215,7 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
     options = [
         (name, value) for name, values in shop.by_id[session.opened].options for value in values
     ]
+    # An option may be given with or without its name: ``red`` or ``color red``.
     scores = [
         max(word_f1(words, value), word_f1(words, f"{name} {value}")) for name, value in options
     ]
@@ -218,6 +223,7 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
     if best is None or not scores[best]:
         raise Failed(f"the open item has no such option; {BUY} buys it")
     name, value = options[best]
+    # A later choice for the same option replaces the earlier one.
     others = tuple(one for one in session.chosen if one[0] != name)
     return replace(session, chosen=(*others, (name, value))), f"chosen {name}: {value}"
 
@@ -273,6 +279,7 @@ class Visits(Domain):
     ) -> Executed:
         executor = ShopExecutor(self.shop, _session(values))
         result = await executor.run(actions, values)
+        # Each message has a new executor, so the visit is stored among the values.
         visit = json.dumps(astuple(executor.session))
         return replace(result, values={**result.values, VISIT: visit})
 
@@ -309,8 +316,10 @@ class ShopErrands(PlanGround):
         if split == "heldout":
             return [_task(row) for row in errands(self.items, split, seed)[:count]]
         rows = errands(self.items, split, seed)[: sum(after) + count]
+        # No draw has more tasks than there are errands.
         start = sum(min(one, len(rows)) for one in after)
         places = range(start, start + min(count, len(rows)))
+        # Each repetition of an errand trains another step of it.
         repeats = [(rows[place % len(rows)], place // len(rows)) for place in places]
         if self.form == "onetime":
             return [_task(row) for row, _ in repeats]
@@ -379,6 +388,7 @@ def _errand(shop: Shop, target: Wish, name: str) -> Errand | None:
             return None
         result = values[action.result]
         steps.append(PlanStep(subgoal=subgoal, actions=(line,), result=result))
+    # The simple plan may open a similar item. Such wishes are left out.
     if reward(shop, session, target) < 1:
         return None
     fields = {"question": target.instruction, "answer": steps[-1].result, "domain": "shop"}

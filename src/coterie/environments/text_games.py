@@ -59,6 +59,7 @@ class Game:
     def ask(self, *command: str) -> dict[str, Any]:
         """Return the reply to a command; without one, to the beginning. Raises :class:`GameLost`."""
         commands = [*self.commands, *command]
+        # Sessions are spread over the processes, and a session stays with its process.
         process = self.workers[self.number % len(self.workers)]
         request = {"session": self.number, "game": self.game, "commands": commands}
         answer = process.ask(request, SECONDS)
@@ -68,6 +69,7 @@ class Game:
             )
         if "error" in answer:
             raise GameLost(f"{process.needs} failed with {answer['error']} ({self.game['path']})")
+        # After a restart of the game all replies come again and must equal the recorded ones.
         *earlier, last = answer["replies"]
         if earlier and earlier != self.replies:
             raise GameLost("a game that was played again did not repeat its recorded replies")
@@ -122,6 +124,7 @@ class TextGames(Acting):
     async def do(self, state: State, action: str, live: Game) -> Transition:
         progress, action = progress_of(state), " ".join(action.split())
         reply = await asyncio.to_thread(live.ask, action)
+        # A command that is not possible changes nothing and is not counted.
         if not reply["known"]:
             return Transition(progress, saying(self.refusal(action, reply)))
         end = {"won": SOLVED, "lost": LOST}.get(reply["end"])

@@ -41,11 +41,13 @@ def make(path: Path, seed: int, rooms: int, objects: int, length: int) -> None:
         options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, length
         options.seeds = {name: int(rng.randint(MOST_PARTIAL_SEED)) for name in SEEDS}
         game = make_game(options)
+        # The generator may return a quest that is shorter than requested.
         if len(game.metadata["walkthrough"]) == length:
             break
     else:
         raise ValueError(f"no quest of {length} commands in {TRIES} games of seed {seed}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may make the same game, so each writes its own file and renames it.
     partial = path.with_name(f"{os.getpid()}-{path.name}")
     game.save(str(partial))
     partial.rename(path)
@@ -88,6 +90,7 @@ class Play:
 
     def do(self, command: str) -> dict[str, Any]:
         self.commands += 1
+        # Commands may be written in any case.
         known = {one.lower(): one for one in self.state["admissible_commands"]}
         exact = known.get(command.lower())
         if exact is None:
@@ -123,14 +126,18 @@ def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
 
     ``facts`` are propositions with a name and arguments, such as ``in(key, chest)``.
     """
+    # Sorted, so that equal states always have the same text.
     truths = sorted((str(one.name), tuple(str(v.name) for v in one.arguments)) for one in facts)
+    # ``P`` is the player, and ``I`` the inventory.
     room = next(args[1] for name, args in truths if name == "at" and args[0] == "P")
     state = {args[0]: name for name, args in truths if name in STATES}
     inside: dict[str, list[str]] = {}
     for name, args in truths:
         if name in ("at", "in", "on") and args[0] != "P":
             inside.setdefault(args[1], []).append(args[0])
+    # ``link(room, door, room)`` is a door between two rooms.
     doors = {(args[0], args[2]): args[1] for name, args in truths if name == "link"}
+    # ``north_of(other, room)`` gives the rooms next to this one, by direction.
     to = {name: args[0] for name, args in truths if name.endswith("_of") and args[1] == room}
 
     def members(holder: str) -> str:
@@ -138,6 +145,8 @@ def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
 
     def describe(thing: str) -> str:
         notes = [state[thing]] if thing in state else []
+        # Ids of supporters begin with ``s_``. The content of containers is visible if they are
+        # open.
         if thing.startswith("s_"):
             notes.append(f"on it: {members(thing)}")
         elif state.get(thing) == "open":

@@ -66,8 +66,10 @@ class Plan:
         for task in self.tasks:
             if not ids.issuperset(task.after):
                 raise BrokenPlan(f"{task.id}: a dependency is not a task")
+            # A placeholder stands for a result, so the task must wait for it.
             if not set(task.after).issuperset(_PLACEHOLDER.findall(task.text)):
                 raise BrokenPlan(f"{task.id}: a placeholder is not a dependency")
+        # Preparing the sorter detects cycles.
         try:
             self.sorter().prepare()
         except CycleError:
@@ -110,6 +112,7 @@ def parse_plan(text: str) -> Plan:
     texts: list[list[str]] = []
     after: list[tuple[str, ...] | None] = []
     for line in body.splitlines():
+        # ``T1: ...`` begins a task. Further lines belong to it, up to the line of its dependencies.
         if task := _TASK.match(line):
             ids.append(f"T{int(task[1])}")
             texts.append([])
@@ -124,6 +127,7 @@ def parse_plan(text: str) -> Plan:
             if not ids or after[-1] is not None:
                 raise BrokenPlan(f"dependencies without a task: {line[:80]!r}")
             after[-1] = _dependencies(line[waits.end() :])
+    # Placeholders are normalized: ``{ t01 }`` becomes ``{T1}``.
     plain = (_WRITTEN.sub(lambda one: f"{{T{int(one[1])}}}", " ".join(text)) for text in texts)
     tasks = zip(ids, plain, (one or () for one in after), strict=True)
     return Plan(tuple(Task(*task) for task in tasks))
@@ -169,6 +173,7 @@ def scan(text: str) -> tuple[list[Segment], int]:
     stray = 0
     for tag in _TAG.finditer(text):
         closing, name = tag[1], tag[2]
+        # An observation may quote any tag, so only its own closing tag ends it.
         if opening and opening[2] == "observation" and not (closing and name == "observation"):
             continue
         if opening and (not closing or opening[2] == name):
@@ -227,11 +232,13 @@ def violations(text: str, kind: AgentKind) -> list[str]:
     faults = ["closed without being open"] * stray
     for number, (name, body, closed) in enumerate(segments):
         after = segments[number + 1].name if number + 1 < len(segments) else None
+        # Thoughts and observations have no place in the order of tags.
         ended, is_step = last == "answer", last != "answer" and name not in ("think", "observation")
         in_order = name in rules.get(last, ())
         is_known = is_step and (name in rules or name == "answer")
         beside = name in CALLS and previous in CALLS  # one message, several calls
         thought = previous == "think" or beside or name in _WITHOUT_THINKING[kind]
+        # Several calls of one message have one observation each.
         unanswered = name == "observation" and previous not in (*CALLS, "observation")
         is_code, is_answered = is_known and name == "code", after in (None, "observation", *CALLS)
         broken = {
@@ -267,6 +274,7 @@ def final_answer(text: str, *, lenient: bool = False) -> str | None:
     tagged = next((one.strip() for one in reversed(_ANSWER_TAG.findall(text)) if one.strip()), None)
     if tagged is not None or not lenient:
         return tagged
+    # In order of trust: an unclosed tag, a sentence that states the answer, the last line.
     if (unclosed := _OPEN.search(text)) and unclosed[1].strip():
         return unclosed[1].strip().splitlines()[0].strip()
     plain = [line.strip() for line in _LEFT.sub("\n", text).splitlines() if line.strip()]
@@ -335,6 +343,7 @@ class Trace:
         planned = form == "parallel"
         plan = [tagged("think", _first(self.plan)), format_plan(self.plan)] if planned else []
         for queries in self.rounds(form):
+            # A message first states the facts that the results before it have shown.
             facts = " ".join(one.fact for one in known if one.fact)
             if planned:
                 following = f"Next: {', '.join(one.task for one in queries)}."

@@ -27,6 +27,7 @@ PERSON = "person"
 SCRIPT = "script"
 LEAKED = 25
 """Length of a common substring of a reply and a secret, without spaces and quotation marks, that is a leak."""
+# What a reply may change when it quotes: indentation, quotation marks, invisible characters.
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
@@ -98,6 +99,7 @@ def check_user(
             names = " or ".join(map("{{{}}}".format, shown))
             problem = "user_simulator.prompt does not show the dialogue"
             raise UserError(problem, f"put {names} into it")
+        # Values of the dialogue are known only during the episode.
         more = dict.fromkeys((*shown, "max_characters"), "")
         for task in tasks:
             for person in persons:
@@ -194,6 +196,7 @@ def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> st
 
 def _plain(text: str) -> str:
     """Return a text without spacing, line breaks, quotation marks and case."""
+    # A model may write a line break of quoted code as two characters.
     text = normalize("NFKC", text.replace("\\n", "\n"))
     return _DROPPED.sub("", text).casefold()
 
@@ -209,11 +212,13 @@ async def with_leaks(environment: Environment, state: State, grade: Grade) -> Gr
 
     def is_leak(turn: Turn) -> bool:
         reply, secret = _plain(turn.text), secrets.get(turn.speaker.name, "")
+        # True if any substring of this length of the reply is in a secret.
         return any(reply[i : i + LEAKED] in secret for i in range(len(reply) - LEAKED + 1))
 
     # What a person says before its simulator is asked is part of the task.
     replies = [turn for turn in state.turns if any(part.source == PERSON for part in turn.parts)]
     leaks = await asyncio.to_thread(lambda: sum(map(is_leak, replies)))
     on_leak = getattr(innermost(environment), "on_leak", "keep") if leaks else "keep"
+    # A dialogue without a score (``None``) stays without one.
     score = {"keep": grade.score, "fail": grade.score and 0.0, "drop": None}[on_leak]
     return replace(grade, score=score, metrics={**grade.metrics, "leaks": leaks})

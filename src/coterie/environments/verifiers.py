@@ -73,6 +73,7 @@ class Verifiers(OneReply):
             self._refuse(f"an environment of its own, {own.__name__}")
         if kind.toolsets(self.taskset.config):
             self._refuse("tool servers")
+        # The code is part of the version, so results of changed code are not mixed with old ones.
         file = Path(str(sys.modules[kind.__module__].__file__))
         self.version = f"1/verifiers {verifiers.__version__} {digest(file.read_text())}"
 
@@ -81,6 +82,7 @@ class Verifiers(OneReply):
         try:
             return work()
         except (Exception, SystemExit) as error:
+            # Loading runs the taskset's own code, which may raise anything or exit.
             wrong = error.errors()[0] if isinstance(error, ValidationError) else None
             why = wrong_at(wrong) if wrong else last_line(error)
             raise UserError(
@@ -101,6 +103,7 @@ class Verifiers(OneReply):
         items = {f"{self.settings.taskset}-{task.data.idx}": task for task in tasks}
         for task in items.values():
             self._check(task)
+        # An empty reply is scored before the run, so that a broken reward shows early.
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -114,6 +117,8 @@ class Verifiers(OneReply):
             self._refuse("a container")
         if kind.toolsets(task.config):
             self._refuse("tool servers")
+        # Hooks of a task and rewards with a ``runtime`` need parts of verifiers that don't run
+        # here.
         for hook in ("setup", "finalize"):
             if getattr(kind, hook) is not getattr(vf.Task, hook):
                 self._refuse(f"a runtime ({kind.__name__}.{hook})")
@@ -144,6 +149,7 @@ class Verifiers(OneReply):
         task, truncated = self._tasks[state.task.id], state.end == LENGTH
         trace = await self._score(task, state.answer or "", truncated=truncated)
         rewards = {name: one.score for name, one in trace.rewards.items() if one is not None}
+        # A single reward is the score itself.
         own = rewards if len(rewards) > 1 else {}
         return Grade(trace.reward, {**own, **trace.metrics})
 

@@ -94,6 +94,7 @@ class WithTools:
         self.session_sources = [one for one in sources if isinstance(one, SessionSource)]
         needs = (need for one in self.session_sources for need in one.needs)
         self.needs = tuple(dict.fromkeys((*environment.needs, Toolbox, *needs)))
+        # Tools with sessions, such as a Python interpreter, give each branch a state of its own.
         self.pure = environment.pure and not self.session_sources
         own = [] if environment.pure else [environment.max_sessions]
         most = (one.max_sessions for one in self.session_sources)
@@ -153,6 +154,7 @@ class WithTools:
         if self.actors[actor] != "agent":
             return messages
         before, now = self._exchanges(state, actor)
+        # An answer is preceded by the calls and results that led to it.
         with_calls = (
             message
             for own in self._calls.with_tools(messages, self.offered)
@@ -165,6 +167,7 @@ class WithTools:
         messages = self.see(state, actor)
         result_turns = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
         places = [place for place, message in enumerate(messages) if message.turn in result_turns]
+        # The newest result always stays.
         for count in _doubling(len(places) - 1):
             oldest = set(places[:count])
             yield tuple(
@@ -176,11 +179,13 @@ class WithTools:
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         past = _past_calls(state)
+        # After the last round, calls are ignored and the message counts as an answer.
         if any(turn.calls for turn in turns) and past.rounds < self.settings.rounds:
             return await self._run_calls(past, turns, live, recorded)
         inner = self._inner(state)
         transition = await self.environment.act(inner, turns, self._own(live), recorded=recorded)
         data = replace(past, data=transition.data, rounds=0)
+        # The recorded limits leave room for calls, so the environment's own limits apply here.
         limit = TURNS if any(count <= 0 for count in inner.left.values()) else None
         return replace(transition, data=data, end=transition.end or limit)
 
@@ -206,6 +211,7 @@ class WithTools:
         (turn,) = turns
         calls = tuple(self._allowed(past, turn))
         toolbox: Toolbox = live.toolbox if isinstance(live, Live) else live[Toolbox]
+        # A replay copies recorded results. Calls with side effects must run again.
         if recorded and not any(self.changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
         else:
@@ -255,6 +261,7 @@ class WithTools:
                 now.append(Message("assistant", turn=turn.id))
             elif turn.speaker == _speaker(actor):
                 now.append(Message(self._calls.role, turn=turn.id))
+                # Two messages for each round: the calls and their results.
                 if len(now) == 2 * self.settings.rounds:
                     now.append(Message.of("user", LAST))
             elif turn.speaker.name == actor:
@@ -265,6 +272,7 @@ class WithTools:
         past = _past_calls(state)
         hidden = set(past.hidden)
         turns = tuple(t for t in state.turns if t.id not in hidden and not _of_tools(t.speaker))
+        # Messages with calls do not count against the environment's limits.
         speakers = [turn.speaker.name for turn in turns if turn.speaker.name in self.actors]
         left = {
             name: count - (speakers.count(name.partition(":")[2]) if ":" in name else len(speakers))
@@ -287,6 +295,7 @@ def with_tools(
         raise UserError(
             f"the environment {environment.name} has tools of its own", "leave out tools"
         )
+    # Forwarded attributes, such as ``answer_to``, let the wrapper satisfy the same protocols.
     attributes = {
         name: _forward(name)
         for name in dir(environment)
@@ -324,6 +333,7 @@ def _left_out(message: Message) -> Message:
 
 
 def _key(call: ToolCall) -> tuple[str, str]:
+    # Equal arguments in another order or spacing are the same call.
     return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
 
 

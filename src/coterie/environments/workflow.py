@@ -76,6 +76,7 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     """
     by_turn = [_plans(turn.text) for turn in turns if turn.speaker.name == actor]
     plans = [plan for valid, _ in by_turn for plan in valid]
+    # Results directly follow the message with their calls.
     rounds: list[Round] = [
         (turn, after.results)
         for turn, after in pairwise(turns)
@@ -83,6 +84,7 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     ]
     seconds = [[one.seconds for one in results] for _, results in rounds]
     shape = plans[0].shape if plans else Shape(0, 0, 0)
+    # The whole trajectory, with results in the form in which the agent saw them.
     text = "".join(turn.whole_text or Tags({}).show(turn.results) for turn in turns)
     return {
         "plans": len(plans),
@@ -107,8 +109,10 @@ def early_calls(rounds: Sequence[Round]) -> int:
     applied: list[tuple[Plan, list[int]]] = []
     for turn, results in rounds:
         if plans := _plans(turn.text)[0]:
+            # The last plan of a message replaces the earlier ones.
             applied.append((plans[-1], []))
         if applied:
+            # A call with an error that took no time was refused and did not run.
             applied[-1][1].append(sum(not one.error or one.seconds > 0 for one in results))
     return sum(calls_before_their_turn(plan, counts) for plan, counts in applied)
 
@@ -329,6 +333,7 @@ class AnswerJudge:
         listed = "\n".join(f"- {gold}" for gold in golds)
         prompt = f"Question: {question}\nRight answers:\n{listed}\nThe student's answer: {answer}"
         messages = [Utterance("system", _RULES), Utterance("user", prompt)]
+        # The second try has another seed, since the first reply could not be read.
         for number in range(TRIES):
             seed = int(digest(question, answer, number)[:8], 16) % 2**31
             reply = await self.chat.ask(messages, seed)
@@ -339,6 +344,7 @@ class AnswerJudge:
 
 def read_judgement(reply: str) -> bool | None:
     """Parse a judgement: JSON, also within text or a fence, or a single word; else ``None``."""
+    # Models may reason or draft before they decide, so the last judgment counts.
     for source in reversed(_OBJECT.findall(reply)):
         try:
             word = str(read_json(source).get("judgement")).strip().lower()

@@ -99,11 +99,13 @@ class Code(WorkflowAgent):
                 "remove it, because programs can't be graded on it",
             )
         public = {"question": row.question, "starter": row.starter, "function": row.function}
+        # The data has only some of the official tests, and the score is only on these.
         if row.sealed:
             public["tests"] = "public ones only"
         if row.prelude:
             public["prelude"] = row.prelude
         texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
+        # A test that is itself a program may be broken, so a right program is tried on it, too.
         more = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
         texts |= {name: text for name, text in more.items() if text}
         readers = frozenset({GRADER})

@@ -49,6 +49,7 @@ from coterie.rollout.sessions import ManagedSession, SessionError, SessionKey, S
 from coterie.tools.calls import NativeCalls, check_tools, template_tools, validate_calls
 
 Reply = TypeVar("Reply")
+# Ending of a path whose limit on tool calls is used up.
 CALLS = Ending("calls", truncated=True)
 
 
@@ -92,10 +93,13 @@ def make_step_result(
     _check_frozen(data)
     rewards = _rewards(actions, transition.rewards)
     observations = _observation_turns(node, transition.seen, syntax)
+    # An ending by the environment takes precedence over a limit that this step used up.
     end = _limit(state.left) if transition.end is None else transition.end
     answer = state.answer if transition.answer is None else transition.answer
     turns = (*state.turns, *observations)
     state = State(state.task, state.seed, state.variant, turns, data, answer, state.left, end)
+    # The next actor's turn becomes a child of the last observation, so a path has all that was
+    # seen.
     last = observations[-1].id if observations else node
     return StepResult(Position(last, state, contexts), observations, rewards)
 
@@ -105,6 +109,7 @@ def left_after(left: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str,
     now = dict(left)
     for turn in actions:
         used = {"turns": 1, f"turns:{turn.speaker.name}": 1, "calls": len(turn.calls)}
+        # An environment limits only some of these counts; the rest is ignored.
         for key in now.keys() & used.keys():
             now[key] = max(0, now[key] - used[key])
     return MappingProxyType(now)
@@ -148,6 +153,7 @@ def _check_frozen(data: object) -> None:
         hash(data)
     except TypeError as error:
         raise TypeError(f"the state's data is not frozen ({error}): {fix}") from error
+    # A class with the identity hash may be mutable. Only a frozen dataclass without ``eq`` is safe.
     if data is not None and kind.__hash__ is object.__hash__:
         params = getattr(kind, "__dataclass_params__", None)
         if params is None or not params.frozen:
@@ -158,6 +164,7 @@ def _limit(left: Mapping[str, int]) -> Ending | None:
     exhausted = [key for key, count in left.items() if count <= 0]
     if not exhausted:
         return None
+    # If turns and calls run out in the same step, the turns are reported.
     return CALLS if exhausted == ["calls"] else TURNS
 
 
@@ -168,6 +175,7 @@ async def sample_in_context(
     sample: Callable[[Prompt], Awaitable[Reply]],
 ) -> Reply:
     """Call ``sample`` with the prompt, or with the longest shorter prompt that fits; else raise ``OutOfContext``."""
+    # Nearly all prompts fit, so shorter ones are built only after a failure.
     try:
         return await sample(prompt)
     except OutOfContext:
@@ -181,6 +189,7 @@ async def sample_in_context(
             except OutOfContext:
                 if number == len(views):
                     raise
+        # The environment has no shorter prompt.
         raise
 
 
@@ -188,6 +197,7 @@ async def gather_all(work: Sequence[Coroutine[Any, Any, Reply]]) -> list[Reply]:
     """Run coroutines concurrently and return their results; wait for all even if one fails."""
     if len(work) == 1:  # cheaper than a task
         return [await work[0]]
+    # Without ``return_exceptions`` the first error would leave the other coroutines running.
     results: list[Reply] = []
     for one in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(one, BaseException):
@@ -201,11 +211,14 @@ def chain(
 ) -> tuple[Turn, ...]:
     """Chain simultaneous turns in the tree, with their tool calls."""
     turns: list[Turn] = []
+    # The calls of simultaneous turns count against one limit, in the order of recording.
     parent, left = at.node, at.state.left.get("calls")
     for one in responses:
         speaker = Speaker(environment.actors[one.turn.speaker.name], one.turn.speaker.name)
         calls = _calls(environment, at, speaker, one.turn, left)
         left = None if left is None else max(0, left - len(calls))
+        # Sampled as a child of the position, the turn becomes a child of the turn recorded before
+        # it.
         turn = one.turn.moved(parent, speaker, calls)
         turns.append(turn)
         parent = turn.id
@@ -221,10 +234,13 @@ def _calls(
         return turn.calls
     with faults_of(environment):
         tools = environment.tools(at.state, speaker.name)
+        # The actor may not call a tool now, so text that looks like a call is only text.
         if not tools:
             return ()
+        # A call before a stop string is complete; a call at the token limit may be cut off.
         stopped = turn.text.endswith(syntax.stop)
         finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
+        # Calls in the model's own syntax were already read from the sample.
         is_native = isinstance(syntax, NativeCalls)
         calls = turn.calls if is_native else syntax.parse(turn.text, finish)
         check_calls(calls)
@@ -270,6 +286,7 @@ class Branches:
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # 15 hexadecimal digits are 60 bits, which fit in a signed 64-bit seed.
         self.seed = int(digest("environment", self.seed, self.task.id)[:15], 16)
         self._faults = faults_of(self.environment)
 
@@ -277,6 +294,7 @@ class Branches:
         """Begin the task, or return its first position."""
 
         async def begin() -> StepResult:
+            # In a tree from the store the first observations exist and must be repeated exactly.
             known = set(self.tree.turns)
 
             async def work(live: Any) -> StepResult:
@@ -296,8 +314,12 @@ class Branches:
         """
         here = await self._find_position(node)
         outcome = self.tree.outcomes.get(here.node)
+        # The environment knows nothing of the model's context, so a replay doesn't end there on its
+        # own.
         if here.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):
             here = self._end_for_context(here)
+        # The record says how this path ended. Another ending means that the environment has
+        # changed.
         if outcome is not None and outcome.ending != here.state.end:
             raise self._mismatch(here)
         return here
@@ -309,17 +331,21 @@ class Branches:
             return self._positions[node]
         if node == self.tree.root:
             return await self.start()
+        # Repeat the recorded turns from the root on, with one step of the environment for each.
         path = [turn.id for turn in self.tree.path(node)]
         here = self._check_on_path(path, await self.start())
         while here.node != node:
             actions = self._recorded_actions(path, here)
             here = await self._follow(path, here, actions)
+            # The position after an actor's turn includes the observations, so it may have a later
+            # id.
             if actions[-1].id == node:
                 break
         return here
 
     def cut(self, at: Position, error: OutOfContext) -> Position:
         """End a branch whose next prompt does not fit the context. Raises ``error`` if no agent has spoken yet."""
+        # The very first prompt is too long, so there is no path that could end here.
         if not any(turn.speaker.kind == "agent" for turn in at.state.turns):
             raise error
         self._cut.add(at.node)
@@ -339,7 +365,10 @@ class Branches:
             names: Any = self.environment.acting(at.state)
         actors, acting = self.environment.actors, tuple[str, ...]()
         if isinstance(names, tuple | list):
+            # Simultaneous turns are recorded in the order of ``actors``, whatever the environment's
+            # order.
             acting = tuple(name for name in actors if name in names)
+        # A repeated or unknown name makes the filtered tuple shorter than the returned one.
         if not acting or len(acting) < len(names):
             expected = f"a tuple of one or more different actors of {', '.join(actors)}"
             raise wrong_return(self.environment, "acting", names, expected)
@@ -355,6 +384,7 @@ class Branches:
             if tools != self._tools.get(actor):
                 check_tools(tools)
                 self._tools[actor] = tools  # equal tools are one object, which is written once
+            # The stop strings of the call syntax are only needed while the actor may call a tool.
             stop = syntax.stop if syntax is not None else ()
             offered = template_tools(syntax, self._tools[actor])
         return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
@@ -406,6 +436,7 @@ class Branches:
             return grade
 
         grade = await self._run(at, work)
+        # Numbers of user code are checked here: a NaN would spread into means and advantages.
         try:
             if grade.score is not None and not math.isfinite(grade.score):
                 raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
@@ -415,6 +446,7 @@ class Branches:
         except (TypeError, ValueError) as error:
             expected = f"a Grade of finite numbers: {error}"
             raise wrong_return(environment, "grade", grade, expected) from error
+        # Later stages compare scores of several environments, so every range is mapped to [0, 1].
         if grade.score is not None:
             low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
             if not low <= grade.score <= high:
@@ -432,10 +464,12 @@ class Branches:
         """Continue with a part of the tree, with its observations, and close the sessions of dropped branches."""
         known = self._steps.items()
         self._steps = {n: step for n, step in known if n == tree.root or n in tree.turns}
+        # The observations of a kept step stay even if all rollouts after them have failed.
         for step in self._steps.values():
             for turn in step.observations:
                 tree.add(turn)
         self._cut &= tree.turns.keys()
+        # A session of a dropped branch is never used again, but takes a place in the pool.
         dropped = self._positions.keys() - tree.turns.keys() - {tree.root}
         await self._close(dropped)
         for node in dropped:
@@ -456,7 +490,9 @@ class Branches:
     async def _step_once(self, node: str, step: Callable[[], Awaitable[StepResult]]) -> Position:
         """Return the position after the step at a node; concurrent callers share one step."""
         if node not in self._steps:
+            # Several rollouts may reach a node at once: one of them runs the step, the others wait.
             async with self._locks.setdefault(node, asyncio.Lock()):
+                # The step may have finished while this caller waited for the lock.
                 if node not in self._steps:
                     result = await step()
                     for turn in result.observations:
@@ -464,6 +500,7 @@ class Branches:
                     self.rewards |= result.rewards
                     self._positions[result.position.node] = result.position
                     self._steps[node] = result
+            # Waiting callers hold the lock itself, and new ones find the stored step.
             self._locks.pop(node, None)
         return self._steps[node].position
 
@@ -472,9 +509,12 @@ class Branches:
     ) -> StepResult:
         contexts = dict(at.contexts)
         for turn in actions:
+            # Turns without a request (of persons or endpoints) leave the running prompts unchanged.
             if turn.prompt is not None:
                 name, request = turn.speaker.name, self.tree.requests[turn.prompt]
                 contexts[name] = context_at(at, name).after(turn, request)
+        # The environment sees the limits after these turns, so it knows whether this is the last
+        # step.
         left = left_after(at.state.left, actions)
         now, turns = at.state, (*at.state.turns, *actions)
         now = State(now.task, now.seed, now.variant, turns, now.data, now.answer, left, now.end)
@@ -489,10 +529,12 @@ class Branches:
         transition = await self._timed("the beginning", environment.begin, self.task, live)
         check_return(environment, "begin", transition, Transition)
         with faults_of(environment):
+            # With no action this copies the limits into a read-only mapping.
             left = left_after(environment.limits, ())
             state = State(self.task, self.seed, self.variant, left=left)
             root, syntax = self.tree.root, environment.syntax
             step = make_step_result(root, state, (), transition, {}, syntax)
+        # Such a task would give a path without a turn that could be graded or trained on.
         if step.position.state.end is not None:
             fault = f"{environment.name}: task {self.task.id} ended before any actor acted"
             raise EnvironmentFault(fault)
@@ -514,6 +556,8 @@ class Branches:
                 late = f"{name}: {what} did not end within {self.seconds:g} seconds"
                 raise SessionError(late) from error
             except asyncio.CancelledError as error:
+                # Cancellation of this task must stop it. Otherwise a library has canceled a task of
+                # its own.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
@@ -522,10 +566,13 @@ class Branches:
     # -- replay -------------------------------------------------------------------------------
 
     def _recorded_actions(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
+        # The environment ended, but the record continues.
         if here.state.end is not None:
             raise self._mismatch(here)
+        # The turns of all acting actors follow the position on the path, one after another.
         at, names = path.index(here.node) + 1 if here.node in path else 0, self.acting(here)
         actions = tuple(self.tree.turns[node] for node in path[at : at + len(names)])
+        # Other actors act than in the record.
         if tuple(turn.speaker.name for turn in actions) != names:
             raise self._mismatch(here)
         return actions
@@ -537,9 +584,12 @@ class Branches:
 
         async def work(live: Any) -> StepResult:
             step = await self._act(here, actions, live)
+            # Before the end of the path, its next turn shows which observations were recorded.
             if actions[-1].id != path[-1]:
                 self._check_on_path(path, step.position)
                 return step
+            # At its end only the children do. Sampled siblings may be among them, so one match is
+            # enough.
             recorded = {turn.id for turn in self.tree.children(path[-1])}
             if recorded and step.observations and step.observations[0].id not in recorded:
                 raise self._mismatch(step.position)
@@ -566,6 +616,7 @@ class Branches:
             path = [turn.id for turn in self.tree.path(at.node)]
             step = await self._begin(live)
             recorded = self._steps[self.tree.root]
+            # Stop at the first step that differs from this run's own result of the same step.
             while step.content == recorded.content and step.position.node != at.node:
                 actions = self._recorded_actions(path, step.position)
                 recorded = self._steps[actions[-1].id]
@@ -573,6 +624,7 @@ class Branches:
             if step.content != recorded.content:
                 raise self._mismatch(step.position)
         except BaseException:
+            # Also after a cancellation the session's place in the pool must become free.
             await self.sessions.drop(session)
             raise
         self.replays += 1
@@ -584,6 +636,7 @@ class Branches:
         self, at: Position | None, work: Callable[[Any], Awaitable[T]], others_follow: bool = False
     ) -> T:
         """Run ``work`` on the live object at a position (``None``: at the beginning); an error closes its session."""
+        # The position holds the whole state of a pure environment.
         if self.environment.pure:
             return await work(self.shared)
         session = await self._session(at, others_follow)
@@ -592,6 +645,7 @@ class Branches:
         except BaseException:
             await self.sessions.drop(session)
             raise
+        # After a step the session belongs to the new node; grading leaves it where it was.
         here = result.position if isinstance(result, StepResult) else at
         assert here is not None, "a grade has a position"
         await self.sessions.keep(self._session_key(here.node), session)
@@ -602,6 +656,7 @@ class Branches:
             return await self._open()
         key = self._session_key(at.node)
         with self._faults:
+            # A fork leaves the session idle at this node for the branches that follow.
             idle = await self.sessions.fork(key) if others_follow else self.sessions.take(key)
         return idle or await self._replay(at)
 

@@ -51,17 +51,21 @@ class TreeValues(dict[str, NodeValue]):
 
     def add(self, path: Sequence[str], reward: float) -> None:
         """Add a rollout: ids of the agent's turns, from first to last."""
+        # A path shares its beginning with earlier ones; only new nodes get a parent.
         for parent, node in zip((self.root, *path), path, strict=False):
             if node not in self.parents:
                 self.parents[node] = parent
                 self.children.setdefault(parent, []).append(node)
         leaf = path[-1] if path else self.root
+        # A repeated path ends in a known leaf, which must not count as another visit.
         new = leaf not in self._leaves
         self._leaves.add(leaf)
+        # From the leaf upward, so that the children's values are current before their parent's.
         for distance, node in enumerate((*reversed(path), self.root)):
             total, count, steps = self._sums.get(node, (0.0, 0, 0))
             total, count, steps = total + reward, count + 1, steps + distance
             self._sums[node] = total, count, steps
+            # DensePolicy's code takes the unweighted mean of the explored children.
             below = self.children.get(node, []) if self.rule == "children" else []
             mean = sum(self[c].mean for c in below) / len(below) if below else total / count
             visits = (self[node].visits if node in self else 0) + new
@@ -123,17 +127,22 @@ class InstructedSampler:
     async def _request(self, prompt: Prompt, context: AgentContext, seed: int) -> str:
         if self.kind == "fixed_instruct":
             return WORSE
+        # The step to rewrite serves only as part of the request and is not added to the tree.
         if self.kind == "contrast_instruct":
             (step,) = await self.plain.candidates(prompt, context, [seed])
             return REWRITE[self.better].format(step=step.turn.text.strip())
+        # The model first writes a principle in a separate reply, which is not added to the tree
+        # either.
         question = add_request(prompt, PRINCIPLE[self.better])
         (principle,) = await self.sampler.candidates(question, context, [seed])
+        # The principle is put on one line, since it becomes part of a sentence.
         return FOLLOW[self.better].format(principle=" ".join(principle.turn.text.split()))
 
 
 def add_request(prompt: Prompt, request: str) -> Prompt:
     """Append a request to the last message of a prompt."""
     *before, last = prompt.messages
+    # A message that refers to a turn has its text in the tree; the instructed copy is literal.
     parts = last.parts if last.turn is None else prompt.tree.turns[last.turn].parts
     instructed = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
     return replace(prompt, messages=(*before, instructed))
@@ -212,6 +221,7 @@ class DenseSearchSettings(Settings):
             return 1.0
         if self.children == "temperature" and label:
             return self.temperatures[(label - 1) % len(self.temperatures)]
+        # Label 0 is greedy; instructed children are sampled at temperature 1.
         return float(label > 0)
 
 
@@ -234,24 +244,30 @@ class DenseSearch(Search):
         """Number of pairs among the children of each node."""
         self._labels: dict[str, tuple[int, ...]] = {self.tree.root: ()}
         """Labels of the first path to each node."""
+        # Child by (node, label): a label that was sampled once takes the same turn again.
         self._child: dict[tuple[str, int], str] = {}
+        # Last agent turns of finished rollouts, below which nothing can be sampled.
         self._ended: set[str] = set()
         self._starts: dict[str, int] = {}
         """Number of searches that started at each node."""
         self._indices: set[tuple[int, ...]] = set()
         """Indices of rollouts, up to their ends."""
+        # Rollouts of an interrupted run count as if this process had played them.
         self._add(self.rollouts)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
+        # The first search varies only the first step.
         if not self.rollouts:
             node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
             return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
         if self.is_done():
             return []
+        # A stored path whose environment no longer repeats it has no position to start from.
         known = self.branches.nodes()
         for node in self.best_first(rng):
             if node in known and (indices := self.new_indices(node, rng)):
                 return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
+        # No random index below any open node was new, so the tree counts as complete.
         return []
 
     def is_done(self) -> bool:
@@ -281,7 +297,9 @@ class DenseSearch(Search):
 
     def new_indices(self, node: str, rng: random.Random) -> list[tuple[int, ...]]:
         """Draw up to a window of random indices below a node that earlier rollouts do not cover."""
+        # Labels from the root to the node. The remaining labels are drawn uniformly.
         prefix = self._labels[node]
+        # A dict drops repeated indices and keeps their order, which a set would not.
         indices = {
             (*prefix, *rng.choices(range(self.settings.base), k=self.steps - len(prefix))): None
             for _ in range(2 * self.settings.window)
@@ -290,6 +308,8 @@ class DenseSearch(Search):
         return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
 
     def is_covered(self, node: str, index: Sequence[int]) -> bool:
+        # Follow the existing nodes. A path that ended early covers all indices that begin with its
+        # own.
         for label in index[len(self._labels[node]) :]:
             child = self._child.get((node, label))
             if child is None:
@@ -297,6 +317,7 @@ class DenseSearch(Search):
             if child in self._ended:
                 return True
             node = child
+        # All labels were sampled, so an earlier rollout took this index.
         return True
 
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
@@ -318,16 +339,21 @@ class DenseSearch(Search):
 
     def _add(self, rollouts: Sequence[Rollout]) -> None:
         changed: dict[str, None] = {}
+        # The rollouts of a search share one start node, which counts once. The root's count stays
+        # 0.
         for node in {one.search: one.start for one in rollouts}.values():
             self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
         for path, one in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
+            # Labels count agent steps only, so the n-th agent turn belongs to the n-th label.
             for step, (parent, node) in enumerate(zip(nodes, path, strict=False)):
                 self._child[parent, one.labels[step]] = node
+                # Equal texts of two labels are one node, which keeps the labels of its first path.
                 self._labels.setdefault(node, one.labels[: step + 1])
             self._ended.add(nodes[-1])
             self.values.add(path, one.reward or 0.0)
             changed |= dict.fromkeys(nodes[:-1])
+        # Pairs are formed among siblings, so only the nodes above new leaves can have new ones.
         for node in changed:
             below = [self.values[child] for child in self.values.children[node]]
             self.pairs[node] = self.pairs_among(below)
@@ -338,6 +364,7 @@ class DenseSearch(Search):
         return (label, *(rest,) * (self.steps - 1))
 
     def _node(self, at: Position) -> str:
+        # Observations are not nodes of this search, so go back to the last agent turn.
         agent_turns = (t.id for t in reversed(at.state.turns) if t.speaker.kind == "agent")
         return next(agent_turns, self.tree.root)
 
@@ -353,6 +380,7 @@ def distinct_rollouts(
         if one.leaf is None:
             continue
         path = agent_path(tree, one.leaf)
+        # Labels after the end of the path were never used.
         index = one.labels[: len(path)]
         if index not in indices:
             indices.add(index)

@@ -65,6 +65,7 @@ def recorded_response(
     end: bool = True,
 ) -> Response:
     """Return ``text`` by ``author`` as the agent's next turn. ``end=False``: it ends with a stop string of its own."""
+    # The request is the prompt that the policy would get, so the turn can become a training target.
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     ids = renderer.encode_turn(text, end=end)
@@ -93,6 +94,7 @@ class ScriptedSampler:
         """Return the next message. Raises ``EngineError`` after the last, and for one that no policy could sample."""
         assert prompt.task is not None, "a script needs a task"
         messages = self.script(prompt.task)
+        # The script continues after the agent's earlier turns on this path.
         place = sum(
             turn.speaker.kind == "agent" and turn.speaker.name == prompt.agent
             for turn in prompt.tree.path(prompt.parent)
@@ -102,6 +104,7 @@ class ScriptedSampler:
                 f"the script of task {prompt.task.id} has {len(messages)} messages, but another is needed"
             )
         text = messages[place]
+        # A policy stops at the first stop string, so it could never produce text after it.
         stopped = stopped_at(text, prompt.stop)
         if stopped not in (None, len(text)):
             raise EngineError(
@@ -145,8 +148,11 @@ def write_path(
         parent = path[-1].id if path else tree.root
         renderer = renderers[one.actor]
         tools = template_tools(environment.syntax, environment.tools(state, one.actor))
+        # Render the prompt that the policy would get here, so the row equals a sampled dialogue's.
         prompt = renderer.render(messages, tree, one.actor, tools=tools)
+        # The request holds the whole prompt instead of a delta: there is no running prompt here.
         request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
+        # The text of sampled tokens is final; written text gets the form that the template expects.
         text = one.text if one.ids else renderer.format_turn(one.text)
         speaker, parts = Speaker("agent", one.actor), renderer.parts(text, one.actor, "literal")
         ids, author = one.ids or renderer.encode_turn(one.text), one.author
@@ -196,22 +202,30 @@ class CandidateSampling:
         branches = self.driver.branches(task, tree, self.sessions)
         agents, places = agents_of(environment), list[tuple[Position, str, list[int]]]()
         key = (self.driver.seed, self.iteration, self.stage, task.id, dialogue.sample)
+        # Each dialogue has a range of draws of its own, by which its candidates are grouped later.
         first = FIRST_DRAW * (dialogue.sample + 1)
         at = Position(tree.root, State(task, branches.seed))
         for turn in dialogue.path:
             contexts, agent = dict(at.contexts), turn.speaker.name
             if agent in agents:
+                # The seeds follow from the dialogue and the turn alone, so an interrupted stage
+                # repeats them.
                 seeds = [digest("candidate", *key, len(places), n) for n in range(self.count)]
                 places.append((at, agent, [int(seed[:15], 16) for seed in seeds]))
+                # Copy the agent's turn below a prompt of this tree, so that later requests are
+                # deltas on it.
                 prompt = branches.prompt(at, agent, 0, turn.draw)
                 again, request = _repeated(prompt, context_at(at, agent), turn, self.sampler)
                 contexts[agent] = context_at(at, agent).after(again, request)
                 tree.add(again, request)
             else:
+                # A turn of a person or of the environment has no tokens, only content.
                 who = (turn.speaker, turn.parts)
                 again = make_turn(at.node, *who, author=turn.author, draw=turn.draw)
                 tree.add(again)
             at = Position(again.id, await _state_after(environment, at.state, again), contexts)
+        # All turns of the dialogue are known now, so the candidates of all of them are sampled at
+        # once.
         work = [self._candidates(branches, *place, first) for place in places]
         for group in await gather_all(work):
             for response in group:
@@ -222,6 +236,7 @@ class CandidateSampling:
         self, branches: Branches, at: Position, agent: str, seeds: Sequence[int], first: int
     ) -> list[Response]:
         """Sample all candidates with one pass over the prompt."""
+        # The seed and draw of the prompt are unused, since every candidate has its own.
         context, draws = context_at(at, agent), range(first, first + self.count)
         return await sample_in_context(
             branches.environment,
@@ -236,10 +251,12 @@ async def _state_after(environment: Environment, state: State, turn: Turn) -> St
 
     The state ends if the environment ends it at this turn, even if the recorded path continues.
     """
+    # The first state has no counts yet. An end is removed, because the recorded path continues.
     left = left_after(state.left or environment.limits, [turn])
     now = replace(state, turns=(*state.turns, turn), left=left, end=None)
     with faults_of(environment):
         transition = await environment.act(now, (turn,), Shared())
+        # The recorded observations are turns of the path already.
         silent = replace(transition, seen=(), rewards={})
         return make_step_result(turn.id, now, (turn,), silent, {}, None).position.state
 
@@ -248,6 +265,7 @@ def _repeated(
     prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
 ) -> tuple[Turn, Request]:
     """Copy a turn with its ids to the same prompt in another tree."""
+    # Request ids differ between trees, so the sample must refer to the new one.
     prompt_ids = sampler.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
@@ -259,6 +277,7 @@ def candidates(tree: Tree) -> list[list[Turn]]:
     """Return the candidates of a tree, grouped by the turn and dialogue they are for, in order of draw."""
     groups: dict[tuple[str, int], list[Turn]] = {}
     for turn in tree.turns.values():
+        # Turns of the dialogue itself have draws below this number.
         if turn.sample is not None and turn.draw >= FIRST_DRAW:
             groups.setdefault((turn.parent, turn.draw // FIRST_DRAW), []).append(turn)
     return [sorted(turns, key=lambda turn: turn.draw) for turns in groups.values()]
@@ -281,6 +300,7 @@ class BestOfSampler:
         first = FIRST_DRAW * (prompt.draw + 1)
         draws = range(first, first + self.count)
         candidates = await self.sampler.candidates(prompt, context, seeds, draws)
+        # The tree keeps all candidates for the record; adding the best one again changes nothing.
         for candidate in candidates:
             prompt.tree.add(candidate.turn, candidate.request)
         scores = await self.score(prompt.tree, [candidate.turn for candidate in candidates])
@@ -352,6 +372,7 @@ def conversation_rows(
     if targets == "last" and not conversation.messages[-1].is_trained:
         return []
     rows = _rows_after(renderer, conversation, conversation.messages)
+    # Earlier replies stay in the row as context, without a loss on them.
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
@@ -377,6 +398,7 @@ def _rows_after(
         raise UserError(
             f"{where}{error.what}", f"{as_text}leave the row out, or use another model"
         ) from error
+    # Replies in the prompt (examples, or the common beginning of a pair) are context only.
     before = sum(message.role == ASSISTANT for message in messages[: conversation.start])
     replies = [message for message in messages if message.role == ASSISTANT]
     trained = {
@@ -384,6 +406,7 @@ def _rows_after(
         for (_, turn), message in zip(prompts[before:], replies[before:], strict=True)
         if message.is_trained
     }
+    # A template that rewrites earlier messages, such as old thoughts, gives several rows.
     training_rows = []
     for number, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
         targets = tuple(target for target in row.targets if target.turn in trained)
@@ -401,6 +424,7 @@ def _prompts(
 ) -> Prompts:
     tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
     history: list[Message] = []
+    # OpenAI's format has a message for each result; the results of one reply become one turn.
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         if is_result:
             results = tuple(ToolResult(message.results, message.content) for message in group)
@@ -413,11 +437,15 @@ def _prompts(
             if message.role != ASSISTANT:
                 history.append(Message(message.role, (Part(message.content),)))
                 continue
+            # Some data sets write the thought inside the content. Separate it, as in a sampled
+            # turn.
             marks = renderer.template.thoughts
             split = marks and marks.split(message.content, opened=False)
             if split and split.thought and not message.thought:
                 parts = {"content": split.content, "thought": split.thought}
                 message = message.model_copy(update=parts)
+            # Every reply is paired with its own prompt, since a template may rewrite the history
+            # before it.
             prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
             ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
             turn = _turn(renderer, message, last or tree.root, ids)
@@ -430,6 +458,7 @@ def _prompts(
 
 def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
     text = renderer.format_turn(_whole(renderer, message))
+    # Without ids this is the trial turn of ``_reply_ids``, whose calls the template formats.
     whole = ids or message.thought
     parts = renderer.parts(text, ASSISTANT, "data") if whole else (Part(message.content),)
     return make_turn(
@@ -456,10 +485,13 @@ def _reply_ids(
 ) -> tuple[int, ...]:
     """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
     template, marks = renderer.template, renderer.template.thoughts
+    # The prompt holds an empty thought (thinking is disabled), so no model would write one here.
     if marks and not marks.opened and template.opener.strip() and message.thought.strip():
         raise _not_written("a thought after its prompts; try template_args={enable_thinking: true}")
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
+    # The template itself writes calls. Render the chat with this reply in a copy of the tree: the
+    # tokens after the prompt are what the model would sample.
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
     trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
     trial.add(plain)
@@ -467,12 +499,15 @@ def _reply_ids(
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
     size = common_length(prompt, whole)
     rest, ids = renderer.decode(prompt[size:]).strip(), whole[size:]
+    # The chat may lack a thought that the prompt opened, but nothing else of the prompt.
     if rest and not (marks and marks.opened and rest == template.opener.strip()):
         raise _not_written("this call after its prompt")
     # Prompts may lack the header (DiffusionGemma after results), or open a thought that the text lacks.
     header = renderer.control.encode([template.core])
     ids = ids[len(header) :] if ids[: len(header)] == header else ids
     ids = renderer.encode_turn("", end=False) + ids if rest else ids
+    # A template may omit text, calls or the thought of a message with calls. Training on the rest
+    # would teach another message, so the row is refused.
     text, names = renderer.decode(ids), [call.name for call in message.calls]
     first = renderer.tools.required().opening.search(text)
     content = renderer.control.break_up(message.content.strip(), ASSISTANT)
@@ -480,8 +515,10 @@ def _reply_ids(
         raise _not_written("the text of a message before its calls")
     if any(text.count(name) < names.count(name) for name in names):
         raise _not_written("all calls of a message")
+    # Cut after the last end of turn, since templates add a line break; or add the end after calls.
     ends = [index for index, token in enumerate(ids) if token in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids + (tuple(renderer.tools.ends)[:1] or renderer.end)
+    # The thought is missing. Insert it before the content, if the tokens begin with the content.
     if marks and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] != before:

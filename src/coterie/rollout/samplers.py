@@ -52,6 +52,7 @@ class AgentContext:
     def after(self, turn: Turn, request: Request | None) -> "AgentContext":
         """Return the context with the messages of a request and the agent's turn."""
         assert request is not None, "only turns with tokens are stored as deltas"
+        # The running prompt is the kept beginning, the request's new tokens and the sampled turn.
         own, kept = Message("assistant", turn=turn.id), self.messages[: request.keep_messages]
         ids = self.ids[: request.keep] + request.ids + turn.ids
         return AgentContext(turn.id, ids, (*kept, *request.messages, own))
@@ -173,6 +174,7 @@ class TokenSampler:
                 f"{self.engine.policy} takes {self.context_length}"
             )
         if room < sampling.max_tokens or prompt.stop:
+            # Ask for no more tokens than the context has left.
             most, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
             sampling = replace(sampling, max_tokens=most, stop=stop)
         completions = await self.engine.sample(prompt_ids, seeds, sampling)
@@ -184,6 +186,8 @@ class TokenSampler:
     def _response(
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
+        # Completions have no stop string in their text, but the environment needs it to read a
+        # call.
         stop = completion.stop if completion.stop in prompt.stop else ""
         calls: tuple[ToolCall, ...] = ()
         if prompt.tools:
@@ -192,9 +196,11 @@ class TokenSampler:
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
         engine, settings, versions = self.engine, self.sampling, completion.versions
+        # Weights may be updated during a long turn; the version of the last token stands for it.
         version = versions[-1][0] if versions else engine.version
         behavior = (completion.logprobs, completion.finish, engine.policy, version)
         distribution = (completion.seed, settings.temperature, settings.top_p)
+        # The spans are only stored if the tokens come from several versions.
         spans = versions if len(versions) > 1 else ()
         sample = Sample(request.id, completion.ids, *behavior, *distribution, spans)
         own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
@@ -219,6 +225,7 @@ class TextSampler:
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=(*self.sampling.stop, *prompt.stop),
+            # Servers often accept only signed 32-bit seeds.
             seed=prompt.seed % 2**31,
             tools=prompt.tools,
         )
@@ -275,6 +282,7 @@ def utterances(prompt: Prompt) -> list[Utterance]:
     calling = 0
     for message in prompt.messages:
         turn = None if message.turn is None else prompt.tree.turns[message.turn]
+        # Calls written as tags are part of the text.
         if turn is None or not prompt.tools:
             result.append(utterance(message, prompt))
         elif turn.calls and message.role == "assistant":
@@ -285,6 +293,8 @@ def utterances(prompt: Prompt) -> list[Utterance]:
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
+            # Parts of the message replace the text of each result, as when old results are
+            # shortened.
             instead = "".join(part.text for part in message.parts)
             for one in turn.results:
                 id_ = f"c{calling:04}{place(one.call_id):04}"
@@ -308,6 +318,7 @@ def utterance(message: Message, prompt: Prompt) -> Utterance:
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
         return Utterance(role, _text_for(prompt.agent, turn))
+    # Last check before text leaves the run: secrets of other readers must never be sent.
     for part in message.parts:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
@@ -323,6 +334,7 @@ class UserSampler:
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         assert prompt.task is not None, "a user simulator needs a task"
         dialogue = (utterance(message, prompt) for message in prompt.messages)
+        # For the simulator the roles are reversed: its own turns are the person's.
         names = {"assistant": PERSON}
         transcript = [(names.get(one.role, "agent"), one.text) for one in dialogue]
         reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)

@@ -71,6 +71,7 @@ class RunTracker:
 
     def of(self, role: str) -> Tracker:
         """Return a tracker that prefixes metrics with the role and continues the step count of the run."""
+        # Earlier trainings of the run come first on the common axis of optimizer steps.
         before = self._steps()
 
         def write(metrics: Mapping[str, float], step: int) -> None:
@@ -98,6 +99,7 @@ class RunTracker:
             self._tracker.close()
 
     def _steps(self) -> int:
+        # Only trainings have ``trained_tokens``; ``steps`` of other stages are no optimizer steps.
         finished = [item.metrics for item in self._store.items(sample=FINISHED)]
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
 
@@ -163,6 +165,7 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
+        # Resuming several times with one command adds one line only.
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
                 file.write(command.replace("\n", " ") + "\n")
@@ -180,6 +183,7 @@ class Run:
         return None if fingerprint is None else str(fingerprint)
 
     def begin(self, step: Step, fingerprint: str) -> None:
+        # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
         if self.start_fingerprint(step) is None:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
@@ -213,10 +217,12 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
             )
             raise UserError(problem, "free some space, or use --folder on another disk")
     path = folder / "store.sqlite"
+    # Without its record the recipe would start over and overwrite the trainings in the folder.
     has_training = any(folder.glob("training/*/iteration-*"))
     if has_training and not path.is_file():
         raise _without_record(path, "is gone")
     config = folder / "config.yaml"
+    # Templates that print the date must give the same tokens after a resume on another day.
     created = read_yaml(config).get(CREATED) if config.is_file() else None
     created = created if isinstance(created, date) else today()
     with Store.open(path, read_only=not write) as store, pinned(created):
@@ -237,6 +243,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 def write_config(run: Run) -> None:
     values = {"recipe": run.recipe, CREATED: run.created, **run.settings.model_dump(mode="json")}
+    # The file is replaced in one operation, so a killed process never leaves half of it.
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
     flush(temporary)
@@ -258,6 +265,7 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
 
 def find_run(name: str) -> tuple[Path, int | None] | None:
     """Return the folder and the step of ``RUN`` or ``RUN@STEP``; ``None`` if this is not a run."""
+    # A folder whose own name contains ``@`` takes precedence over a step.
     if name and (expanded(name) / "config.yaml").is_file():
         return expanded(name), None
     run, _, step = name.rpartition("@")

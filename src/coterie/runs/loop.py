@@ -96,6 +96,7 @@ def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]
     """Yield each selection of an iteration with its tree."""
     tree: Tree | None = None
     for task, selection in run.store.selections(iteration, "select"):
+        # The selections of a task are adjacent, so each tree is read only once.
         if tree is None or tree.task != task:
             tree = run.store.tree(iteration, "rollout", task)
         yield tree, selection
@@ -108,14 +109,17 @@ REINFORCE = "reinforce"
 
 
 def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
+    # One more evaluation follows the last iteration, so evaluations don't count as iterations.
     iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
     done = [s for s in stages if run.is_finished(s.step)]
+    # The last finished stage of each kind is the estimate for those to come.
     seconds = {s.kind: run.metrics(s.step).get("seconds") for s in done}
     seconds_by_kind = {kind: float(one) for kind, one in seconds.items() if one is not None}
     left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
     later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
     here = stage.step.iteration
     number = iterations.index(here) + 1 if here in iterations else None
+    # The remaining time is only shown if every kind of remaining stage has been measured.
     unknown = None in later or stage.step.stage == REINFORCE
     after = None if unknown else sum(one or 0.0 for one in later)
     same = sum(s.kind == stage.kind for s in left)
@@ -142,6 +146,7 @@ def run_steps(
 ) -> None:
     """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each."""
     stages = {stage.step: stage for stage in recipe.stages()}
+    # Fail before any file is changed: a mistake in the stages, or settings that have changed.
     check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
     write_config(run)
@@ -165,6 +170,7 @@ def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
             )
             problem = f"the {step} needs the {required}, which is not finished"
             raise UserError(problem, f"run `{command}` first, or `coterie run` for all stages")
+    # The start is recorded too, since an interrupted stage must resume with the same settings.
     run.begin(step, recipe.fingerprint(step))
     start = time.monotonic()
     metrics = stage.do(run, step.iteration, progress)
@@ -187,10 +193,12 @@ def check_finished(recipe: Any, run: Run) -> None:
 
 def _changed_files(run: Run) -> list[str]:
     """Return the files named by settings that were written after the run was last started."""
+    # The configuration is written again at each start of the run.
     started = (run.folder / "config.yaml").stat().st_mtime
     named = []
     for key, value in flatten(run.settings.model_dump(mode="json")).items():
         for text in value if isinstance(value, list) else [value]:
+            # Plug-ins are named as FILE:NAME.
             names = (text, text.rpartition(":")[0]) if isinstance(text, str) else ()
             files = [Path(name) for name in names if name and Path(name).is_file()]
             named += [f"{key}: {one} has changed" for one in files if one.stat().st_mtime > started]
@@ -213,6 +221,7 @@ def fork(
         with new.store.beside(old.store.path) as db:
             for step in steps:
                 copy_step(db, step.iteration, step.stage, {}, marks=True)
+        # Weights are copied, so either run can be removed without the other.
         for step in steps:
             for role in recipe.at(step).trains:
                 if (folder := old.training_folder(step.iteration, role)).exists():
@@ -228,6 +237,7 @@ def _valid_steps(recipe: Any, run: Run, changed: str) -> list[Step]:
     """Return the finished steps that do not depend on a changed setting, or on the stage ``changed``."""
     steps: list[Step] = []
     for stage in recipe.stages():
+        # A stage stays valid only if the stages that it needs stay valid.
         step, has_inputs = stage.step, all(required in steps for required in stage.after)
         is_same = run.start_fingerprint(step) == recipe.fingerprint(step)
         if has_inputs and is_same and step.stage != changed and run.is_finished(step):

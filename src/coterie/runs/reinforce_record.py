@@ -63,6 +63,7 @@ def left_out(steps: Sequence[Metrics]) -> str:
 
 def is_constant(recent: Sequence[Metrics]) -> bool:
     rewards = [float(metrics["reward"]) for metrics in recent]
+    # Means of equal rewards may differ by rounding.
     is_same = all(math.isclose(reward, rewards[0], abs_tol=1e-12) for reward in rewards)
     return is_same and not any(metrics["reward_error"] for metrics in recent)
 
@@ -109,6 +110,7 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
 def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
     """Return warnings about roles that got no reward, and about last steps without an informative group."""
     steps = [records[n] for n in sorted(records)]
+    # The last tenth of the steps, but at least three of them.
     recent, warnings = steps[-max(3, len(steps) // 10) :], list[str]()
     roles = trained_roles(steps[-1])
     without = [role for role in roles if not any(metrics[f"{role}{REWARDED}"] for metrics in steps)]
@@ -126,6 +128,7 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
                 f"{' and '.join(equal)}, so nothing was learned from them; the other roles learned"
             )
     elif without != roles:
+        # If no role had any reward, the warning above says so.
         error = no_signal_error(recent)
         warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")
     return warnings
@@ -152,6 +155,7 @@ def kept_steps(run: Run, iteration: int, roles: Sequence[str]) -> list[int]:
 
     records = step_records(run.store, iteration, REINFORCE)
     saved = {role: saved_steps(run.training_folder(iteration, role)) for role in roles}
+    # Records count steps from 0; a checkpoint counts the steps before it.
     numbers = [step + 1 for step in sorted(records)]
     return [n for n in numbers if all(updates_after(records, n, r) in saved[r] for r in roles)]
 
@@ -203,4 +207,5 @@ def updates_of(role: str) -> str:
 
 def updates_after(records: Mapping[int, Metrics], step: int, role: str) -> int:
     """Return the number of optimizer steps of a role in the first ``step`` steps."""
+    # Records hold totals, so the last one is enough.
     return int(records[step - 1].get(updates_of(role), 0)) if step else 0

@@ -28,6 +28,7 @@ KILLED = 137
 MOST = 30_000
 """Bytes of each output stream; a longer one loses its middle."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
+# AFM's format: a block with the program, and perhaps one with its input.
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -73,6 +74,7 @@ async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
         (result,) = await sandbox.run(f"from {RUNNER} import run", [call])
     except SandboxFailed as error:
         raise ToolUnavailable(str(error)) from error
+    # The sandbox returns values in a form of its own, with integers in hexadecimal.
     match result.wire:
         case ["list", [["int", code], _, ["str", out], ["str", err]]]:
             return format_result(int(code, 16) & 0xFF, out, err)
@@ -119,6 +121,7 @@ class PythonTool:
         description = (
             "Runs Python and shows what it prints and the value of its last line. Variables stay."
         )
+        # Cells change the variables of the session, so they run in order.
         self.tools = (Tool(self.name, description, schema, alone=True),)
         self.tags: Mapping[str, Tag] = {self.name: Tag(CODE)}
 
@@ -197,6 +200,7 @@ class VisualInspector:
             fetched = await self._fetcher.fetch(name, ("image/",))
             image, is_whole = fetched.body, fetched.whole
         else:
+            # One byte more than allowed shows whether the file is too large.
             image = await asyncio.to_thread(self._read, name, most + 1)
             is_whole = len(image) <= most
         if not is_whole:
@@ -229,6 +233,7 @@ class VisualInspector:
 def _kind(image: bytes) -> str:
     """Return the media type by the first bytes, not by header or file name. Raises ``ToolError``."""
     for start, kind in STARTS.items():
+        # RIFF files may also hold sound or video.
         if image.startswith(start) and (kind != "image/webp" or image[8:12] == b"WEBP"):
             return kind
     raise ToolError("it is not an image of a kind that is read: PNG, JPEG, GIF or WebP")

@@ -120,6 +120,7 @@ class Tags:
         calls: list[ToolCall] = []
         for number, tag in enumerate(tags):
             name = tag[1]
+            # A tag that is never closed ends where the next one opens.
             until = tags[number + 1].start() if number + 1 < len(tags) else len(text)
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
             error = "" if closing else _unclosed(name, finish, last=until == len(text))
@@ -139,6 +140,7 @@ class Tags:
         """Convert the text between a tool's tags to the arguments of a call, as JSON."""
         parameter = self.calls[name].argument
         if parameter is None:
+            # Models often put JSON between fences.
             return _FENCED_JSON.sub(r"\1", piece)
         return json.dumps({parameter: piece}, ensure_ascii=False)
 
@@ -153,6 +155,7 @@ class Tags:
         if tag.separator is not None:
             body = body.replace(tag.separator, f"\\{tag.separator}")
         text = f"<{call.name}>{body}</{call.name}>"
+        # Not every value can stand between tags, so the text is parsed again and compared.
         calls = self.parse(text, "stop_string")
         read = [json.loads(one.arguments) for one in calls if not one.error]
         if read != [expected] or calls[0].name != call.name:
@@ -172,6 +175,7 @@ class Tags:
     def show(self, results: Sequence[ToolResult]) -> str:
         """Format results for the agent, in the order of the calls."""
         tag = self.observation
+        # Escaped, so that a result can't end the observation early.
         blocks = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
         return f"\n{blocks}\n" if self.inline else blocks
 
@@ -181,6 +185,7 @@ class Tags:
             return [body.strip()]
         parts = re.split(rf"(?<!\\){re.escape(separator)}", body)
         pieces = [part.replace(f"\\{separator}", separator).strip() for part in parts]
+        # An empty tag is one call, which gets an error.
         return [piece for piece in pieces if piece] or [""]
 
 
@@ -205,6 +210,7 @@ def inside(text: str, tag: str) -> str:
 
 def closing(text: str, stops: Sequence[str]) -> str:
     """Return the closing tag of the last unclosed tag, which some servers cut off, or an empty string."""
+    # Position of the last opening tag of each stop string.
     positions = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
     last = max(positions, default=-1)
     return positions[last] if last >= 0 and positions[last] not in text[last:] else ""
@@ -330,6 +336,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             # Patterns may be of another language than Python.
             draft.check_schema(tool.parameters, format_checker=FormatChecker(()))
             _check_references(tool.parameters, draft)
+            # A trial finds schemas that fail only when they are used.
             _first_error(tool, {})
         except (SchemaError, Unresolvable, ValueError, RecursionError) as error:
             raise UserError(
@@ -355,6 +362,7 @@ def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
     """Raise ``Unresolvable`` or ``ValueError`` for a reference to something that is not a schema inside this schema."""
     specification: Any = specification_with(draft.META_SCHEMA["$schema"])
     base = str(schema.get("$id", ""))
+    # Nothing is looked up outside of this schema.
     resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
     schemas = [schema]
     for one in schemas:  # grows
@@ -395,6 +403,7 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         names = ", ".join(known) or "none"
         return f"there is no tool {call.name!r}; the tools are: {names}"
     try:
+        # Python also reads NaN and Infinity, which JSON does not have.
         values = whole(json.loads(call.arguments, parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
@@ -431,6 +440,8 @@ def _first_error(tool: Tool, values: object) -> ValidationError | None:
 @cache
 def _validator(draft: Any) -> Any:
     """Return a validator whose time is limited, and whose patterns take linear time, on text of a model."""
+    # Patterns take exponential time in Python's backtracking search, and ``uniqueItems`` quadratic
+    # time in jsonschema; a model could write such arguments.
     own = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
     checks = {**draft.VALIDATORS, **own, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
     return extend(draft, {name: _count_steps(check) for name, check in checks.items()})
@@ -453,6 +464,7 @@ def _unique(_: Any, unique: bool, value: object, __: Any) -> Iterator[Validation
 
 
 def _additional(validator: Any, inner: Any, value: object, schema: Any) -> Iterator[Any]:
+    # Without ``patternProperties`` it is unknown which properties are additional.
     if "patternProperties" not in schema:
         check = Draft202012Validator.VALIDATORS["additionalProperties"]
         yield from check(validator, inner, value, schema)
@@ -468,6 +480,7 @@ def _match(_: Any, pattern: str, value: object, __: Any) -> Iterator[ValidationE
 def _compile(pattern: str) -> pydantic_core.SchemaValidator | None:
     """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
     with suppress(pydantic_core.SchemaError):
+        # Rust's regular expressions, in pydantic, take linear time.
         return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
     return None
 
@@ -512,6 +525,7 @@ async def run_calls(
         if place(call.id) >= limits.max_calls:
             return ToolResult(call.id, too_many(limits.max_calls), error=True)
         async with room:
+            # The time of a call begins when it runs, not while it waits for a free place.
             tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
             text, error = await _run(call, functions[call.name], limits, tries)
             took = round(began - start, 6), round(time.monotonic() - began, 6)
@@ -521,6 +535,7 @@ async def run_calls(
 
     results: list[ToolResult] = []
     for stage in stages(calls, alone):
+        # Wait for all calls of the stage, so that none is still running after an error.
         for one in await asyncio.gather(*map(answer, stage), return_exceptions=True):
             if isinstance(one, BaseException):
                 raise one
@@ -530,6 +545,7 @@ async def run_calls(
 
 def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
     """Group calls: adjacent read-only (or broken) calls, or one call that changes something."""
+    # Adjacent read-only calls share the key -1; a call that changes something has its own.
     groups = groupby(
         enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
     )
@@ -561,10 +577,12 @@ async def _run(
         except ToolError as error:
             return _text(f"{error}"), True
         except TimeoutError as error:
+            # Raised by the tool itself, not by the limit of this call.
             if not limit.expired():
                 return _text(f"no answer in time: {error}"), True
             return f"no answer within {limits.seconds:g} seconds", True
         except ToolUnavailable:
+            # A call that changes something has one try only: it may have had its effect.
             if number == tries - 1:
                 raise
             await asyncio.sleep(FIRST_PAUSE * 2**number)

@@ -230,6 +230,7 @@ class Session:
 
     async def ready(self) -> "Connection":
         """Return a connection with the run's tools. Raises ``UserError`` and ``ToolUnavailable``."""
+        # One caller opens and checks the connection while the others wait.
         async with self._lock:
             if self._changed is not None:
                 raise self._changed
@@ -238,8 +239,10 @@ class Session:
             connection = self._connection = self._connection or Connection(self._settings)
             try:
                 await connection.ready()
+                # Only a new connection, or an announced change, needs another look at the tools.
                 if connection.checked != (changes := connection.changes):
                     now = convert_tools(await connection.tools(), self._settings)
+                    # Prompts describe the tools as they were when the run started.
                     if now.identity != self._known.identity:
                         self._changed = UserError(
                             f"the tools of the MCP server `{self._settings.server}` have changed "
@@ -260,6 +263,7 @@ class Session:
         await asyncio.gather(*self._closing)
 
     def _drop(self, connection: "Connection") -> None:
+        # Closing may take seconds, so it runs in the background.
         self._closing.add(asyncio.create_task(connection.aclose()))
         if self._connection is connection:
             self._connection = None
@@ -283,6 +287,7 @@ class Connection:
 
     async def ready(self) -> None:
         """Wait for the handshake. Raises :class:`LinkLost`."""
+        # Several callers may wait, and canceling one must not cancel the handshake.
         await asyncio.shield(self._client)
 
     @property
@@ -314,6 +319,7 @@ class Connection:
     async def aclose(self) -> None:
         """Close the connection, and wait until the command has ended."""
         self._ended.set()
+        # Not open yet: only cancellation ends the handshake.
         if not self._client.done():
             self._owner.cancel()
         await asyncio.wait({self._owner})
@@ -323,6 +329,7 @@ class Connection:
         """Return an error with the reason and the end of the server's stderr."""
         with suppress(ValueError):  # the file is closed
             size = os.fstat(self._log.fileno()).st_size
+            # ``pread`` keeps the position at which the command writes.
             self._stderr = os.pread(self._log.fileno(), MAX_QUOTE, max(0, size - MAX_QUOTE))
         wrote = " ".join(self._stderr.decode(errors="replace").split())
         text = f"the MCP server `{self._settings.server}`: {why}"
@@ -335,6 +342,7 @@ class Connection:
         """Wait for the answer to a request or the end of the connection."""
         task = asyncio.ensure_future(request)
         try:
+            # A request may never be answered after the connection ends, so wait for its end, too.
             await asyncio.wait({task, self._owner}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not task.cancelled():
                 return task.result()
@@ -345,6 +353,7 @@ class Connection:
             raise
         finally:
             if not task.done():
+                # Canceling the request also cancels it at the server.
                 task.cancel()
                 await asyncio.wait({task})
         raise self.lost(LOST)
@@ -361,6 +370,7 @@ class Connection:
                     await self._ended.wait()
             except (Exception, asyncio.CancelledError) as error:
                 cause: BaseException = error
+                # Task groups wrap errors; the innermost one tells the reason.
                 while isinstance(cause, BaseExceptionGroup):
                     cause = cause.exceptions[0]
                 why = str(cause) or type(cause).__name__
@@ -374,6 +384,7 @@ class Connection:
         s = self._settings
         if s.url is not None:
             headers = find_key(s.key_variable, Path()).header if s.key_variable else {}
+            # A stream of events may be silent for long, and requests have their own time limit.
             http = httpx2.AsyncClient(
                 headers=headers, timeout=httpx2.Timeout(s.start_seconds, read=None)
             )
@@ -408,6 +419,7 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
     for one in rows:
         hint = one.annotations is not None and bool(one.annotations.read_only_hint)
         reads = hint or one.name in settings.read_only
+        # The hash covers the full texts, although prompts get shorter ones.
         fields.append([one.name, one.description, one.input_schema, reads])
         description = cut_text(one.description or "", MAX_DESCRIPTION)
         name = _OTHER.sub("_", one.name)[:MAX_NAME]
@@ -448,6 +460,7 @@ def _part(one: types.ContentBlock) -> str:
             return f"[resource {inner.uri}, {inner.mime_type or 'of no known type'}: not shown]"
         case types.ResourceLink():
             return f"[link to {one.uri}: {one.name}]"
+    # Base64 has 4 characters for 3 bytes.
     return f"[{one.type}, {one.mime_type}, about {3 * len(one.data) // 4:,} bytes: not shown]"
 
 
@@ -540,11 +553,13 @@ class ToolServer:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._room)
                 functions: Mapping[str, Function] = self._functions
+                # Over HTTP nothing tells clients apart, so each call gets a session of its own.
                 if request.name in self._owners and request.name not in functions:
                     session = self._owners[request.name].open_session(0, self._shared)
                     functions = await stack.enter_async_context(session)
                 (result,) = await run_calls(calls, self._tools, functions, self._limits)
         except (EngineError, UserError) as error:
+            # Details go into the log of this machine, not to the client.
             logger.warning("%s: %s", request.name, error)
             raise MCPError(types.INTERNAL_ERROR, f"{request.name} can't be reached") from error
         content = types.TextContent(text=result.text)

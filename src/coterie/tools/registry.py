@@ -76,6 +76,7 @@ class ToolsSettings(CallLimits):
         return tuple(map(absolute_name, use))
 
     def identity(self) -> str:
+        # Retries and concurrency change no result, and the tools have hashes of their own.
         return digest(self.model_dump_json(exclude={"use", "config", "tries", "width"}))
 
 
@@ -93,6 +94,7 @@ class Toolbox:
         self, calls: Sequence[ToolCall], tools: Sequence[Tool], message: str
     ) -> tuple[ToolResult, ...]:
         """Run the calls of a message; return results in their order. Raises ``ToolUnavailable``."""
+        # Tools such as ``crawl_page`` read the thoughts of the message that calls them.
         token = MESSAGE.set(message)
         try:
             return await run_calls(calls, tools, self.functions, self.limits)
@@ -151,9 +153,11 @@ class FunctionSource:
             for one in parameters
         }
         self._function = function
+        # One model gives the schema for prompts and converts the arguments of calls.
         self._model = create_model(name, **self._fields)
         line = description.partition("\n")[0]
         self.tools: tuple[Tool, ...] = (Tool(name, line, self._model.model_json_schema()),)
+        # A single argument can stand between tags without JSON.
         argument = next(iter(self._fields)) if len(self._fields) == 1 else None
         self.tags: Mapping[str, Tag] = {name: Tag(argument)}
         self.identity = plugin.source
@@ -174,6 +178,7 @@ class FunctionSource:
         except ToolError:
             raise
         except Exception as error:
+            # The agent reads this message, which must not show folders of this machine.
             raise ToolError(_without_folders(last_line(error))) from error
 
 
@@ -186,6 +191,7 @@ def _without_folders(text: str) -> str:
 async def _in_thread(do: Callable[[], object]) -> object:
     """Run a blocking function in a daemon thread, so that time limits apply and the run can end."""
     future: Future[object] = Future()
+    # A new thread has no context variables, such as the message of the call.
     context = copy_context()
 
     def run() -> None:
@@ -199,6 +205,7 @@ async def _in_thread(do: Callable[[], object]) -> object:
 
     threading.Thread(target=run, name="tool", daemon=True).start()
     result = await asyncio.wrap_future(future)
+    # A function may return a coroutine without being declared ``async``.
     return await result if inspect.isawaitable(result) else result
 
 
@@ -225,6 +232,7 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     """Return the sources of names, with settings of the file ``config``. Cached: a server lists its tools once."""
     file = None if config is None else expanded(config)
     entries = {} if file is None else _entries(file)
+    # A text, because arguments of a cached function must be hashable.
     return _sources(tuple(names), file, json.dumps(entries, default=str))
 
 
@@ -250,9 +258,11 @@ def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> T
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
     entries = json.loads(text)
     sources = [_construct(name, entries, file) for name in names]
+    # Only names that several sources share get a prefix.
     count = Counter(tool.name for source in sources for tool in source.tools)
     twice = frozenset(name for name in count if count[name] > 1)
     for place, (name, source) in enumerate(zip(names, sources, strict=True)):
+        # Commands and URLs are no prefix, and a prefixed source can't open sessions.
         is_alike = any(tool.name in twice for tool in source.tools)
         if is_alike and _PLAIN.fullmatch(name) and not isinstance(source, SessionSource):
             sources[place] = PrefixedSource(name, source, twice)
@@ -272,6 +282,7 @@ def _construct(name: str, entries: Mapping[str, Any], file: Path | None) -> Tool
             raise UserError(f"{plugin} is a function and has no settings", f"correct {file}")
         return FunctionSource(plugin)
     settings_type = settings_type_of(plugin, Settings)
+    # An entry of the file names its tool, unless the tool's settings say otherwise.
     if "name" in settings_type.model_fields and name in entries:
         values.setdefault("name", name)
     try:

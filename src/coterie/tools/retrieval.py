@@ -157,6 +157,7 @@ def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
             for begin in range(0, len(line), MAX_CHARACTERS)
         ]
         for count, piece in enumerate(pieces):
+            # A page of one paragraph keeps the id of its row.
             own = id_ if len(pieces) == 1 else f"{id_}-{count}"
             yield page, Passage(own, f'"{title}"\n{piece}')
 
@@ -187,9 +188,11 @@ def known_words(index: Any, query: str) -> list[str]:
 def best(scores: Scores, count: int, among: Places | None = None) -> Places:
     """Return the indices of the highest positive scores, highest first, ties in order; ``among`` restricts them."""
     places = np.flatnonzero(scores) if among is None else among[scores[among] > 0]
+    # Only scores from the count-th highest on, with its ties, have to be sorted.
     if count < len(places):
         values = scores[places]
         places = places[values >= np.partition(values, len(values) - count)[len(values) - count]]
+    # The last key is the first criterion: the score, then the position.
     return places[np.lexsort((places, -scores[places]))][:count]
 
 
@@ -225,6 +228,7 @@ class Encoder:
         self._tokenizer = loading.load_tokenizer(source)
         loading.check_safetensors(source)
         dtype = torch.float16 if self._device.type == "cuda" else torch.float32
+        # Vectors are means of states, so weights of a pooler may be unused.
         model = loading.with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
         if (context := loading.context_length(model.config)) is not None:
             loading.check_context(context, settings.max_tokens, source)
@@ -252,6 +256,7 @@ class Encoder:
             return_tensors="pt",
         ).to(self._device)
         with torch.inference_mode():
+            # N texts, T tokens, D dimensions: states (N, T, D), mask (N, T, 1), vectors (N, D).
             states = self._model(**inputs).last_hidden_state.float()
             mask = inputs["attention_mask"].unsqueeze(-1).float()
             means = (states * mask).sum(1) / mask.sum(1)
@@ -268,6 +273,7 @@ def _build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: P
     for begin in range(0, len(passages), step):
         places = range(begin, min(begin + step, len(passages)))
         vectors = encoder.passages([passages[place].contents for place in places])
+        # The first batch shows the number of dimensions.
         if index is None:
             index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
@@ -340,13 +346,16 @@ def build_index(
 def _fill_index(
     new: Path, file: Path, bm25: bool, encoder: EncoderSettings | None, progress: Progress
 ) -> int:
+    # Missing packages are reported before the file is read.
     if bm25:
         need_bm25s()
     if encoder is not None:
         need_faiss()
         loaded = Encoder(encoder)
+    # Compact arrays of 64-bit integers, since there may be tens of millions of passages.
     offsets, pages, content = array("q", [0]), array("q"), hashlib.sha256()
 
+    # Tokenization consumes this generator, so the rows are written in the same pass.
     def contents() -> Iterator[str]:
         with (new / PASSAGES).open("wb") as out:
             for page, one in read_rows(file, progress):
@@ -366,6 +375,7 @@ def _fill_index(
         index.index(tokens, show_progress=False)
         index.save(str(new), show_progress=False)
     else:
+        # Without an index of words, only write the rows.
         deque(contents(), 0)
     np.save(new / OFFSETS, np.frombuffer(offsets, np.int64))
     np.save(new / PAGES, np.frombuffer(pages, np.int64))
@@ -373,6 +383,7 @@ def _fill_index(
     if encoder is not None:
         identity = encoder.identity()
         _build_vectors(Passages(new), loaded, new / VECTORS, progress)
+        # The index may be opened from another working folder.
         place = expanded(encoder.model)
         model = str(place.absolute()) if place.is_dir() else encoder.model
         encoder = encoder.model_copy(update={"model": model})
@@ -393,6 +404,7 @@ def index_of(place: Path) -> Path:
     """Return the index of a folder, or of a file, which is indexed on first use."""
     if not place.is_file():
         return place
+    # The name holds the content and the format, so a changed file is indexed again.
     target = home() / "indexes" / f"{sha256(place)}-{FORM}"
     if not target.is_dir():
         with new_folder(target) as new:
@@ -414,6 +426,7 @@ class Retriever:
             need_faiss()
             self._vectors = _open_vectors(_vector_file(folder, settings), len(self._passages))
             self._encoder = Encoder(_encoder(folder, settings, manifest))
+            # One query shows the size of the encoder's vectors.
             width = self._encoder.queries(["x"]).shape[1]
             if width != self._vectors.d:
                 raise UserError(
@@ -430,6 +443,7 @@ class Retriever:
             vectors = self._encoder.queries(queries)
             scores, places = self._vectors.search(vectors, min(count, len(self._passages)))
             pairs = [list(zip(*one, strict=True)) for one in zip(places, scores, strict=True)]
+        # FAISS fills missing results with -1.
         return [
             [(self._passages[int(place)], float(score)) for place, score in one if place >= 0]
             for one in pairs
@@ -450,6 +464,7 @@ def check_index(folder: Path, settings: SearchSettings = BY_WORDS) -> str:
     encoder, file = _encoder(folder, settings, manifest), _vector_file(folder, settings)
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")
+    # An index may have tens of gigabytes, so only its size and both ends are hashed.
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(SAMPLE)

@@ -37,6 +37,7 @@ from coterie.tools.sandbox.pool import Sandbox
 MAX_VALUE = 8000
 """Characters of a value; longer values are truncated."""
 _WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
+# A final ``s`` after three or more letters, but not ``ss``.
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 
 
@@ -131,12 +132,14 @@ _SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400}|/\d{1,400})?")
 _RESULT = re.compile(r"R\d{1,4}|Output")
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
+# Statements such as ``x = 3`` in a result like ``x = 3, y = 4``.
 _SAID = re.compile(r"(?:^|[,;])\s*([A-Za-z_]\w{0,63})\s*=\s*([^=,;<>]{1,60})(?=$|[,;])")
 _IS = re.compile(r"[A-Za-z_]\w{0,63} ?= ?([^=,;]{1,100})")
 _SIMPLE = re.compile(r"\w+(?:\.\w+)?")
 _PIECE = re.compile(r'"[^"]*"|\'[^\']*\'|.', re.DOTALL)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AND = re.compile(r"\band\b")
+# This program runs inside the sandbox.
 _SOURCE = '''
 import ast, contextlib, fractions, io
 
@@ -216,6 +219,7 @@ class MathsExecutor(Executor):
 def _evaluate(text: str, values: Mapping[str, str]) -> str:
     """Return the value of a calculation; results may assign names (``x = 3``). Raises :class:`Failed`."""
     names: dict[str, Number] = dict(CONSTANTS)
+    # A solution such as ``x = 3, y = 4`` gives its unknowns values for later calculations.
     for value in values.values():
         for name, formula in _SAID.findall(value[:1000]):
             with suppress(Failed):
@@ -246,6 +250,7 @@ def split(text: str) -> list[str]:
 
 def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
     """Split statements at commas, semicolons and ``and``; replace a result's name by its statements."""
+    # Commas between thousands separate nothing.
     pieces = split(_AND.sub(";", _THOUSANDS.sub("", text)))
     return [
         one
@@ -272,6 +277,7 @@ def _substitute(text: str, values: Mapping[str, str]) -> str:
             return value
         if equation := _IS.fullmatch(value):
             value = equation[1]
+        # Brackets keep the order of operations: R1 * 2, where R1 is 3 + 4.
         return value if _SIMPLE.fullmatch(value) else f"({value})"
 
     return re.sub(r"\b(?:R\d{1,4}|Output)\b", value, text)
@@ -291,6 +297,7 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
     reply = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if reply is None:
         raise Failed(f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve")
+    # Errors of the worker are messages for the model, which may correct its action.
     if "error" in reply:
         raise Failed(reply["error"])
     return str(reply["value"])
@@ -342,6 +349,7 @@ def choose(action: Action, candidates: Sequence[PageElement]) -> str:
     if kind != "CLICK" and not value:
         raise Failed("it names no text")
     scores = [_fit(kind, query, one) for one in candidates[:CANDIDATES]]
+    # Of equal scores, the first element of the page counts.
     best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
@@ -362,6 +370,7 @@ def score(operation: str, gold: Gold) -> tuple[bool, bool]:
 def _fit(kind: str, query: str, element: PageElement) -> float:
     """Score a candidate by common words, then similarity of letters, then the tag."""
     text = element.text[:500]
+    # A query such as ``search button`` also names the tag.
     words = word_f1(query, f"{text} {element.tag}" if element.tag in query.lower() else text)
     letters = fuzz.ratio(query.casefold(), text.casefold()) / 100
     has_tag = element.tag.lower() in _TAGS.get(kind, ())

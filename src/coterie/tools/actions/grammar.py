@@ -27,6 +27,7 @@ _BEGINS = re.compile(r"[;\n](?=\s{0,80}(?:R\d{1,4}|Output)[ \t]*=[ \t]*[A-Za-z_]
 """Separator after which an action begins even within quotes and open brackets."""
 _SPACES = re.compile(r"[\s;]*")
 _REST = re.compile(r"[^;\n]*")
+# Quoted text, or one bracket or comma. An apostrophe after a letter opens no quote.
 _MARK = re.compile(r'"[^"\n]*"|(?<![\w)\]}])\'[^\'\n]*\'(?!\w)|[()\[\]{},]')
 _LABEL = re.compile(r"(query|question|text)[ \t]*:\s*", re.IGNORECASE)
 _RESULT = re.compile(r"\bR\d{1,4}\b")
@@ -83,6 +84,7 @@ def parse(text: str) -> Parsed:
         return Parsed((), (what,))
     actions: list[Action] = []
     problems: list[str] = []
+    # Actions are separated first, so that an open bracket spoils only its own action.
     for piece in _BEGINS.split(text):
         _read(piece, actions, problems)
     return Parsed(tuple(actions), tuple(problems))
@@ -104,6 +106,7 @@ def _read(text: str, actions: list[Action], problems: list[str]) -> None:
             actions.append(Action(header["result"], header["tool"], arguments, text[at:stop]))
             at = stop
         rest = _REST.match(text, at)
+        # After an action there may be another one without a separator, or prose.
         if header and rest and rest[0].strip(" \t\r."):
             following = _end(_SPACES, text, at)
             if _HEADER.match(text, following):
@@ -111,6 +114,7 @@ def _read(text: str, actions: list[Action], problems: list[str]) -> None:
                 at = following
                 continue
             problems.append("text after the end of an action")
+        # Continue after the next separator.
         at = _end(_SPACES, text, _end(_REST, text, at))
 
 
@@ -131,8 +135,10 @@ def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
         elif sign in _OPENERS and _OPENERS[sign] not in opened:
             unmatched.append(f"`{sign}` is not opened")
         elif sign in _OPENERS:
+            # Inner brackets that were left open end here as well.
             while (last := opened.pop()) != _OPENERS[sign]:
                 unmatched.append(f"`{last}` is not closed")
+            # Problems of brackets only count if the action ends; otherwise that is the problem.
             if not opened:
                 problems += unmatched
                 return commas, mark.end()
@@ -142,6 +148,7 @@ def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
 def _arguments(text: str, edges: list[int], problems: list[str]) -> list[tuple[int, int]]:
     pieces: list[tuple[int, int]] = []
     in_label = False
+    # ``Tool()`` has no arguments, not an empty one.
     if len(edges) == 2 and not text[edges[0] + 1 : edges[1]].strip():
         return pieces
     for before, stop in pairwise(edges):
@@ -149,6 +156,7 @@ def _arguments(text: str, edges: list[int], problems: list[str]) -> list[tuple[i
         start = stop - len(piece.lstrip())
         stop = start + len(piece.strip())
         has_label = _LABEL.match(text, start, stop) is not None
+        # Text with a label continues over commas.
         if in_label and not has_label:
             pieces[-1] = (pieces[-1][0], stop)
             continue
@@ -163,6 +171,7 @@ def _argument(text: str, start: int, stop: int, action: int) -> Argument:
     label = _LABEL.match(text, start, stop)
     start = label.end() if label else start
     content = text[start:stop]
+    # Within other text, ``Env`` and ``Output`` are ordinary words.
     only = not label and _NAMES_ONLY.fullmatch(content)
     names = re.findall(_NAME, content) if only else _RESULT.findall(content)
     variables = tuple(dict.fromkeys(names))
@@ -243,8 +252,10 @@ def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
         problems.append("there is no action")
     if len(parsed.actions) > MAX_ACTIONS:
         problems.append(f"there are {len(parsed.actions)} actions, and {MAX_ACTIONS} are allowed")
+    # Actions on web pages may refer to the page as ``Env``.
     names = {*known, *(("Env",) if domain == "web" else ())}
     for action in parsed.actions:
+        # Names are added in order, so an action can only use earlier results.
         problems += _problems(action, names, tools)
         names.add(action.result)
     return Parsed(parsed.actions, tuple(problems))

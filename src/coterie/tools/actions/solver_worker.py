@@ -43,6 +43,7 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
 
 
 def _power(base: Any, exponent: Any) -> Any:
+    # A huge power would take all memory before it can be simplified.
     if exponent.is_number and not abs(exponent) <= MAX_EXPONENT:
         raise Failed(f"a power is higher than {MAX_EXPONENT}")
     if base.is_number and not exponent.is_number and abs(base) > 10**6:
@@ -104,6 +105,7 @@ def _build(node: ast.expr) -> Statement:
 
 
 def _symbol(name: str) -> Any:
+    # Declared as real, so that sympy leaves out complex solutions.
     return sympy.pi if name == "pi" else Symbol(name, real=True)
 
 
@@ -117,6 +119,7 @@ def _solve(statements: list[Statement], unknown: str | None) -> str:
     """Return ``7`` or ``-2, 2`` for one unknown, and ``x = 3, y = 4`` for several, with ``;`` between solutions."""
     if any(set(relations) - {ast.Eq} for _, relations in statements):
         raise Failed("an inequality stands among the equations")
+    # ``a = b = c`` gives two equations, and an expression alone is set to 0.
     equations = [
         a - b for sides, _ in statements for a, b in zip(sides, sides[1:] or [S.Zero], strict=False)
     ]
@@ -124,6 +127,7 @@ def _solve(statements: list[Statement], unknown: str | None) -> str:
         raise Failed("every value solves it")
     symbols = sorted(set().union(*(one.free_symbols for one in equations)), key=str)
     unknowns = [one for one in symbols if one.name == unknown] or symbols
+    # A system is solved for all of its unknowns, even if only one of them is requested.
     candidates = sympy.solve(equations, unknowns if len(equations) == 1 else symbols, dict=True)
     solutions = [
         {one.name: _text(values[one]) for one in unknowns if one in values}
@@ -152,11 +156,13 @@ def _range(statements: list[Statement]) -> str:
     if len(symbols) > 1:
         raise Failed(f"it has {len(symbols)} unknowns, and 1 can be solved for")
     symbol = next(iter(symbols), None)
+    # Relations without an unknown are true or false already.
     sets = [
         S.Reals if one is S.true else S.EmptySet if one is S.false
         else sympy.solve_univariate_inequality(one, symbol, relational=False)
         for one in relations
     ]  # fmt: skip
+    # All inequalities must hold, so the solution is the intersection of their sets.
     whole = reduce(lambda a, b: a.intersect(b), sets)
     parts = whole.args if isinstance(whole, sympy.Union) else (whole,)
     return " U ".join(text for one in parts for text in _pieces(one)) or "no solution"
