@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.settings import VLLMSettings
+from coterie.engines import run_engines
+from coterie.engines.run_engines import RunEngines
+from coterie.engines.settings import EngineSettings, VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
 
@@ -36,6 +38,40 @@ def test_shared_memory_needs_servers_on_this_machine() -> None:
     VLLMSettings(transfer="shm", urls=("http://127.0.0.1:8000",))
     with pytest.raises(ValueError, match="transfer=shm needs servers on this machine"):
         VLLMSettings(transfer="shm", urls=("http://node-2:8000",))
+
+
+def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, training = tmp_path / "shared", tmp_path / "run"
+    shared.mkdir()
+    monkeypatch.setattr(run_engines, "SHARED_MEMORY", shared)
+    settings = EngineSettings(kind="vllm", vllm=VLLMSettings(transfer="shm"))
+
+    def publish() -> tuple[RunEngines, Path]:
+        engines = RunEngines(settings, "tiny-exchange", tmp_path)
+        folder = engines.weights_folder(training)
+        assert engines.weights_folder(training) == folder and not list(folder.iterdir())
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "weights").touch()
+        return engines, folder
+
+    _, killed = publish()
+    prefix = killed.name.rpartition("-")[0]
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (shared / f"{prefix}-link").symlink_to(tmp_path / "elsewhere")
+    (shared / f"{prefix}-open").mkdir()
+    engines, folder = publish()
+    assert not killed.exists() and {path.name for path in shared.iterdir()} == {
+        f"{prefix}-link", f"{prefix}-open", folder.name
+    }  # fmt: skip
+    folder.rename(tmp_path / "gone")
+    folder.mkdir()  # by another user, once its name is free
+    assert engines.weights_folder(training) != folder
+    engines.close()
+    assert {path.name for path in shared.iterdir()} == {
+        f"{prefix}-link", f"{prefix}-open", folder.name
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 import asyncio
 import gc
 import hashlib
+import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -52,6 +56,8 @@ class RunEngines:
         self._runner: asyncio.Runner | None = None
         self._open = AsyncExitStack()
         self._pools: dict[str, ServerPool] = {}
+        self._shared: dict[Path, Path] = {}
+        """Folder in shared memory of each training."""
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine of a step on the event loop of the servers."""
@@ -63,6 +69,9 @@ class RunEngines:
             self._runner.run(self.end())
             self._runner.close()
             self._runner = None
+        for shared in self._shared.values():
+            shutil.rmtree(shared, ignore_errors=True)
+        self._shared.clear()
 
     async def speak(
         self,
@@ -112,11 +121,22 @@ class RunEngines:
         )
 
     def weights_folder(self, folder: Path) -> Path:
-        """Return where a training publishes weights for servers: in its folder, or in shared memory."""
+        """Return where a training publishes weights for servers: in its folder, or in shared memory.
+
+        A folder in shared memory is new, and only this user can read or write it.
+        """
         if self.settings.kind == "inprocess" or self.settings.vllm.transfer != "shm":
             return folder
-        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
-        return SHARED_MEMORY / f"coterie-{name[:16]}"
+        shared = self._shared.get(folder)
+        # Logging out removes a user's shared memory on some systems, and then the name is free for others.
+        if shared is None or not _is_private(shared):
+            digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+            prefix = f"coterie-{digest[:16]}-"
+            for abandoned in filter(_is_private, SHARED_MEMORY.glob(f"{prefix}*")):
+                shutil.rmtree(abandoned)  # of a killed process of this run
+            shared = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
+            self._shared[folder] = shared
+        return shared
 
     def make_room(self) -> None:
         """Free the devices for other work, unless servers keep running."""
@@ -186,3 +206,13 @@ class RunEngines:
         """Stop the servers, on their event loop."""
         self._pools.clear()
         await self._open.aclose()
+
+
+def _is_private(path: Path) -> bool:
+    """Return True for a folder, not a link, that only this user can read or write."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    is_closed = not stat.S_IMODE(status.st_mode) & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_closed
