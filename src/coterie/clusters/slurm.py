@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from coterie.clusters.cluster import IN_JOB, Needs, own_address
+from coterie.config.folders import check_name
 from coterie.engines.protocol import EngineError
 from coterie.engines.server_process import POLL_SECONDS, ServerProcess, free_port, server_here
 from coterie.engines.settings import VLLMSettings
@@ -28,14 +29,17 @@ AS_RANK = 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"'
 def batch_file(needs: Needs, command: Sequence[str], folder: Path, *, gpus: bool) -> str:
     """Return the file for ``sbatch`` of a run: its resources, and ``command`` as the driver.
 
-    Resources that differ between clusters (partition, account, time) are left to options of ``sbatch``.
+    Resources that differ between clusters (partition, account, time) are left to options of ``sbatch``. Raises
+    ``UserError`` for a folder that a comment line of the file can't name.
     """
     folder, ranks = folder.absolute(), max(needs.ranks, 1)
+    check_name(folder)
+    output = f"{folder}".replace("%", "%%") + "-%j.log"  # Slurm replaces %j and the like
     lines = [
         "#!/bin/bash",
         f"# {needs.ranks} ranks and {needs.servers} servers. Give partition, account and time to sbatch, or add lines.",
         f"#SBATCH --job-name={shlex.quote(folder.name)}",
-        f"#SBATCH --output={shlex.quote(f'{folder}-%j.log')}",
+        f"#SBATCH --output={shlex.quote(output)}",
         f"#SBATCH --ntasks={ranks}" + " --gpus-per-task=1" * gpus,
     ]
     group = ""

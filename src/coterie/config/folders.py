@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -24,6 +25,8 @@ from coterie.errors import UserError
 MAX_DEPTH = 100
 """Maximum nesting of values for :func:`shallow`, far below Python's recursion limit."""
 
+CONTROL = ("Cc", "Zl", "Zp")
+"""Unicode categories of characters that names of files may not have."""
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -107,8 +110,20 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
+def check_name(path: Path) -> None:
+    """Raise ``UserError`` for a path with control characters or line ends.
+
+    In batch files, logs and lists of files they would begin a line of their own.
+    """
+    if any(unicodedata.category(character) in CONTROL for character in str(path)):
+        raise UserError(
+            f"the path {str(path)!r} has control characters", "give a name without them"
+        )
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents if missing. Raise ``UserError`` if it is not writable."""
+    check_name(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
