@@ -14,12 +14,14 @@ from coterie.engines.settings import EngineSettings, VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
 
+SOCKET = {"uds": "/private/server"}
+
 
 def test_a_server_has_the_extension_that_loads_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     for devices in ([], ["0"]):
         backend = VLLMBackend(VLLMSettings(), devices)
-        words = list(backend.command("model", "policy", 8000))
+        words = list(backend.command("model", "policy", SOCKET))
         module, _, name = words[words.index("--worker-extension-cls") + 1].partition(".")
         assert backend.environment(0)["PYTHONPATH"] == f"{INSIDE}{os.pathsep}elsewhere"
         body = ast.parse((INSIDE / f"{module}.py").read_text()).body
@@ -30,7 +32,9 @@ def test_a_server_has_the_extension_that_loads_files(monkeypatch: pytest.MonkeyP
     ("transfer", "engine"), [("disk", "files"), ("shm", "files"), ("nccl", "nccl")]
 )
 def test_a_server_has_the_transfer_of_the_settings(transfer: Any, engine: str) -> None:
-    words = list(VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", 8000))
+    words = list(
+        VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", SOCKET)
+    )
     assert words[words.index("--weight-transfer-config") + 1] == f'{{"backend": "{engine}"}}'
 
 
@@ -58,20 +62,14 @@ def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_re
 
     _, killed = publish()
     prefix = killed.name.rpartition("-")[0]
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (shared / f"{prefix}-link").symlink_to(tmp_path / "elsewhere")
-    (shared / f"{prefix}-open").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (shared / f"{prefix}-link").symlink_to(tmp_path / "theirs")
     engines, folder = publish()
-    assert not killed.exists() and {path.name for path in shared.iterdir()} == {
-        f"{prefix}-link", f"{prefix}-open", folder.name
-    }  # fmt: skip
-    folder.rename(tmp_path / "gone")
-    folder.mkdir()  # by another user, once its name is free
-    assert engines.weights_folder(training) != folder
+    assert {path.name for path in shared.iterdir()} == {folder.name, f"{prefix}-link"}
     engines.close()
-    assert {path.name for path in shared.iterdir()} == {
-        f"{prefix}-link", f"{prefix}-open", folder.name
-    }  # fmt: skip
+    assert [path.name for path in shared.iterdir()] == [f"{prefix}-link"]
+    assert (tmp_path / "theirs" / "file").exists()
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _vllm_command(
     else:
         check_vllm(settings)
     backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
-    words = list(backend.command(weights, name, port))
+    words = list(backend.command(weights, name, {"host": HOST, "port": port}))
     words = [program, *words[words.index("serve") :]] if program else words
     variables = {**backend.environment(0), "VLLM_SERVER_DEV_MODE": "0"}
     return [*words, "--generation-config", "auto"], variables

@@ -3,9 +3,7 @@
 import asyncio
 import gc
 import hashlib
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -24,6 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 if TYPE_CHECKING:
+    from coterie.engines.connections import Address
     from coterie.engines.pool import ServerPool
     from coterie.engines.server_process import Servers
 
@@ -83,13 +82,13 @@ class RunEngines:
         base: str | None = None,
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
-        send: Callable[[str, str], None] | None = None,
+        send: "Callable[[str, Address], None] | None" = None,
         score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's URL.
+        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's address.
         ``score`` returns the trainer's log-probs of ids after the first, to which the servers' are compared.
         """
         if self.settings.kind == "inprocess":
@@ -121,22 +120,17 @@ class RunEngines:
         )
 
     def weights_folder(self, folder: Path) -> Path:
-        """Return where a training publishes weights for servers: in its folder, or in shared memory.
-
-        A folder in shared memory is new, and only this user can read or write it.
-        """
+        """Return where a training publishes weights for servers: in its folder, or in shared memory."""
         if self.settings.kind == "inprocess" or self.settings.vllm.transfer != "shm":
             return folder
-        shared = self._shared.get(folder)
-        # Logging out removes a user's shared memory on some systems, and then the name is free for others.
-        if shared is None or not _is_private(shared):
+        if folder not in self._shared:
             digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
             prefix = f"coterie-{digest[:16]}-"
-            for abandoned in filter(_is_private, SHARED_MEMORY.glob(f"{prefix}*")):
-                shutil.rmtree(abandoned)  # of a killed process of this run
-            shared = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
-            self._shared[folder] = shared
-        return shared
+            for abandoned in SHARED_MEMORY.glob(f"{prefix}*"):  # of a killed process of this run
+                shutil.rmtree(abandoned, ignore_errors=True)
+            # A new folder, which only this user can read: others may have made one under any name.
+            self._shared[folder] = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
+        return self._shared[folder]
 
     def make_room(self) -> None:
         """Free the devices for other work, unless servers keep running."""
@@ -155,7 +149,7 @@ class RunEngines:
         version: int | str,
         path: Path | str,
         renderer: ChatRenderer,
-        send: Callable[[str, str], None] | None,
+        send: "Callable[[str, Address], None] | None",
         score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
         adapter, kind = is_adapter(path), self.settings.vllm.transfer
@@ -206,13 +200,3 @@ class RunEngines:
         """Stop the servers, on their event loop."""
         self._pools.clear()
         await self._open.aclose()
-
-
-def _is_private(path: Path) -> bool:
-    """Return True for a folder, not a link, that only this user can read or write."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    is_closed = not stat.S_IMODE(status.st_mode) & 0o077
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_closed

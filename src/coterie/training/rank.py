@@ -21,6 +21,7 @@ from pydantic_core import from_json, to_json
 from torch.distributed.fsdp import fully_shard
 
 from coterie.config.plugins import at_place
+from coterie.engines.connections import Address
 from coterie.errors import UserError
 from coterie.models.adapters import ModelSource
 from coterie.models.check import check
@@ -80,8 +81,8 @@ class Rank:
     def publish(self, name: str, folder: str) -> None:
         self._trainers[name].publish(Path(folder))
 
-    def send(self, name: str, kind: str, url: str) -> None:
-        self._trainers[name].send(kind, url)
+    def send(self, name: str, kind: str, address: Any) -> None:
+        self._trainers[name].send(kind, Address(**address))
 
     def finish(self, name: str) -> dict[str, Any]:
         self._trainers[name].finish()

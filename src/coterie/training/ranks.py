@@ -37,6 +37,7 @@ from safetensors.torch import save_file
 from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.child_guard import guarded
+from coterie.engines.connections import Address
 from coterie.engines.vllm import HOST
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, ModelSource, find_head, save_adapter, split_head
@@ -486,9 +487,9 @@ class RankTrainer(Generic[Item]):
         self.close()
         return self.report
 
-    def send(self, kind: str, url: str) -> None:
+    def send(self, kind: str, address: Address) -> None:
         """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
-        self._ranks.call(self._request("send", kind=kind, url=url))
+        self._ranks.call(self._request("send", kind=kind, address=address))
 
     def close(self) -> None:
         """Forget the trainer. The ranks end with their block."""
