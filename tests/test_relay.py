@@ -133,8 +133,11 @@ def test_silent_connections_end_and_do_not_stop_others(
     async def run() -> None:
         async with served(tmp_path) as (upstream, address), asyncio.timeout(5):
             upstream.second_part.set()
-            silent = [await asyncio.open_connection(*host(address)) for _ in range(20)]
+            opening = (asyncio.open_connection(*host(address)) for _ in range(20))
+            silent = await asyncio.gather(*opening)
             assert await post(address) == b"ab"
+            ended = [len(await reader.read()) for reader, _ in silent[:16]]
+            assert max(ended) <= PROOF_BYTES  # without waiting for the time limit
             monkeypatch.setattr(connections, "PROOF_SECONDS", 0.1)
             late, _ = await asyncio.open_connection(*host(address))
             assert len(await late.read()) == PROOF_BYTES  # then the relay closes it

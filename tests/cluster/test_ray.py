@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 import psutil
 import pytest
 
 from coterie.clusters import ray_cluster
 from coterie.clusters.cluster import Needs
 from coterie.clusters.ray_cluster import RayCluster
+from coterie.engines.connections import Address, http_client
 from coterie.engines.endpoint import ServerFault
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.pool import ServerPool, vllm_pool
@@ -115,6 +117,27 @@ def test_servers_are_on_nodes_with_room_and_give_the_tokens_of_one_process(
     (own,) = asyncio.run(engine.sample(prompt(model), [0], GREEDY))
     completions = served.runner.run(served.pool.sample(prompt(model), range(4), GREEDY))
     assert [said.ids for said in completions] == 4 * [own.ids]
+
+
+def test_a_server_answers_only_those_who_have_its_secret(cluster: Any, served: Served) -> None:
+    addresses = [member.client.address for member in served.pool.members]
+    assert len({address.secret for address in addresses}) == 2
+    commands = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+
+    async def pause(address: Address) -> None:
+        async with http_client(address, 20.0) as http:
+            await http.post("/pause")
+
+    for address in addresses:
+        assert not any(address.secret in command for command in commands)
+        for secret in ("", "0" * 64):
+            with pytest.raises((OSError, httpx2.HTTPError)):
+                served.runner.run(pause(Address(address.url, secret)))
+    for member in served.pool.members:
+        info = served.runner.run(member.client._send("GET", "/is_paused", None)).json()
+        assert not info["is_paused"]
 
 
 @pytest.mark.parametrize(

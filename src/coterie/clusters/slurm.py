@@ -139,10 +139,10 @@ class StepProcess(ServerProcess):
 
 async def serve(driver: str, settings: str, file: str, model: str, name: str) -> str:
     """Run a server on this node until it ends, and write its URL into ``file``. Return its status."""
-    own, url = VLLMSettings.model_validate_json(settings), Path(file)
+    parsed, url = VLLMSettings.model_validate_json(settings), Path(file)
     secret = os.environ.pop(SECRET)
     log, host = url.with_suffix(".log"), own_address(driver)
-    process = NodeProcess(VLLMBackend, own, log, host, secret)
+    process = NodeProcess(VLLMBackend, parsed, log, host, secret)
     address = await process.launch(model, name)
     partial = url.with_suffix(".partial")
     partial.write_text(address.url)

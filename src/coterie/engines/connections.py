@@ -130,15 +130,19 @@ async def _connect(address: Address) -> Streams:
     if address.secret:
         try:
             await _prove(address.secret, reader, writer)
-        except EOFError as error:
-            raise ConnectionError("the relay closed the connection") from error
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, EOFError):
+                raise ConnectionError("the relay closed the connection") from error
+            raise
     return reader, writer
 
 
 async def _prove(secret: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Prove to a relay that this process has its secret, and check the proof of the relay in turn."""
-    nonces = await reader.readexactly(PROOF_BYTES) + (own := os.urandom(PROOF_BYTES))
-    writer.write(own + _proof(secret, b"client", nonces))
+    nonce = os.urandom(PROOF_BYTES)
+    nonces = await reader.readexactly(PROOF_BYTES) + nonce
+    writer.write(nonce + _proof(secret, b"client", nonces))
     expected = _proof(secret, b"relay", nonces)
     if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), expected):
         raise ConnectionError("the relay does not have the secret of the server")
@@ -169,10 +173,11 @@ async def relay(socket: str, host: str, secret: str) -> AsyncIterator[Address]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         strangers[writer] = None
         if len(strangers) > STRANGERS:
-            next(iter(strangers)).transport.abort()
+            strangers.pop(oldest := next(iter(strangers)))
+            oldest.transport.abort()
         with suppress(OSError, EOFError):  # either side is gone, or the time is up
             if await _admit(secret, reader, writer):
-                del strangers[writer]
+                strangers.pop(writer, None)
                 await _join((reader, writer), await asyncio.open_unix_connection(socket))
         strangers.pop(writer, None)
         writer.close()

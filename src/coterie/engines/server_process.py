@@ -97,7 +97,7 @@ class ServerProcess:
                 self._private.cleanup()
                 self._private = None
 
-    async def _spawn(self, command: Sequence[str], own: Mapping[str, str]) -> Process:
+    async def _spawn(self, command: Sequence[str], variables: Mapping[str, str]) -> Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
@@ -105,7 +105,7 @@ class ServerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **own},
+                env={**os.environ, **variables},
                 start_new_session=True,
             )
 

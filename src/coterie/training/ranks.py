@@ -5,6 +5,7 @@ They live until the training ends and keep models and optimizers. If a rank dies
 checkpoint, and the driver repeats the later steps, whose items it has kept.
 """
 
+import errno
 import logging
 import os
 import queue
@@ -90,13 +91,13 @@ def local_ranks(
     processes: list[subprocess.Popen[bytes]] = []
 
     def problem() -> str:
-        ended = [(n, one.poll()) for n, one in enumerate(processes)]
+        ended = [(n, process.poll()) for n, process in enumerate(processes)]
         return ", ".join(f"rank {n} ended with status {s}" for n, s in ended if s is not None)
 
     try:
         for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(start_rank({**shared, **own}, log))
+            number = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(start_rank({**shared, **number}, log))
         yield problem
     finally:
         end_ranks(processes)
@@ -330,9 +331,14 @@ class Ranks:
 
 def _accept(listener: socket.socket, greet: Callable[[Connection], None]) -> None:
     """Greet each connection in a thread, since a stranger's may stay silent."""
-    with suppress(OSError):  # closed
-        while True:
+    while True:
+        try:
             link = Connection(listener.accept()[0].detach())
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EBADF):  # closed
+                return
+            time.sleep(POLL)  # a stranger's connection was reset, or there are too many
+        else:
             threading.Thread(target=greet, args=(link,), daemon=True).start()
 
 
