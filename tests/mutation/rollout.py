@@ -62,6 +62,7 @@ ORDERS = (
 )
 KEPT_THOUGHT = f"{TEMPLATES}test_thoughts_are_kept_or_dropped_as_the_template_does_it[qwen3_8]"
 ROWS = f"{TEMPLATES}test_rows_of_two_questions_are_the_templates_own_prompts_and_whole_replies"
+STRANGER = "tests/test_relay.py::test_a_stranger_reaches_no_route"
 PARSER = f"{TEMPLATES}test_the_reasoning_parser_says_whether_templates_without_thoughts_have_any"
 LACKS = f"{TEMPLATES}test_a_prompt_that_lacks_a_message_is_refused_with_the_message"
 HIDDEN_THOUGHT = (
@@ -156,6 +157,8 @@ FAULTS = (
         result(lambda ids: ids[:1]),
         [f"{ROWS}[cohere2-False-False]"],
     ),
+    Fault("coterie.engines.connections:_proof", given(nonces=b""), [STRANGER]),
+    Fault("coterie.engines.connections:_proof", given(secret=""), [STRANGER]),
     Fault("coterie.engines.settings:EngineSettings.template", returns({}), [PARSER]),
     Fault(f"{M}template:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),

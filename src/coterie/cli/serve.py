@@ -74,6 +74,7 @@ def model(
 
     from coterie.engines.server import absolute
     from coterie.engines.settings import VLLMSettings
+    from coterie.engines.vllm import INSIDE
     from coterie.models.loading import resolve
     from coterie.runs.folder import find_run
 
@@ -99,7 +100,7 @@ def model(
         else:
             if Path(weights).is_absolute():
                 _link(Path(weights), Path(folder) / name)
-            words = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name]
+            words = [sys.executable, "-P", str(INSIDE / "coterie_guard.py"), "serve", name]
             words, variables = [*words, "--host", HOST, "--port", str(port)], {}
             console.print(IGNORED)
         _serve([*words, *(options or ())], variables, folder, name, f"http://{HOST}:{port}")
@@ -165,10 +166,11 @@ def _vllm_command(
     else:
         check_vllm(settings)
     backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
-    words = list(backend.command(weights, name, port))
+    words = list(backend.command(weights, name, {"host": HOST, "port": port}))
     words = [program, *words[words.index("serve") :]] if program else words
     variables = {**backend.environment(0), "VLLM_SERVER_DEV_MODE": "0"}
-    return [*words, "--generation-config", "auto"], variables
+    guard = ("--middleware", "coterie_guard.Guard")
+    return [*words, *guard, "--generation-config", "auto"], variables
 
 
 def _serve(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.clusters.cluster import Needs, own_address
+from coterie.engines.connections import Address
 from coterie.engines.protocol import EngineError
 from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import VLLMSettings
@@ -165,7 +166,7 @@ class ActorProcess(ServerProcess):
         self._group = group
         self._actor: Any = None
 
-    async def launch(self, model: str, name: str) -> str:
+    async def launch(self, model: str, name: str) -> Address:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         await self.end()
@@ -190,8 +191,10 @@ class ActorProcess(ServerProcess):
                 f"is on node {node}, which can't see the folder {nonce.parent}; use a run folder that all nodes "
                 "share, under the same path"
             )
-        await self._ask("prepare", type(self._backend), self._backend.settings, self._log)
-        return str(await self._ask("call", "launch", model, name))
+        secret = secrets.token_hex()
+        await self._ask("prepare", type(self._backend), self._backend.settings, self._log, secret)
+        address: Address = await self._ask("call", "launch", model, name)
+        return address
 
     async def ended(self) -> str:
         try:
@@ -243,10 +246,11 @@ def _server_actor() -> Any:
 
             return ray.util.get_node_ip_address(), version("coterie"), os.path.exists(nonce)
 
-        async def prepare(self, kind: Any, settings: Any, log: Path) -> None:
-            from coterie.engines.server_process import server_here
+        async def prepare(self, kind: Any, settings: Any, log: Path, secret: str) -> None:
+            from coterie.engines.server_process import NodeProcess
 
-            self.process = server_here(kind, settings, ray.util.get_node_ip_address(), log)
+            host = ray.util.get_node_ip_address()
+            self.process = NodeProcess(kind, settings, log, host, secret)
 
         async def call(self, method: str, *words: str) -> Any:
             return self.process and await getattr(self.process, method)(*words)

@@ -110,8 +110,16 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
+def check_name(path: Path) -> None:
+    """Raise ``UserError`` for a path with control characters, which begin new lines in batch files and logs."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", str(path)):
+        problem = f"the path {str(path)!r} has control characters"
+        raise UserError(problem, "give a name without them")
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents if missing. Raise ``UserError`` if it is not writable."""
+    check_name(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Only writing a file tells whether the folder is writable.

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from coterie.engines.connections import Address
 from coterie.engines.endpoint import ServerFault, TransientFault, backoff
 from coterie.engines.protocol import (
     Completion,
@@ -496,7 +497,7 @@ async def vllm_pool(
     weights = ServedWeights(absolute(resolve(model)), version)
     connect = partial(ServerClient, model=policy, decode=renderer.decode, end_ids=renderer.end_ids)
     members = [
-        Server(f"vllm-{index}", policy, backend, weights, connect("http://-"))
+        Server(f"vllm-{index}", policy, backend, weights, connect(Address("http://-")))
         for index in range(settings.servers)
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
@@ -530,7 +531,8 @@ async def running_servers(
     """
     served, probe, backend = settings.served_name, probe_ids(renderer), VLLMBackend(settings, [])
     clients = [
-        ServerClient(url, served or "", renderer.decode, renderer.end_ids) for url in settings.urls
+        ServerClient(Address(url), served or "", renderer.decode, renderer.end_ids)
+        for url in settings.urls
     ]
     members: list[Server] = []
     try:

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 if TYPE_CHECKING:
+    from coterie.engines.connections import Address
     from coterie.engines.pool import ServerPool
     from coterie.engines.server_process import Servers
 
@@ -52,6 +55,8 @@ class RunEngines:
         self._runner: asyncio.Runner | None = None
         self._open = AsyncExitStack()
         self._pools: dict[str, ServerPool] = {}
+        self._shared: dict[Path, Path] = {}
+        """Folder in shared memory of each training."""
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine of a step on the event loop of the servers."""
@@ -63,6 +68,9 @@ class RunEngines:
             self._runner.run(self.end())
             self._runner.close()
             self._runner = None
+        for shared in self._shared.values():
+            shutil.rmtree(shared, ignore_errors=True)
+        self._shared.clear()
 
     async def speak(
         self,
@@ -74,13 +82,13 @@ class RunEngines:
         base: str | None = None,
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
-        send: Callable[[str, str], None] | None = None,
+        send: "Callable[[str, Address], None] | None" = None,
         score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's URL.
+        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's address.
         ``score`` returns the trainer's log-probs of ids after the first, to which the servers' are compared.
         """
         if self.settings.kind == "inprocess":
@@ -115,8 +123,14 @@ class RunEngines:
         """Return where a training publishes weights for servers: in its folder, or in shared memory."""
         if self.settings.kind == "inprocess" or self.settings.vllm.transfer != "shm":
             return folder
-        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
-        return SHARED_MEMORY / f"coterie-{name[:16]}"
+        if folder not in self._shared:
+            digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+            prefix = f"coterie-{digest[:16]}-"
+            for abandoned in SHARED_MEMORY.glob(f"{prefix}*"):  # of a killed process of this run
+                shutil.rmtree(abandoned, ignore_errors=True)
+            # A new folder, which only this user can read: others may have made one under any name.
+            self._shared[folder] = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
+        return self._shared[folder]
 
     def make_room(self) -> None:
         """Free the devices for other work, unless servers keep running."""
@@ -135,7 +149,7 @@ class RunEngines:
         version: int | str,
         path: Path | str,
         renderer: ChatRenderer,
-        send: Callable[[str, str], None] | None,
+        send: "Callable[[str, Address], None] | None",
         score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
         adapter, kind = is_adapter(path), self.settings.vllm.transfer

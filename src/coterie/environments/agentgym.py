@@ -216,7 +216,7 @@ class GymSession:
 @asynccontextmanager
 async def connect(url: str, world: World) -> AsyncIterator[GymSession]:
     """Open a client of a server, whose session is not created yet."""
-    from coterie.engines.vllm import Connections  # imports torch
+    from coterie.engines.connections import Connections
 
     timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
     async with httpx2.AsyncClient(

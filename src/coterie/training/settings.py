@@ -43,7 +43,7 @@ Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differenc
 """
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
-_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
+_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch", "stall_seconds")
 """Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
 
 
@@ -137,6 +137,9 @@ class LaunchSettings(Settings):
         None,
         "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
         "on each rank",
+    )
+    stall_seconds: float = key(
+        300.0, "seconds without a sign of life of a rank after which all ranks start again", ge=10
     )
 
 

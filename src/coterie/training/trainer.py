@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
+from coterie.engines.connections import Address
 from coterie.engines.transfer import send_weights
 from coterie.errors import UserError
 from coterie.models.adapters import using
@@ -379,14 +380,14 @@ class Trainer(Generic[Item]):
             checkpoint.save_weights(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
-    def send(self, kind: str, url: str) -> None:
+    def send(self, kind: str, address: Address) -> None:
         """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
         self._refuse_closed()
         with self._prepared.training():
             state = self.model.state_dict(keep_vars=True)
             # Gathering sharded weights needs all ranks; the sender is one of them.
             weights = {name: checkpoint.whole(one).detach() for name, one in state.items()}
-            send_weights(weights, kind, url, self._accelerator.process_index)
+            send_weights(weights, kind, address, self._accelerator.process_index)
 
     def finish(self) -> TrainingReport:
         """Save the final weights in ``folder/final``, remove the checkpoints, and close."""
