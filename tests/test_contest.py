@@ -283,13 +283,68 @@ def test_a_method_is_checked_with_arguments_by_name() -> None:
     ("class Node: pass\ndef check(candidate):\n    assert candidate(Node()) is None", "Node is not plain data"),
     ("def check(candidate):\n    while True: pass", "it took too long"),
     ("x = 1", "does not call the function .KeyError"), ("def check(candidate):\n    pass", "does not call .* passes"),
-    ("def check(candidate):\n    y = missing\n    assert candidate(2) == y", "does not call the function .NameError"),
-    ("def check(candidate):\n    assert candidate(2) == missing", "an undefined name"),
+    ("def check(candidate):\n    y = 1 / 0\n    assert candidate(2) == y", "does not call the function .Zero"),
+    ("def check(candidate):\n    assert candidate(2) == missing", "an undefined name: missing"),
+    ("def check(candidate):\n    if candidate(2) == 3:\n        missing()", "an undefined name: missing"),
 ])  # fmt: skip
 def test_a_check_that_can_not_run_apart_gives_no_score(test: str, why: str) -> None:
     tests = [ContestTest(input=test, output="", kind="check")]
     with pytest.raises(EngineError, match=f"{LEFT_OUT}.*{why}"):
         verdicts("def f(x):\n    return 1", tests=tests, function="f", limits=SHORT)
+
+
+TYPES = """
+def f(kind):
+    import enum, numpy
+    Color = enum.Enum("Color", {"red": "ab"})
+    return {
+        "map": map(str, "ab"), "generator": (x for x in "ab"), "iterator": iter(("a", "b")),
+        "keys": {"a": 0, "b": 1}.keys(), "values": dict(enumerate("ab")).values(), "items": {"a": 1}.items(),
+        "bool": numpy.bool_(True), "false": numpy.bool_(False), "enum": Color.red, "nested": ([numpy.bool_(True)],),
+        "array": numpy.array([1, 2]), "numbers": [numpy.int64(3), numpy.float64(1.5), numpy.array(4)],
+    }[kind]
+"""
+TYPED = """
+def check(candidate):
+    ITEMS = {"map": ["a", "b"], "generator": ["a", "b"], "iterator": ["a", "b"], "keys": ["a", "b"],
+             "values": ["a", "b"], "items": [("a", 1)], "array": [1, 2]}
+    for kind, items in ITEMS.items():
+        value = candidate(kind)
+        assert value != items and value != tuple(items) and not isinstance(value, (list, tuple)), kind
+        assert list(value) == items and candidate(kind), kind
+    assert candidate("bool") != True and candidate("bool") is not True and candidate("bool")
+    assert not candidate("false") and candidate("false") is not False
+    assert candidate("enum") != "ab" and candidate("nested") != ([True],)
+    assert len(candidate("keys")) == 2 and {*candidate("keys")} == {"a", "b"}
+    assert candidate("numbers") == [3, 1.5, 4]
+    it = candidate("map")
+    assert next(it) == "a" and list(it) == ["b"] and not hasattr(it, "__len__")
+"""
+
+
+def test_a_value_that_is_not_plain_equals_none_that_is() -> None:
+    test = ContestTest(input=TYPED, output="", kind="check")
+    assert verdicts(TYPES, tests=[test], function="f", limits=ROOMY) == [["passed"]]
+
+
+EVALUATES = "def check(candidate):\n    assert eval(candidate(3)) == 9"
+
+
+INTERPRETER = "coterie.tools.sandbox.inside.interpreter"
+EVALUATED = {
+    "3 * 3": "passed",
+    "missing": "wrong output",
+    "__import__('os')._exit(0)": "wrong output",
+    # What the test's process reports is then no list of calls.
+    f"setattr(__import__('sys').modules['{INTERPRETER}'], 'encode', lambda *more: ['int', '0'])": "wrong output",
+}  # fmt: skip
+
+
+def test_no_returned_value_leaves_a_task_out() -> None:
+    tests = [ContestTest(input=EVALUATES, output="", kind="check")]
+    programs = [f"def f(x):\n    return {value!r}" for value in EVALUATED]
+    outcomes = verdicts(*programs, tests=tests, function="f")
+    assert [outcome for (outcome,) in outcomes] == list(EVALUATED.values())
 
 
 SORT = "def f(xs):\n    xs.sort()"

@@ -30,6 +30,7 @@ from coterie.environments.pages import (
     LAYOUTS,
     NO_PAGE,
     RIGHT,
+    SENTENCES,
     Design,
     Pages,
     PagesSettings,
@@ -43,7 +44,7 @@ from coterie.environments.pages import (
 )
 from coterie.environments.protocol import AGENT, WELL_FORMED, Shared, State
 from coterie.environments.settings import MicroSplit, split_of_key
-from coterie.environments.user_simulator import PERSON, UserSimulatorSettings
+from coterie.environments.user_simulator import PERSON, UserSimulatorSettings, quotes
 from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
@@ -287,6 +288,24 @@ def test_a_server_that_ignores_pictures_is_refused(runner: asyncio.Runner) -> No
     assert [isinstance(content, str) for content in contents] == [False, True, False]
     with service(says_tokens(50)) as server, pytest.raises(EngineGone, match="ignores pictures"):
         runner.run(reply(server.url))
+
+
+def test_a_reference_quoted_in_any_way_is_a_leak() -> None:
+    page = write_page(GOAL)
+    parts = [page[start : start + 20] for start in range(0, len(page), 20)]
+    for reply in (
+        f"```html\n{page}\n```", " ".join(page), page.replace("><", ">\n  <"), " + ".join(map(repr, parts)),
+        "\n".join(f"{number}. `{part}`" for number, part in enumerate(parts)), " and then ".join(parts),
+        "\n".join(f"```html\n{part}\n```" for part in parts), "...".join(parts[: len(parts) * 2 // 3]),
+    ):  # fmt: skip
+        assert quotes(reply, page), reply
+    for sentence in (
+        scripted_reply(GOAL, page),
+        *SENTENCES.values(),
+        f"The heading is {GOAL.heading} in a table.",
+    ):
+        assert not quotes(sentence, page), sentence
+    assert not quotes("wide table with a gray background, heading and height" * 20, page)
 
 
 def test_an_outline_is_of_what_is_seen_and_has_a_limit() -> None:

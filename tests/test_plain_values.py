@@ -45,7 +45,21 @@ def test_plain_values_come_back_as_they_were_and_subclasses_as_what_they_hold() 
     for value in (Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, a=2, b=1)):
         assert encode(value) == encode({"a": 2, "b": 1})
     assert encode(Pair(1, 2)) == encode((1, 2))
-    assert encode(Level.high) == encode(2) and encode(Colour.red)[0] == "enum"
+    assert encode(Level.high) == encode(2) and encode(Colour.red)[0] == "named"
+
+
+def test_other_types_are_decoded_as_what_equals_no_plain_value() -> None:
+    """Also as keys; iterators can be read once."""
+    items = {"a": 1}.items()
+    for value, held in (
+        (map(str, "ab"), ["a", "b"]),
+        (items, [("a", 1)]),
+        (items.mapping.values(), [1]),
+    ):
+        back = decode(encode(value))
+        assert back != held and not isinstance(back, list) and list(back) == held
+        assert decode(encode({1: value}))[1] != held
+    assert decode(encode(Colour.red)) != "red" and decode(encode({Colour.red: 1})) != {"red": 1}
 
 
 def test_other_values_are_no_results() -> None:
@@ -183,7 +197,7 @@ ZONED = time(4, 23, tzinfo=UTC)
         (["decimal", MANY + MANY + "e-2000"], 1.5, False),
         (["fraction", LONG], 1.5, False),
         (["range", ["3", LONG[0] * 2, LONG[1]]], range(3), False),
-        (["enum", ["\ud800", ["int", "1"]]], 1, False),
+        (["named", ["\ud800", ["int", "1"]]], 1, False),
     ],
     ids=["time", "time in a set", "decimal", "small decimal", "fraction", "range", "surrogate"],
 )

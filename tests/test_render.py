@@ -7,6 +7,7 @@ import asyncio
 import http.server
 import os
 import struct
+import subprocess
 import sys
 import threading
 import zlib
@@ -20,15 +21,20 @@ import psutil
 import pytest
 
 from bench.websight_pages import LINK, make_page
+from coterie.cli.doctor import _renderer
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools import render
 from coterie.tools.render import (
+    FILTER,
     MAX_HEIGHT,
+    MAX_PROCESSES,
+    PROCESSES,
     Renderer,
     RenderSettings,
     Screenshot,
     inline_resources,
+    missing_limits,
     tailwind_rules,
 )
 
@@ -225,6 +231,50 @@ def test_the_browser_is_an_unprivileged_user_without_network(draw: Render) -> No
         assert os.readlink(f"/proc/{process.pid}/ns/net") != network
         assert "\nNoNewPrivs:\t1\n" in status and "\nCapEff:\t0000000000000000\n" in status
         assert process.uids().real != 0
+        if not missing_limits():
+            limits = Path(f"/proc/{process.pid}/limits").read_text()
+            assert (
+                "\nSeccomp:\t2\n" in status
+                and f"Max processes             {MAX_PROCESSES} " in limits
+            )
+
+
+UNDER_FILTER = """
+import ctypes, os, platform, socket, struct
+from coterie.tools.sandbox.inside.confine import NUMBERS, filter_program
+libc = ctypes.CDLL(None, use_errno=True)
+code = filter_program(*NUMBERS[platform.machine()], for_browser=True)
+buffer = ctypes.create_string_buffer(code, len(code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)), 0, 0) == 0
+os.close(os.memfd_create("shared"))
+one, two = socket.socketpair()
+socket.send_fds(one, [b"x"], [1])
+for attack in (
+    lambda: libc.unshare(0x10000000), lambda: libc.ptrace(0, 0, 0, 0), lambda: libc.mount(b"a", b"/", b"tmpfs", 0, b""),
+    lambda: libc.syscall({"x86_64": 321, "aarch64": 280}[platform.machine()], 0, 0, 0),
+):
+    assert attack() == -1 and ctypes.get_errno() in (1, 38), ctypes.get_errno()
+try:
+    socket.socket(socket.AF_INET)
+except PermissionError:
+    print("filtered")
+"""
+
+
+def test_the_filter_of_the_browser_refuses_what_no_page_needs() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_FILTER], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "filtered\n", ran.stderr
+
+
+def test_doctor_names_the_limits_that_the_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, chromium: str
+) -> None:
+    assert not [why for why in missing_limits() if why not in (FILTER, PROCESSES)]
+    monkeypatch.setattr("coterie.tools.render.PRLIMIT", "/nowhere/prlimit")
+    assert f"without {PROCESSES}: there is no /nowhere/prlimit" in _renderer().result
 
 
 def test_renders_end_with_their_driver(runner: asyncio.Runner, chromium: str) -> None:

@@ -218,7 +218,7 @@ def test_references_and_white_pages_are_encoded_once_and_the_cache_is_bounded(
         ("<title>T</title><p>One<template><p>no</template><noscript>no</noscript> two", "One two"),
         ("<p>Before<script>if (a < b) { never closed", "Before"),
         ("<p>Broken</script></style> <b>tags", "Broken tags"),
-        ("<![bad]><!-- comment --><p>x<", "x <"),
+        ("<![bad]><!-- comment --><p>x<", "x<"), ("<p>caf&eacute; A&amp;B", "café A&B"),
         ("no HTML at all", "no HTML at all"),
         ("", ""),
     ],

@@ -25,6 +25,7 @@ REWARDS = "tests/test_gap_rewards.py::"
 PLAIN = "tests/test_plain_values.py::"
 VALUES = f"{PLAIN}test_values_are_the_same_as_in_python"
 CODING = "tests/test_coding.py::"
+NOT_PLAIN = f"{PLAIN}test_other_types_are_decoded_as_what_equals_no_plain_value"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 PLAN = "tests/test_workflow_plan.py::"
 WORKFLOW = "tests/test_workflow.py::"
@@ -54,6 +55,7 @@ WHAT_REPLY = f"{CODING}test_quotes_of_the_reference_are_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
 FRONTEND = "tests/test_frontend.py::"
 LAST_PAGE = f"{FRONTEND}test_only_the_last_page_is_rendered_and_scored"
+QUOTED = f"{FRONTEND}test_a_reference_quoted_in_any_way_is_a_leak"
 ONE_DIFFERENCE = f"{FRONTEND}test_the_scripted_user_names_the_largest_difference_alone"
 ADDRESSES = f"{FRONTEND}test_whole_addresses_of_pictures_are_replaced"
 SIMILARITY = "tests/test_similarity.py::"
@@ -140,6 +142,7 @@ FAULTS = (
     ),
     Fault(f"{E}answers:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
     # Verdicts of the sandbox.
+    Fault(f"{B}sandbox.inside.plain:StandIn", becomes(list), [NOT_PLAIN]),
     Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
     Fault(f"{B}sandbox.results:same", given(strict=True), [VALUES]),
     Fault(f"{B}sandbox.results:same", given(strict=False), [VALUES_COMPARED]),
@@ -160,6 +163,7 @@ FAULTS = (
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
     ),
     Fault(f"{E}user_simulator:LEAKED", becomes(50), [WHAT_REPLY]),
+    Fault(f"{E}user_simulator:PIECE", becomes(30), [QUOTED]),
     Fault(
         f"{E}user_simulator:with_leaks",
         result(edited(metrics=lambda metrics: {**metrics, "leaks": 0})),

@@ -107,12 +107,14 @@ def _sandbox() -> Check:
 
 
 def _renderer() -> Check:
-    from coterie.tools.render import Renderer, RenderSettings
+    from coterie.tools.render import Renderer, RenderSettings, missing_limits
     from coterie.tools.sandbox.worker import find_bubblewrap
 
     async def start() -> str:
         async with Renderer(RenderSettings(pages=1)) as renderer:
-            return f"{renderer.chromium} {renderer.version} in {find_bubblewrap('')}"
+            missing = (f"; without {limit}: {why}" for limit, why in missing_limits().items())
+            version = f"{renderer.chromium} {renderer.version}"
+            return "".join([f"{version} in {find_bubblewrap('')}", *missing])
 
     what = "renderer of web pages"
     try:

@@ -1,8 +1,12 @@
-"""Rows of web pages (WebSight), and what can be read from the HTML of a page."""
+"""Rows of web pages (WebSight), and what can be read from the HTML of a page.
+
+Models write the pages, so all reading takes time in proportion to the length of a page.
+"""
 
 import re
-from dataclasses import dataclass
-from html.parser import HTMLParser
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from coterie.datasets.rows import Keys, QuestionRow, Raw, question_key
@@ -11,14 +15,21 @@ PICTURE = "https://picsum.photos/id/48"
 _PICTURES = re.compile(
     r"https?://(?:source\.unsplash\.com/random/(\d+)x(\d+)|picsum\.photos/(\d+)/(\d+))[^\s\"'<>)\\]*"
 )
-_PAGES = [re.compile(rf"<{tag}\b.*?</{tag}\s*>", re.DOTALL | re.I) for tag in ("html", "body")]
+_PAGES = [
+    (re.compile(rf"<{tag}\b", re.IGNORECASE), re.compile(rf"</{tag}\s*>", re.IGNORECASE))
+    for tag in ("html", "body")
+]
+"""Beginning and end of a page."""
 SHOWN = ("class", "style", "bgcolor")
 """Attributes in an outline."""
 HIDDEN = frozenset({"iframe", "noscript", "script", "style", "template", "title"})
 """Tags whose text is not on the page; the other tags of a head have none."""
-VOID = frozenset(
-    {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-)
+MAX_DEPTH = 256
+"""Levels of elements; what follows a deeper one is not read. Chromium nests at most 512."""
+MAX_CHARACTERS = 1 << 20
+"""Beginning of a page that is read."""
+PIECE = 4096
+"""Bytes that lxml parses before it reports that a page is too deep."""
 UNSEEN = frozenset({"head", "html", "link", "meta"})
 
 
@@ -54,8 +65,12 @@ def with_pictures(html: str) -> str:
 
 def page_in(text: str) -> str | None:
     """Return the first page of a text, from ``<html>`` or else ``<body>`` to its end; ``None`` without one."""
-    matches = (pattern.search(text) for pattern in _PAGES)
-    return next((with_pictures(match[0]) for match in matches if match), None)
+    for begin, end in _PAGES:
+        first = begin.search(text)
+        last = first and end.search(text, first.end())
+        if first and last:
+            return with_pictures(text[first.start() : last.end()])
+    return None
 
 
 @dataclass(slots=True)
@@ -65,44 +80,66 @@ class Element:
     tag: str
     depth: int
     attributes: dict[str, str]
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
+    """Its text outside of the elements in it, in pieces."""
 
 
-class _Reader(HTMLParser):
-    parse_marked_section = HTMLParser.parse_bogus_comment  # as browsers; else some raise errors
+class _TooDeep(Exception):
+    """Element below ``MAX_DEPTH`` others."""
+
+
+class _Reader:
+    """Target of lxml's parser, which reports well nested elements and pieces of text.
+
+    lxml is linear in the length of a page of bounded depth. The parser of Python is quadratic for repeated tags.
+    """
 
     def __init__(self, html: str) -> None:
-        super().__init__()
+        from lxml import etree
+
         self.elements: list[Element] = []
         self.texts: list[str] = []
-        self.open: list[Element] = []
-        self.feed(html)
-        self.close()
+        self._open: list[Element] = []
+        self._hidden = 0
+        """Number of open elements whose text is not on the page."""
+        self._pieces: list[str] = []
+        """Text since the last tag; entities are pieces of their own."""
+        parser = etree.HTMLParser(target=self, encoding="utf-8")
+        page = html[:MAX_CHARACTERS].encode(errors="replace")
+        with suppress(_TooDeep, etree.LxmlError):  # then it is what came before
+            for start in range(0, len(page), PIECE):
+                parser.feed(page[start : start + PIECE])
+            parser.close()
+        self._end_text()
 
-    @property
-    def hidden(self) -> bool:
-        return any(one.tag in HIDDEN for one in self.open)
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        self._end_text()
+        if len(self._open) == MAX_DEPTH:
+            raise _TooDeep
+        self._hidden += tag in HIDDEN
+        element = Element(tag, len(self._open), dict(attributes))
+        if not self._hidden:
+            self.elements.append(element)
+        self._open.append(element)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        one = Element(tag, len(self.open), {name: value or "" for name, value in attrs})
-        if tag not in HIDDEN and not self.hidden:
-            self.elements.append(one)
-        # These elements have no end tag, so they never stay open.
-        if tag not in VOID:
-            self.open.append(one)
+    def end(self, tag: str) -> None:
+        self._end_text()
+        self._hidden -= tag in HIDDEN
+        self._open.pop()
 
-    def handle_endtag(self, tag: str) -> None:
-        # An end tag also closes elements left open inside; one without a start tag is ignored.
-        places = [place for place, one in enumerate(self.open) if one.tag == tag]
-        if places:
-            del self.open[places[-1] :]
+    def data(self, text: str) -> None:
+        self._pieces.append(text)
 
-    def handle_data(self, data: str) -> None:
-        if self.hidden:
-            return
-        self.texts.append(data)
-        if self.open:
-            self.open[-1].text = " ".join(f"{self.open[-1].text} {data}".split())
+    def close(self) -> None:
+        """Return None; the events were stored."""
+
+    def _end_text(self) -> None:
+        text = " ".join("".join(self._pieces).split())
+        self._pieces = []
+        if text and not self._hidden:
+            self.texts.append(text)
+            if self._open:
+                self._open[-1].texts.append(text)
 
 
 def elements(html: str) -> list[Element]:
@@ -112,20 +149,18 @@ def elements(html: str) -> list[Element]:
 
 def text_of(html: str) -> str:
     """Return the visible text of HTML, which may be broken. Styles are not applied."""
-    return " ".join(" ".join(_Reader(html).texts).split())
+    return " ".join(_Reader(html).texts)
 
 
 def outline(html: str, max_characters: int) -> str:
     """Describe a page: a line for each visible element with its style and text, indented, until the limit."""
     lines = []
-    for one in elements(html):
-        if one.tag not in UNSEEN:
-            style = " ".join(one.attributes[name] for name in SHOWN if one.attributes.get(name))
-            # The indentation is limited, because deep pages would spend the characters on spaces.
-            line = f"{'  ' * min(one.depth, 6)}{one.tag} {style}".rstrip()
-            lines.append(line + f": {one.text}" * bool(one.text))
+    for element in elements(html):
+        if element.tag not in UNSEEN:
+            style = " ".join(element.attributes.get(name, "") for name in SHOWN)
+            line = f"{'  ' * min(element.depth, 6)}{element.tag} {' '.join(style.split())}".rstrip()
+            lines.append(line + f": {' '.join(element.texts)}" * bool(element.texts))
     text = "\n".join(lines)
     if len(text) <= max_characters:
         return text
-    # Cut at a line end, so that no element is described in part.
     return f"{text[:max_characters].rpartition(chr(10))[0]}\n..."

@@ -28,8 +28,9 @@ class Mark(NamedTuple):
 # Strings and comments come first, so that marks inside them are skipped.
 _LEXER = r"""
     (?P<literal>
-        \"""(?:\\.|{stop}[^\\])*?\""" | '''(?:\\.|{stop}[^\\])*?'''
-        | (?<!\w)[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*" | (?<!\w)[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
+        (?<!\\)\"""(?:\\.|{stop}[^\\])*?\""" | (?<!\\)'''(?:\\.|{stop}[^\\])*?'''
+        | (?<![\w\\])[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*"
+        | (?<![\w\\])[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
         | \#(?:{stop}[^\n])*
     )
     | (?P<marker>{marker}) | (?P<output>{output}) | (?P<opening>```[ \t]*(?P<language>\w*)[ \t]*\n) | (?P<ticks>```)

@@ -4,6 +4,7 @@ The answer is the page of the agent's last message that has one: its HTML from `
 this page is rendered for the score, its similarity with the user's page.
 """
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from dataclasses import replace
@@ -202,9 +203,11 @@ class Frontend(Collaboration):
         renderer: PageRenderer = live[PageRenderer]
         similarity: Similarity = live[Similarity]
         png, html = await renderer.reference(task, GRADER), task.secrets[REFERENCE].reveal(GRADER)
-        reference = Page(png, text_of(html))
+        reference = Page(png, await asyncio.to_thread(text_of, html))
         shot = None if answer is None else await renderer.render(answer)
-        page = Page(shot.png, text_of(answer)) if answer and shot and shot.png else None
+        page = None
+        if answer and shot and shot.png:
+            page = Page(shot.png, await asyncio.to_thread(text_of, answer))
         (result,) = await similarity.compare([(reference, page)])
         if result.score is None:
             raise EngineError(f"{LEFT_OUT}the page of task {task.id} looks blank")
@@ -247,9 +250,10 @@ class PageUser(ModelUserSimulator):
     ) -> Utterance:
         page, pictures = page_in(transcript[-1][1]), list[bytes]()
         if self.renderer is None:
-            goal = outline(task.secrets[REFERENCE].reveal(PERSON), OUTLINE)
-            own = outline(page, OUTLINE) if page else "(no page)"
-            text = f"Your own page:\n{goal}\n\nThe designer's page:\n{own}"
+            html = task.secrets[REFERENCE].reveal(PERSON)
+            goal = await asyncio.to_thread(outline, html, OUTLINE)
+            shown = await asyncio.to_thread(outline, page, OUTLINE) if page else "(no page)"
+            text = f"Your own page:\n{goal}\n\nThe designer's page:\n{shown}"
         else:
             pictures = [await self.renderer.reference(task, PERSON)]
             text = "There is one picture: your own page. The designer has shown no page."

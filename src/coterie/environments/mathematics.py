@@ -67,7 +67,10 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
         r"\1\\frac{\2\\pi}{180}",
     ),
     # Repeating decimals become fractions.
-    (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda match: _fraction(*match.groups())),
+    (
+        re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d{1,20})\}"),
+        lambda match: _fraction(*match.groups()),
+    ),
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )

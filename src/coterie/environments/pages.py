@@ -4,6 +4,7 @@ The request tells the heading alone. The user sees the page and names the larges
 page is short HTML. A hash of the hidden aspects decides the split.
 """
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -58,12 +59,12 @@ def read_design(html: str) -> Design:
     """Return the aspects that a page tells: colors of body, bar (the first table) and boxes (``td``)."""
     tags, heading = list[str](), None
     colors: dict[str, list[str]] = {"body": [], "table": [], "td": []}
-    for one in elements(html):
-        tags.append(one.tag)
-        if one.tag == "h1" and heading is None:
-            heading = one.text
-        if one.tag in colors and (color := one.attributes.get("bgcolor")):
-            colors[one.tag].append(color.lower())
+    for element in elements(html):
+        tags.append(element.tag)
+        if element.tag == "h1" and heading is None:
+            heading = " ".join(element.texts)
+        if element.tag in colors and (color := element.attributes.get("bgcolor")):
+            colors[element.tag].append(color.lower())
     layout = {0: None, 1: "row"}.get(tags.count("tr"), "column")
     background, bar, box = (next(iter(own), None) for own in colors.values())
     return Design(heading, background, box, layout, bar, len(colors["td"]))
@@ -146,7 +147,7 @@ class ScriptedUser:
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         goal = Design(**json.loads(task.secrets[HIDDEN].reveal(PERSON)))
-        return scripted_reply(goal, transcript[-1][1])
+        return await asyncio.to_thread(scripted_reply, goal, transcript[-1][1])
 
 
 class PagesSettings(FrontendSettings):

@@ -27,6 +27,8 @@ PERSON = "person"
 SCRIPT = "script"
 LEAKED = 25
 """Length of a common substring of a reply and a secret, without spaces and quotation marks, that is a leak."""
+PIECE = 8
+"""Letters and digits in a row of a secret that count as quoted from it; half of its letters and digits are a leak."""
 # What a reply may change when it quotes: indentation, quotation marks, invisible characters.
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
@@ -201,19 +203,37 @@ def _plain(text: str) -> str:
     return _DROPPED.sub("", text).casefold()
 
 
+def quotes(reply: str, secret: str) -> bool:
+    """Return True if a reply has a long part of a secret, or most of it in pieces with other text between them."""
+    text, hidden = _plain(reply), _plain(secret)
+    if any(text[i : i + LEAKED] in hidden for i in range(len(text) - LEAKED + 1)):
+        return True
+    text, hidden = (re.sub(r"[\W_]+", "", part) for part in (text, hidden))
+    pieces: set[str] = set()
+    start = 0
+    while len(piece := text[start : start + PIECE]) == PIECE:
+        if piece in hidden:
+            # The first rule bounds this loop: a longer piece would be a leak already, but for signs.
+            while start + len(piece) < len(text) and text[start : start + len(piece) + 1] in hidden:
+                piece = text[start : start + len(piece) + 1]
+            pieces.add(piece)
+            start += len(piece)
+        else:
+            start += 1
+    return sum(map(len, pieces)) >= max(LEAKED, len(hidden) / 2)
+
+
 async def with_leaks(environment: Environment, state: State, grade: Grade) -> Grade:
     """Count replies that quote a secret of the person (``leaks``), and apply ``on_leak`` of the environment."""
     secrets = {
-        person: "\n".join(map(_plain, readable_secrets(state.task, person).values()))
+        person: [*readable_secrets(state.task, person).values()]
         for person in persons_of(environment)
     }
     if not any(secrets.values()):
         return grade
 
     def is_leak(turn: Turn) -> bool:
-        reply, secret = _plain(turn.text), secrets.get(turn.speaker.name, "")
-        # True if any substring of this length of the reply is in a secret.
-        return any(reply[i : i + LEAKED] in secret for i in range(len(reply) - LEAKED + 1))
+        return any(quotes(turn.text, secret) for secret in secrets.get(turn.speaker.name, ()))
 
     # What a person says before its simulator is asked is part of the task.
     replies = [turn for turn in state.turns if any(part.source == PERSON for part in turn.parts)]

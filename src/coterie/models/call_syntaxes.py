@@ -40,6 +40,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _TOO_MANY = 64
 """Limit of closing tags that may end a Python list of calls."""
+_MAX_CALLS = 128
+"""Limit of calls in a message. Reading one may search the whole rest of the message."""
 
 
 def _json_body(syntax: "CallSyntax", text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
@@ -91,7 +93,7 @@ class CallSyntax:
     def head(self) -> re.Pattern[str]:
         outer = rf"(?:{re.escape(self.wrapper)}\s*)?" if self.wrapper else ""
         return re.compile(
-            rf"\s*;?\s*(?:{self.mark})?" if self.is_bare else outer + self.mark + self.rest
+            rf"\s*;?\s*(?:{self.mark})?" if self.is_bare else f"{outer}(?>{self.mark}){self.rest}"
         )
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
@@ -110,7 +112,12 @@ class CallSyntax:
         """Yield the calls of a message in order, without ids."""
         # The prompt has opened a thought, in which nothing is a call.
         at = _end_of_thought(text, self.thinks, 0) if self.thinks else 0
+        count = 0
         while mark := self._next(text, at, tools):
+            if (count := count + 1) > _MAX_CALLS:
+                why = f"not run: the message has more than {_MAX_CALLS} calls"
+                yield ToolCall("", "", text[mark.end() :].strip(), why)
+                return
             # The mark shows that a call begins, but its head (with the tool's name) may be broken.
             head, whole, why = self.head.match(text, mark.start()), False, ""
             try:
@@ -159,9 +166,12 @@ class CallSyntax:
 
     def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
         """Find the next call outside of thoughts."""
+        opening = self.opening.search(text, at)
         while True:
             # Skip the thoughts before the next opening, one after another.
-            thought, opening = _THOUGHT.search(text, at), self.opening.search(text, at)
+            if opening and opening.start() < at:
+                opening = self.opening.search(text, at)
+            thought = _THOUGHT.search(text, at)
             begin = len(text) if thought is None else thought.start()
             # A bare object is a call only at the beginning, or right after a call.
             head = self.head.match(text, at) if self.is_bare else None
@@ -215,7 +225,7 @@ def _tags_body(syntax: CallSyntax, text: str, head: re.Match[str], tools: Sequen
     return [call_of({"name": name, "arguments": arguments})], at, is_whole
 
 
-_GEMMA_BODY = re.compile(r'(?:<\|"\|>.*?<\|"\|>|(?!<tool_call\|>).)*', re.DOTALL)
+_GEMMA_BODY = re.compile(r'(?:<\|"\|>.*?<\|"\|>|[^<]++|(?!<tool_call\|>)<)*+', re.DOTALL)
 _GEMMA_WORD = re.compile(
     r'<\|"\|>(.*?)<\|"\|>|(?<=[{,])\s*([^\s"{}\[\],:<>]+)\s*(?=:)|\bNone\b', re.DOTALL
 )
@@ -249,6 +259,8 @@ _RAW = re.compile(
 def _python_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
     """Read Python calls. Some templates do not escape quotes and line breaks, which a second try reads."""
     at, why = head.end(), f"there is no {syntax.closing}"
+    following = syntax.opening.search(text, at)
+    text = text[: following.start()] if following else text  # each part is tried for one call only
     # The closing mark may occur in a string: try each of them, up to a limit that bounds the time.
     for closing in islice(re.finditer(re.escape(syntax.closing), text[at:]), _TOO_MANY):
         inside = text[at : at + closing.start()]
@@ -319,7 +331,7 @@ SYNTAXES = {
     "harmony": CallSyntax(
         "messages to functions.NAME that end with <|call|>",
         r"(?:\A|<\|start\|>|<\|channel\|>)[^<]*?\bto=",
-        r"(?:functions\.)?([^\s<]*)(?:[^<]|<\|channel\|>|<\|constrain\|>)*<\|message\|>",
+        r"(?:functions\.)?([^\s<]*+)(?:[^<]|<\|channel\|>|<\|constrain\|>)*+<\|message\|>",
         "<|call|>", ends_message=True,
     ),
     "gemma": CallSyntax(

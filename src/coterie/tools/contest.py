@@ -286,24 +286,27 @@ async def _check(
             raise EngineError(
                 f"{LEFT_OUT}its test can't run apart from the program: {result.reason}"
             )
-        calls, why = result.value
+        match result.wire:
+            case ["list", [["list", call_wires], ["str", why]]]:
+                calls = [str(content) for _, content in call_wires]
+            case _:  # a test that evaluates its values may report anything
+                return Verdict("wrong output", "the test can't run with its values"), left
+        # Without known results, nothing depends on the program. After that, no value may leave the task out.
         if not calls and not known:
             raise EngineError(
                 f"{LEFT_OUT}its test does not call the function ({why or 'and passes'})"
             )
-        if why == "NameError":  # of the test, which no value of the program causes
-            raise EngineError(f"{LEFT_OUT}its test uses an undefined name")
         if not calls:
             return Verdict("wrong output", why) if why else Verdict("passed"), left
         source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
-        own = [f"apply({function}, {call!r})" for call in calls]
+        expressions = [f"apply({function}, {call!r})" for call in calls]
         waiting = iter(calls)
         timed = values.model_copy(update={"total_seconds": left})
-        async for one in sandbox.run_apart(source, own, timed, reference=reference):
-            left -= one.seconds
-            if not one.ok:
-                return _failure(one), left
-            known[next(waiting)] = one.wire
+        async for returned in sandbox.run_apart(source, expressions, timed, reference=reference):
+            left -= returned.seconds
+            if not returned.ok:
+                return _failure(returned), left
+            known[next(waiting)] = returned.wire
     return Verdict("too slow", f"its calls take more than {MOST_ROUNDS} rounds"), left
 
 

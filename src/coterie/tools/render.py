@@ -22,6 +22,7 @@ import functools
 import hashlib
 import lzma
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -40,6 +41,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools.sandbox import worker as sandbox
+from coterie.tools.sandbox.inside.confine import NUMBERS, filter_program
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
@@ -256,6 +258,10 @@ NAMESPACES = (
     "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --die-with-parent --new-session "
     "--hostname page --cap-drop ALL --clearenv --setenv HOME /tmp --setenv LANG C.UTF-8 --setenv PATH /usr/bin"
 )
+FILTER, PROCESSES = "the filter of system calls", "the limit on processes"
+PRLIMIT = "/usr/bin/prlimit"
+MAX_PROCESSES = 400
+"""Processes and threads of a browser; one with a page has some 100."""
 NO_RIGHTS = "--bounding-set=-all --inh-caps=-all --no-new-privs"
 MOUNTS = (
     "/bin /lib /lib64 /usr/bin /usr/lib /usr/lib64 /usr/share /usr/local/share/fonts "
@@ -278,9 +284,26 @@ def find_chromium(playwright: "Playwright", path: str) -> Path:
     return binary if is_launcher else real
 
 
+def missing_limits() -> dict[str, str]:
+    """Return the limits of the jail that this machine does not support, with the reason."""
+    missing = {}
+    if (
+        platform.machine() not in NUMBERS
+        or "\nSeccomp:" not in Path("/proc/self/status").read_text()
+    ):
+        missing[FILTER] = "this kernel or machine has no seccomp"
+    if not Path(PRLIMIT).exists():
+        missing[PROCESSES] = f"there is no {PRLIMIT}"
+    elif os.geteuid() != 0 and (*map(int, platform.release().split(".")[:2]),) < (5, 14):
+        missing[PROCESSES] = "before 5.14, Linux counts all processes of a user"
+    return missing
+
+
 def _script(settings: RenderSettings, chromium: Path, user: sandbox.User) -> str:
     """Return the script that starts Chromium in a jail; it writes its process id beside itself."""
+    missing = missing_limits()
     words = [sandbox.find_bubblewrap(settings.bwrap_path), *NAMESPACES.split()]
+    words += [] if FILTER in missing else ["--seccomp", "9"]
     if os.geteuid() == 0:
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         drop = f"/usr/bin/setpriv --reuid={user.uid} --regid={user.uid} --clear-groups {NO_RIGHTS}"
@@ -307,10 +330,12 @@ def _script(settings: RenderSettings, chromium: Path, user: sandbox.User) -> str
     for device in sandbox.DEVICES:
         words += ["--dev-bind", device, device]
     words += f"--perms 1777 --size {TMP_BYTES} --tmpfs /tmp --chdir / --remount-ro / --".split()
+    if PROCESSES not in missing:  # inside the jail, where no other process of the user counts
+        drop += f" {PRLIMIT} --nproc={MAX_PROCESSES}"
     command = shlex.join([*words, *drop.split(), str(chromium)])
     data = 1024 * 4 * settings.memory_mib  # the browser reserves more than it uses
     limits = f"ulimit -c 0\nulimit -d {data}"
-    return f'#!/bin/sh\necho $$ > "$0.pid"\n{limits}\nexec env -i {command} "$@"\n'
+    return f'#!/bin/sh\necho $$ > "$0.pid"\n{limits}\nexec env -i {command} "$@" 9< "$0.filter"\n'
 
 
 def resident_bytes(process: psutil.Process) -> int:
@@ -390,6 +415,9 @@ class _Slot:
         with tempfile.TemporaryDirectory(prefix="coterie-render-") as folder:
             path = Path(folder, "browser")
             path.write_text(_script(s, renderer.chromium, self._user))
+            calls = NUMBERS.get(platform.machine())
+            program = filter_program(*calls, for_browser=True) if calls else b""
+            path.with_suffix(".filter").write_bytes(program)
             path.chmod(0o755)
             self._browser = await renderer.playwright.chromium.launch(
                 executable_path=path,

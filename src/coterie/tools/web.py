@@ -365,7 +365,7 @@ SEPARATOR = "|"
 MAX_URLS = 10
 FORM = 1
 """Format version of a page in the cache."""
-_MARKDOWN = re.compile(r"\[[^\]]*\]\(\s*<?([^\s)>]+)>?[^)]*\)")
+_MARKDOWN = re.compile(r"\[[^\]]*\]\(\s*<?([^\s)>]++)>?[^)]*\)")
 TOOL = Tool(
     "crawl_page",
     "Reads web pages; gives their text, or what of it matters.",

@@ -237,15 +237,15 @@ def members(text: str) -> list[str]:
 
 def split(text: str) -> list[str]:
     """Split at commas and semicolons outside of brackets and quotes; drop empty pieces."""
-    pieces = [""]
+    pieces: list[list[str]] = [[]]
     depth = 0
     for piece in _PIECE.findall(text):
         depth = max(0, depth + (piece in "([{") - (piece in ")]}"))
         if piece in ",;" and not depth:
-            pieces.append("")
+            pieces.append([])
         else:
-            pieces[-1] += piece
-    return [one.strip() for one in pieces if one.strip()]
+            pieces[-1].append(piece)
+    return [text for text in ("".join(piece).strip() for piece in pieces) if text]
 
 
 def _pieces(text: str, values: Mapping[str, str]) -> list[str]:

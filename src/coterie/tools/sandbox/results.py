@@ -39,7 +39,7 @@ def _text(wire: Wire) -> str:
         before, after = _BRACKETS[tag] if content or tag != "set" else ("set(", ")")
         comma = "," * (tag == "tuple" and len(content) == 1)
         return f"{before}{', '.join(map(_text, content))}{comma}{after}"
-    if tag == "enum":
+    if tag == "named":
         return f"<{repr(content[0])[1:-1]}: {_text(content[1])}>"
     if tag == "int" and len(content) > _MAX_INTEGER:
         return f"an integer of {int(content, 16).bit_length():,} bits"
@@ -115,7 +115,7 @@ def _parts(wire: Wire) -> list[Wire]:
     for tag, content in parts:
         if tag == "dict":
             parts.extend(part for pair in content for part in pair)
-        elif tag == "enum":
+        elif tag == "named":
             parts.append(content[1])
         elif tag in CONTAINERS:
             parts.extend(content)
@@ -161,7 +161,7 @@ def _digest(wire: Wire, strict: bool) -> bytes:
         parts = [_digest(item, strict) for item in content]
     elif kind == "dict":
         parts = sorted(_digest(key, strict) + _digest(item, strict) for key, item in content)
-    elif kind == "enum":
+    elif kind == "named":
         parts = [content[0].encode("utf-8", "surrogatepass"), _digest(content[1], strict)]
     else:
         parts = [_scalar(wire, strict).encode("utf-8", "surrogatepass")]

@@ -5,33 +5,58 @@ calls of the test are collected, then they run in the function's jail, and then 
 """
 
 import ast
+import builtins
 import json
 import random
-from collections.abc import Callable
+import symtable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from coterie.tools.sandbox.inside.plain import NotPlain, decode, encode
+from coterie.tools.sandbox.inside.plain import NotPlain, Typed, decode, encode
 
 REPLAYER = __name__
 """Module from which a source imports ``replay`` and ``apply``."""
 
 
-def apply(function: Callable[..., Any], call: str) -> Any:
+def apply(function: Callable[..., Any], call: str) -> Typed:
     """Call a function with arguments from ``replay``."""
     positional, named = decode(json.loads(call))
-    return function(*positional, **named)
+    return Typed(function(*positional, **named))
 
 
 def replay(test: str, function: str, known: str, space: dict[str, Any]) -> list[Any]:
     """Return the calls without a known result, and, if there are none, why the test failed ("" if it passed).
 
     ``known`` is JSON: the value of each call in the plain form. ``space`` has the names of the test's prelude. A test
-    may also call the candidate by its name ``function``.
+    may also call the candidate by its name ``function``. Raises ``NameError`` before the first call if the test can't
+    run, whatever the function returns.
     """
     results = json.loads(known)
+    if not results and (names := undefined_names(test, {*space, *vars(builtins), function})):
+        raise NameError(f"its test uses an undefined name: {names[0]}")
     lenient = ast.fix_missing_locations(_Lenient().visit(ast.parse(test)))
     calls, _ = _run(lenient, function, results, space)
     return [calls, "" if calls else _run(ast.parse(test), function, results, space)[1]]
+
+
+def undefined_names(source: str, given: Collection[str]) -> list[str]:
+    """Return the names that a source reads, and that neither it nor ``given`` defines, in any scope.
+
+    It runs nothing, so that the result does not depend on values. A source that can define names while it runs has
+    none.
+    """
+    tables = [symtable.symtable(source, "test", "exec")]
+    for table in tables:
+        tables.extend(table.get_children())
+    symbols = [symbol for table in tables for symbol in table.get_symbols()]
+    read = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+    defined = {
+        symbol.get_name() for symbol in symbols
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
+    }  # fmt: skip
+    if "import *" in source or read & {"exec", "globals"}:
+        return []
+    return sorted(name for name in read.difference(defined, given) if not name.startswith("__"))
 
 
 class _Lenient(ast.NodeTransformer):

@@ -35,6 +35,8 @@ class Numbers(NamedTuple):
     fcntl: int
     sigaction: int
     prlimit: int
+    browser: tuple[int, ...]
+    """Refused calls without which Chromium does not start: sendmsg, memfd_create."""
     clone3: int = 435
     unknown: int = 449
     """First number that is newer than this list."""
@@ -76,14 +78,14 @@ NUMBERS: dict[str, tuple[int, Numbers]] = {
         0xC000003E,
         Numbers(
             _X86_64 + _EVERYWHERE,
-            clone=56, socket=41, mmap=9, fcntl=72, sigaction=13, prlimit=302,
+            clone=56, socket=41, mmap=9, fcntl=72, sigaction=13, prlimit=302, browser=(46, 319),
         ),
     ),
     "aarch64": (
         0xC00000B7,
         Numbers(
             _AARCH64 + _EVERYWHERE,
-            clone=220, socket=198, mmap=222, fcntl=25, sigaction=134, prlimit=261,
+            clone=220, socket=198, mmap=222, fcntl=25, sigaction=134, prlimit=261, browser=(211, 279),
         ),
     ),
 }  # fmt: skip
@@ -258,8 +260,8 @@ def system_calls() -> bytes:
     return filter_program(*NUMBERS[platform.machine()])
 
 
-def filter_program(audit: int, numbers: Numbers) -> bytes:
-    """Return a seccomp filter in classic BPF.
+def filter_program(audit: int, numbers: Numbers, *, for_browser: bool = False) -> bytes:
+    """Return a seccomp filter in classic BPF, ``for_browser`` without what only counts resources of answers.
 
     It refuses ``numbers.refused``, unknown calls, new namespaces, all but Unix sockets, children whose time is not
     counted, memory that is not counted, a new limit on CPU time, and most ``fcntl`` commands. ``audit`` is the
@@ -271,7 +273,7 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
         (load, 0, 0, 4), (equal, 1, 0, audit), (done, 0, 0, kill),
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (done, 0, 0, kill),
     ]  # fmt: skip
-    for number in numbers.refused:
+    for number in set(numbers.refused).difference(numbers.browser if for_browser else ()):
         lines += [(equal, 0, 1, number), (done, 0, 0, refuse | EPERM)]
     lines += [
         # a filter can't read the flags of clone3; glibc falls back to clone
@@ -281,6 +283,8 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, 4, numbers.socket), (load, 0, 0, 16), (equal, 1, 0, 1),
         (done, 0, 0, refuse | EACCES), (done, 0, 0, allow),
+    ]  # fmt: skip
+    lines += [(done, 0, 0, allow)] if for_browser else [
         (equal, 0, 4, numbers.sigaction), (load, 0, 0, 16), (equal, 0, 1, SIGCHLD),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, 6, numbers.mmap), (load, 0, 0, 40), (any_bit, 2, 0, MAP_HUGETLB),

@@ -2,11 +2,13 @@
 
 A value is ``[tag, content]``. Integers are hexadecimal and floats have the format of ``float.hex``, so both are exact
 and cheap to read. A value of a subclass (``Counter``, a named tuple, ...) becomes the plain value it holds, read by
-the base class's methods; methods of its own class are never called. An iterator (``map``, a generator, ...) becomes
-the list of its items.
+the base class's methods; methods of its own class are never called. Iterators (``map``, a generator, ...), views of
+dictionaries and members of enumerations keep what they hold, with a tag of their own.
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -32,9 +34,33 @@ Wire = list[Any]
 """``[tag, content]`` as JSON data."""
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Value to encode so that Booleans and arrays of numpy differ from Booleans and lists of Python."""
+
+    value: object
+
+
+class StandIn:
+    """Decoded form of a value that is not plain. It holds the same items, but equals only itself."""
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __bool__(self) -> bool:
+        return bool(self._content)
+
+
 def encode(value: object, max_length: int | None = None) -> Wire:
     """Return the plain form. Raises ``NotPlain``, or ``TooLarge`` when its JSON reaches ``max_length`` bytes."""
     count = 0
+    is_typed = type(value) is Typed
 
     def plain(value: Any, depth: int) -> Wire:
         nonlocal count
@@ -58,14 +84,15 @@ def encode(value: object, max_length: int | None = None) -> Wire:
                 return ["dict", [[plain(part, depth - 1) for part in pair] for pair in pairs]]
             if base is Enum:
                 name, member = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
-                return ["enum", [str(name), plain(member, depth - 1)]]
+                return ["named", [str(name), plain(member, depth - 1)]]
         if kind.__module__ == "numpy" and hasattr(kind, "tolist"):  # a number, or an array
-            return plain(value.tolist(), depth - 1)
+            wire = plain(value.tolist(), depth - 1)
+            return ["named", [kind.__name__, wire]] if is_typed and wire[0] in _NUMPY else wire
         if hasattr(kind, "__next__"):
             return ["iterator", [plain(item, depth - 1) for item in iter(value)]]
         raise NotPlain(f"a value of type {kind.__name__} is not plain data")
 
-    return plain(value, DEPTH)
+    return plain(value.value if isinstance(value, Typed) else value, DEPTH)
 
 
 def _zoned(kind: Any) -> Any:
@@ -105,13 +132,15 @@ _SERIES: dict[type, tuple[str, Any]] = {
     type({}.values()): ("values", iter),
     type({}.items()): ("items", iter),
 }
+_NUMPY = ("bool", "list")
+"""Tags of numpy's values that behave unlike Python's; numbers of both are equal."""
 
 
 def decode(wire: Wire, *, key: bool = False) -> Any:
     """Return the value of a checked form (``check``).
 
-    Iterators and views become lists, and an enumeration's member its value. ``key`` makes the value hashable, such as
-    a tuple for a list.
+    Iterators become new iterators; a view, a member of an enumeration or an array becomes a :class:`StandIn`. ``key``
+    makes the value hashable, such as a tuple for a list.
     """
     tag, content = wire
     if tag in ("none", "bool", "str"):
@@ -122,11 +151,9 @@ def decode(wire: Wire, *, key: bool = False) -> Any:
     if tag in CONTAINERS:
         within = key or tag in ("set", "frozenset")
         items = (decode(item, key=within) for item in content)
-        if key:
-            return frozenset(items) if tag in ("set", "frozenset") else tuple(items)
-        return CONTAINERS[tag](items)
-    if tag == "enum":
-        return decode(content[1], key=key)
+        return (_HASHABLE if key else CONTAINERS)[tag](items)
+    if tag == "named":
+        return StandIn(decode(content[1], key=key))
     value = _READERS["bytes" if key and tag == "bytearray" else tag](content)
     return content if key and tag == "decimal" and value.is_snan() else value
 
@@ -145,11 +172,16 @@ def _read_hex(make: Any) -> Any:
     return lambda content: make(*(int(part, 16) for part in content))
 
 
-CONTAINERS: dict[str, type] = {
+def _view(items: Iterator[Any]) -> StandIn:
+    return StandIn(list(items))
+
+
+CONTAINERS: dict[str, Callable[[Iterator[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
-    "iterator": list, "keys": list, "values": list, "items": list,
+    "iterator": iter, "keys": _view, "values": _view, "items": _view,
 }  # fmt: skip
 """Tags whose content is a list of values."""
+_HASHABLE = {**CONTAINERS, "list": tuple, "set": frozenset, "deque": tuple}
 _READERS: dict[str, Any] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
@@ -182,7 +214,7 @@ def check(wire: Any, depth: int = DEPTH) -> None:
                 raise NotPlain("not the form of a dictionary")
             check(pair[0], depth - 1)
             check(pair[1], depth - 1)
-    elif tag == "enum" and type(content) is list and [type(c) for c in content] == [str, list]:
+    elif tag == "named" and type(content) is list and [type(c) for c in content] == [str, list]:
         check(content[1], depth - 1)
     elif not _scalar(tag, content):
         raise NotPlain("not the form of a plain value")
