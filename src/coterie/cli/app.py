@@ -169,6 +169,21 @@ app.command("list")(list_names)
 
 
 @app.command()
+def repair(folder: Folder) -> None:
+    """Drop damaged items of a run's store; `coterie run` then plays them again.
+
+    Example:
+
+        coterie repair runs/mine
+    """
+    from coterie.record.store import Store
+
+    with Store.open(folder / "store.sqlite", check=False) as store:
+        dropped = store.repair()
+    results().print("\n".join(f"dropped {name}" for name in dropped) or "nothing was dropped")
+
+
+@app.command()
 def stage(
     name: Annotated[str, typer.Argument(metavar="STAGE", help="Stage of the run's recipe.")],
     folder: Folder,
