@@ -8,6 +8,7 @@ import errno
 import gc
 import os
 import re
+import signal
 import sqlite3
 import sys
 from importlib import import_module
@@ -174,6 +175,21 @@ def run(
 app.command("sweep")(sweep)
 app.command("merge")(merge)
 app.command("list")(list_names)
+
+
+@app.command()
+def repair(folder: Folder) -> None:
+    """Drop damaged items of a run's store; `coterie run` then plays them again.
+
+    Example:
+
+        coterie repair runs/mine
+    """
+    from coterie.record.store import Store
+
+    with Store.open(folder / "store.sqlite", check=False) as store:
+        dropped = store.repair()
+    results().print("\n".join(f"dropped {name}" for name in dropped) or "nothing was dropped")
 
 
 @app.command()
@@ -528,6 +544,7 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    _end_as_by_ctrl_c()
     try:
         with plugin_errors():
             status = app(standalone_mode=False)
@@ -543,6 +560,21 @@ def main() -> None:
         console.print("stopped; the same command resumes where this left off")
     if isinstance(status, int) and status:
         sys.exit(status)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Handle SIGTERM and SIGHUP as Ctrl-C, which saves and says how to continue; ``nohup`` still ignores SIGHUP."""
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def end(number: int, _: object) -> None:
+        if number == signal.SIGHUP:  # writing to a terminal that is gone would fail
+            for output in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _refuse(what: str, todo: str) -> NoReturn:

@@ -260,18 +260,20 @@ def _is_python(source: str) -> bool:
 
 
 def _test(one: Any, public: bool) -> dict[str, Any]:
+    if not isinstance(one, Mapping):
+        raise ValueError(f"a test is {one!r}, not an object with input and output")
     kind = one.get("testtype") or "stdin"
     return {"input": one.get("input"), "output": one.get("output"), "kind": kind, "public": public}
 
 
 def _private(value: Any) -> list[Any] | None:
     """Return private tests in plain or compressed JSON; ``None`` if there are others, which are not read."""
-    if not value or not isinstance(value, str):
-        return list(value or ())
-    try:
-        tests = read_json(value)
-    except ValueError:
-        tests = _decompress(value)
+    tests = value or []
+    if isinstance(tests, str):
+        try:
+            tests = read_json(tests)
+        except ValueError:
+            tests = _decompress(tests)
     return tests if isinstance(tests, list) else None
 
 

@@ -24,7 +24,7 @@ from dotenv import dotenv_values
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from coterie.config.settings import Settings, key, server_url
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError, EngineGone, RequestSlots
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import json_text, openai_tool
@@ -478,7 +478,7 @@ class Endpoint:
         name = settings.key_variable
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._slots = RequestSlots(settings.concurrency)
         self._sees = False
         self._client = httpx2.AsyncClient(
             headers=self._key.header if self._key else {},
@@ -518,7 +518,7 @@ class Endpoint:
             **({"chat_template_kwargs": args} if args else {}),
         }
         prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
-        async with self._places:
+        async with self._slots:
             try:
                 reply = await self._retry(body, prompt, prompt + max_tokens)
             except EngineError:

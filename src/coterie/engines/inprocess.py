@@ -320,7 +320,7 @@ class InProcessEngine:
         if adapter is not None:
             activate(loaded.model, adapter)
         self.stats = Stats()
-        self._max_batch = max_batch
+        self.width = max_batch
         self._runner = Runner(loaded, cache_bytes)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
@@ -446,7 +446,9 @@ class InProcessEngine:
         if self._running and self._patience > 0:
             return joining
         self._patience = PATIENCE
-        while self._waiting and len(self._running) + len(joining) < self._max_batch:
+        # Older dialogues first (the sort is stable), so that they end before more begin.
+        self._waiting = deque(sorted(self._waiting, key=lambda request: request.work_number))
+        while self._waiting and len(self._running) + len(joining) < self.width:
             if not (one := self._waiting.popleft()).future.done():
                 one.start, one.loads = time.monotonic(), self._loads
                 joining.append(one)

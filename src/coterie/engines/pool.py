@@ -184,6 +184,10 @@ class ServerPool:
         self._stats.restarts = sum(member.restarts for member in self.members)
         return self._stats
 
+    @property
+    def width(self) -> int:
+        return len(self.members) * self._settings.requests_per_server
+
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:

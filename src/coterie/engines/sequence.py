@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from coterie.engines.protocol import Completion, Sampling
+from coterie.engines.protocol import WORK_NUMBER, Completion, Sampling
 from coterie.record.turn import Finish
 
 Block = TypeVar("Block")
@@ -156,6 +156,7 @@ class Running:
     """Time of leaving the queue (``time.monotonic``), from which the timeout counts."""
     loads: int = 0
     """Number of the engine's loads of weights when its prompt was read."""
+    work_number: int = field(default_factory=WORK_NUMBER.get)
 
     def __post_init__(self) -> None:
         self.noise = uniforms(self.seed, self.sampling.max_tokens)

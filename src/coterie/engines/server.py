@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coterie.engines.connections import Address
 from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault, backoff
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, RequestSlots
 from coterie.engines.server_process import POLL_SECONDS, ServerProcess
 from coterie.engines.transfer import ServedWeights, Transfer, from_files
 from coterie.engines.vllm import ServerClient, VLLMBackend
@@ -53,7 +53,7 @@ class Server:
         self.restarts = 0
         self.load = 0
         """Number of assigned, unanswered requests."""
-        self.slots = asyncio.Semaphore(backend.settings.requests_per_server)
+        self.slots = RequestSlots(backend.settings.requests_per_server)
         self.updates = 0
         """Number of changes of the weights, without adapters."""
         self.uses = Counter[str]()

@@ -13,14 +13,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-import httpx2
-from pydantic import field_validator
+from pydantic import BaseModel, field_validator
 
 from coterie.config.folders import expanded, sha256
 from coterie.config.settings import PathText, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     AGENT,
     Grade,
@@ -29,7 +28,12 @@ from coterie.environments.protocol import (
     Shared,
     State,
     Transition,
-    server_reward,
+)
+from coterie.environments.server_client import (
+    EnvironmentServerError,
+    Finite,
+    ServerClient,
+    ask_now,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
 from coterie.errors import UserError
@@ -49,7 +53,6 @@ from coterie.tools.calls import (
 
 SECONDS = 120.0
 SERVER = Speaker("tool", "resources server")
-GONE = "no NeMo Gym server answers any more"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -80,8 +83,16 @@ class NemoGymSettings(EnvironmentSettings):
         return digest(self.model_dump_json(exclude={"name", "url", "rows", "heldout"}))
 
 
-class NemoGymError(EngineError):
-    """A server that does not answer, or refuses a row; only its own branch fails."""
+class OpenAPI(BaseModel):
+    """Routes of a server."""
+
+    paths: dict[str, Any]
+
+
+class Verdict(BaseModel):
+    """Reply to ``/verify``."""
+
+    reward: Finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,7 @@ class Row:
 class ServerSession:
     """A session on the server."""
 
-    client: httpx2.AsyncClient
+    server: ServerClient
 
     def fork(self) -> None:
         """Return None, so branches are replayed."""
@@ -106,29 +117,15 @@ class ServerSession:
         async def call(arguments: Mapping[str, Any]) -> str:
             """Return the server's reply, which may be an error that the agent is told."""
             try:
-                response = await self.client.post(f"/{name}", json=dict(arguments))
-            except httpx2.ConnectError as error:
-                raise EngineGone(GONE) from error
-            except httpx2.HTTPError as error:
-                raise ToolUnavailable(f"the NeMo Gym server: {error!r}") from error
-            if response.is_error:
-                raise ToolError(response.text)
-            return response.text
+                status, body = await self.server.request("POST", f"/{name}", json=dict(arguments))
+            except EnvironmentServerError as error:
+                raise ToolUnavailable(str(error)) from error
+            text = body.decode(errors="replace")
+            if status >= 300:
+                raise ToolError(text)
+            return text
 
         return call
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to our own request. Raises :class:`NemoGymError`."""
-        try:
-            response = await self.client.post(path, json=body)
-            if response.is_error:
-                raise NemoGymError(f"{path} of the NeMo Gym server: {response.text[:300]}")
-            reply: dict[str, Any] = response.json()
-        except httpx2.ConnectError as error:
-            raise EngineGone(GONE) from error
-        except (httpx2.HTTPError, ValueError) as error:
-            raise NemoGymError(f"{path} of the NeMo Gym server: {error!r}") from error
-        return reply
 
 
 class NemoGym(OneAgent):
@@ -162,16 +159,12 @@ class NemoGym(OneAgent):
     def _paths(self) -> list[str]:
         """Return the server's paths. Raises ``UserError`` unless it is a resources server."""
         try:
-            response = httpx2.get(
-                f"{self.settings.url}/openapi.json", timeout=SECONDS, trust_env=False
-            )
-            paths: list[str] = [*response.raise_for_status().json()["paths"]]
+            paths = [*ask_now(self.settings.url, "/openapi.json", OpenAPI, SECONDS).paths]
             if not {"/seed_session", "/verify"} <= {*paths}:
-                raise ValueError("it has no /seed_session or /verify")
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            why = str(error).partition("\n")[0]
+                raise EnvironmentServerError("it has no /seed_session or /verify")
+        except EngineError as error:
             raise UserError(
-                f"no NeMo Gym resources server answers at {self.settings.url}: {why}",
+                f"no NeMo Gym resources server answers at {self.settings.url}: {error}",
                 "start one, or correct environment.url",
             ) from error
         return paths
@@ -215,12 +208,12 @@ class NemoGym(OneAgent):
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[ServerSession]:
-        url = self.settings.url
-        async with httpx2.AsyncClient(base_url=url, timeout=SECONDS, trust_env=False) as client:
-            yield ServerSession(client)
+        async with ServerClient(self.settings.url, SECONDS) as server:
+            yield ServerSession(server)
 
     async def begin(self, task: Task, live: ServerSession) -> Transition:
-        await live.post("/seed_session", self._rows[task.id].values)
+        values = self._rows[task.id].values
+        await live.server.ask("POST", "/seed_session", dict[str, Any], json=values)
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
@@ -257,12 +250,12 @@ class NemoGym(OneAgent):
         choice = {"parallel_tool_calls": True, "tool_choice": "auto"}
         tools = row["responses_create_params"].get("tools") or []
         response = {**known, **choice, "tools": tools, "output": output}
-        reply = await live.post("/verify", {**row, "response": response})
-        reward = server_reward(self.settings.url, reply.get("reward"))
+        body = {**row, "response": response}
+        reward = (await live.server.ask("POST", "/verify", Verdict, json=body)).reward
         low, high = self.score_range
         if not low <= reward <= high:
-            raise NemoGymError(
-                f"the reward is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
+            raise EngineError(
+                f"the reward of {self.settings.url} is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
             )
         results = [one for turn in state.turns for one in turn.results]
         errors = sum(one.error for one in results)

@@ -9,6 +9,7 @@ numbers. A message is one action, such as ``pick ball1 rooma left``. All state i
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from coterie.config.folders import expanded
@@ -52,9 +53,14 @@ def parse(text: str) -> dict[str, list[Any]]:
 def typed(words: Sequence[str]) -> dict[str, str]:
     """Return names with their types, from ``a b - type c``."""
     types: dict[str, str] = {}
-    for names, kind in re.findall(r"((?:[^ ]+ ?)+?)(?:- ([^ ]+) ?|$)", " ".join(words)):
-        types |= dict.fromkeys(names.split(), kind or OBJECT)
-    return types
+    names, rest = list[str](), iter(words)
+    for word in rest:
+        if word == "-":
+            types |= dict.fromkeys(names, next(rest, OBJECT))
+            names = []
+        else:
+            names.append(word)
+    return types | dict.fromkeys(names, OBJECT)
 
 
 def literals(formula: Sequence[Any]) -> tuple[Literal, ...]:
@@ -65,6 +71,8 @@ def literals(formula: Sequence[Any]) -> tuple[Literal, ...]:
         if formula[1][:1] in (["and"], ["not"]):
             raise ValueError(f"not of {formula[1][0]} is not supported")
         return tuple((not true, fact) for true, fact in literals(formula[1]))
+    if formula[:1] == ["="] and len(formula) != 3:
+        raise ValueError("`=` needs two terms")
     return ((True, tuple(formula)),) if formula else ()
 
 
@@ -91,6 +99,10 @@ def bound(some: Sequence[Literal], values: Mapping[str, str]) -> list[Literal]:
     """Return the literals whose variables all have values."""
     own = [(true, tuple(values.get(word, word) for word in fact)) for true, fact in some]
     return [one for one in own if not any(word[0] == "?" for word in one[1])]
+
+
+class TooManyActions(Exception):
+    """A search for possible actions that would keep other dialogues waiting."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +145,17 @@ class Problem:
         return kind in (*types, OBJECT)
 
     def possible(
-        self, name: str, facts: Facts, choices: Sequence[Sequence[str]], values: Fact = ()
+        self,
+        name: str,
+        facts: Facts,
+        choices: Sequence[Sequence[str]],
+        tries: Iterator[int],
+        values: Fact = (),
     ) -> Iterator[Fact]:
-        """Yield the values of an action's parameters, each of its ``choices``, with which it is possible."""
+        """Yield the values of an action's parameters, each of its ``choices``, with which it is possible.
+
+        Raises :class:`TooManyActions` after the last of ``tries``.
+        """
         action = self.actions[name]
         needs = bound(action.needs, dict(zip(action.parameters, values, strict=False)))
         if hold(needs, facts) < len(needs):
@@ -146,7 +166,9 @@ class Problem:
         kind = list(action.parameters.values())[len(values)]
         for one in choices[len(values)]:
             if self.fits(one, kind):
-                yield from self.possible(name, facts, choices, (*values, one))
+                if next(tries, None) is None:
+                    raise TooManyActions
+                yield from self.possible(name, facts, choices, tries, (*values, one))
 
     def after(self, name: str, facts: Facts, values: Fact) -> Facts:
         action = self.actions[name]
@@ -159,6 +181,9 @@ class Problem:
 
 
 CHECK, LOOK = "check valid actions", "look around"
+MAX_TRIES = 20_000
+"""Maximum number of objects tried as parameters for one answer, which take about 0.1 s."""
+TOO_MANY = "There are too many actions to list them. Write an action to see if it is possible."
 IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
 
 
@@ -206,6 +231,9 @@ class PDDL(Pure, Acting):
             try:
                 texts = (one.read_text("utf-8") for one in (file, path))
                 self.problems[f"{file.stem}-{path.stem}"] = Problem.read(*texts)
+            except RecursionError as error:
+                what = f"{path} with {file} nests formulas too deep"
+                raise UserError(what, "flatten nested `and` and `not`") from error
             except (ValueError, IndexError, TypeError) as error:
                 what = f"{path} with {file} can't be read: {error}"
                 raise UserError(what, "use STRIPS with types") from error
@@ -250,11 +278,15 @@ class PDDL(Pure, Acting):
             return Transition(now, saying(f"Facts: {_listed(now.facts)}."))
         if words == CHECK.split():
             sizes = {name: len(one.parameters) for name, one in problem.actions.items()}
-            possible = [
-                (name, *values)
-                for name, size in sizes.items()
-                for values in problem.possible(name, now.facts, [list(problem.objects)] * size)
-            ]
+            objects, tries = list(problem.objects), iter(range(MAX_TRIES))
+            try:
+                possible = [
+                    (name, *values)
+                    for name, size in sizes.items()
+                    for values in problem.possible(name, now.facts, [objects] * size, tries)
+                ]
+            except TooManyActions:
+                return Transition(now, saying(TOO_MANY))
             return Transition(now, saying(f"Possible: {_listed(possible)}."))
         name = next((word for word in words if word in problem.actions), None)
         if name is None:
@@ -262,7 +294,8 @@ class PDDL(Pure, Acting):
             return Transition(now, saying(f"There is no action `{action}`. Actions: {known}."))
         values = tuple(word for word in words if word in problem.objects)
         fits = len(values) == len(problem.actions[name].parameters)
-        if not fits or not [*problem.possible(name, now.facts, [[one] for one in values])]:
+        choices = [[one] for one in values]
+        if not fits or not [*problem.possible(name, now.facts, choices, count())]:
             return Transition(now, saying(IMPOSSIBLE))
         facts = problem.after(name, now.facts, values)
         share = problem.progress(facts)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from coterie.config.plugins import error_message, error_place
-from coterie.config.user_code import as_number
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
@@ -326,13 +325,6 @@ class Answers:
 
     def similarity(self, answer: str, other: str) -> float:
         return float(self.same(answer, other))
-
-
-def server_reward(url: str, value: object) -> float:
-    """Return a reward that a server sent. Raises ``EngineError`` with its URL if it is not a finite number."""
-    if (reward := as_number(value)) is None:
-        raise EngineError(f"the server at {url} sent a reward of {value!r}; correct the server")
-    return reward
 
 
 class EnvironmentFault(EngineError):

@@ -5,12 +5,17 @@ pinned one (``config.folders``), since prompts must not change during a run or w
 """
 
 import json
+import os
 import re
+import resource
 import secrets
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, time
 from os.path import commonprefix
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
@@ -32,7 +37,10 @@ if TYPE_CHECKING:
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages with ``role``, ``content`` and perhaps ``tool_calls``."""
-REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+REFUSALS = (
+    *(TemplateError, TypeError, ValueError, LookupError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 """Exceptions of a template for a chat that it does not support."""
 OWN_ARGS = ("tools", "tokenize", "add_generation_prompt", "strftime_now", "messages")
 """Template arguments that coterie sets."""
@@ -55,6 +63,11 @@ _MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Marks of thoughts in contents, for templates that drop thoughts."""
+TRY_SECONDS, TRY_BYTES, TRY_CHARACTERS = 5, 1 << 29, 1 << 20
+"""Limits of the first rendering of a template: seconds of CPU, more memory than before, and length of a text."""
+_TOOLS = [{"type": "function", "function": {"name": "a", "description": "a", "parameters": {}}}]
+_tried = set[str]()
+"""Sources of templates that keep these limits."""
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -156,6 +169,10 @@ class ChatTemplate:
                     f"the chat template of {self.name} has no argument {name!r}",
                     "remove it from template_args, or use one that the template names",
                 )
+        self._takes_lists = False
+        if self.source not in _tried:
+            self._try_out()
+            _tried.add(self.source)
         user = {"role": "user", "content": WORD}
         for takes_lists in (False, True, False):  # vision templates read lists of parts only
             self._takes_lists = takes_lists
@@ -196,6 +213,38 @@ class ChatTemplate:
         """Header without its thought."""
         self.opener = self.header[len(self.core) :]
         """Thought that generation prompts open, or open and close."""
+
+    def _try_out(self) -> None:
+        """Render chats in a forked process first, since a downloaded template may loop or grow without end.
+
+        Raises ``UserError`` if it exceeds :data:`TRY_SECONDS`, :data:`TRY_BYTES` or :data:`TRY_CHARACTERS`.
+        """
+        chats = [USER], [{**USER, "role": "system"}, USER, _ANSWER, USER]
+        with warnings.catch_warnings():  # the fork has one thread, which only renders
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            code = 0
+            try:
+                resource.setrlimit(resource.RLIMIT_CPU, (TRY_SECONDS, TRY_SECONDS + 1))
+                with suppress(OSError):  # no /proc
+                    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+                    limit = pages * resource.getpagesize() + TRY_BYTES
+                    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+                texts = [
+                    self.try_text(chat, True, tools) for chat in chats for tools in ((), _TOOLS)
+                ]
+                code = int(max(map(len, texts)) > TRY_CHARACTERS)
+            except MemoryError:
+                code = 1
+            finally:
+                os._exit(code)  # other exceptions are those of the renderings below
+        if os.waitpid(child, 0)[1]:
+            raise UserError(
+                f"the chat template of {self.name} does not end within {TRY_SECONDS} s and "
+                f"{TRY_BYTES >> 20} MiB on a short chat",
+                "use another model, or correct its chat_template.jinja",
+            )
 
     def _find_thoughts(self, before: str) -> Thoughts | None:
         """Return the markup of thoughts; ``before`` is the text up to an answer without one."""

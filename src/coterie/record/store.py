@@ -50,6 +50,9 @@ SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
 """FUSE file systems on a local disk; others may be remote."""
 WAIT = 30.0
 RESTORE = "restore it from a copy, or start a new run folder"
+REPAIR = "restore it from a copy, or drop its damaged items (coterie repair RUN) and run again"
+SYMPTOMS = ("user-defined function raised", "Could not decode", "unsupported file format")
+"""Parts of SQLite's messages about damage that have no error code: invalid UTF-8, and a version of the format."""
 PROBLEMS = {
     (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR): (
         "could not write or read {path}: {error} ({free:.1f} MiB free on its disk); the current item was rolled "
@@ -106,8 +109,10 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenRecord as error:
-        raise UserError(f"{path} is damaged: {error}", RESTORE) from error
+        raise UserError(f"{path} is damaged: {error}", REPAIR) from error
     except sqlite3.DatabaseError as error:
+        if any(symptom in str(error) for symptom in SYMPTOMS):
+            raise UserError(f"{path} is damaged: {error}", REPAIR) from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         for codes, (problem, fix) in PROBLEMS.items():
             if code in codes:
@@ -181,11 +186,16 @@ class Store:
     path: Path
     _db: sqlite3.Connection
     _files: ExitStack
+    _is_sealed: bool
+    """False for a read-only file of an earlier version, of which only the values of rows are checked."""
     _joined: bool = False
 
     @classmethod
-    def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
-        """Open a store, or create it (not with ``read_only``). Raises ``UserError`` if another process writes it."""
+    def open(cls, path: Path | str, *, read_only: bool = False, check: bool = True) -> "Store":
+        """Open a store, or create it (not with ``read_only``).
+
+        Raises ``UserError`` if another process writes it, or if it is damaged (not without ``check``).
+        """
         path = Path(path).absolute()
         if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
             raise UserError(
@@ -201,9 +211,8 @@ class Store:
                 uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
                 db = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None)
                 files.enter_context(closing(db))
-                db.create_function("digest_of", -1, tables.digest_of, deterministic=True)
-                tables.prepare(db, path, read_only=read_only)
-            return cls(path, db, files.pop_all())
+                is_sealed = tables.prepare(db, path, read_only=read_only, check=check)
+            return cls(path, db, files.pop_all(), is_sealed)
 
     def close(self) -> None:
         self._files.close()
@@ -269,6 +278,32 @@ class Store:
         with self.transaction() as db:
             for task in tasks:
                 tables.add_task(db, task)
+
+    def repair(self) -> list[str]:
+        """Drop damaged rows, and whole trees with a damaged or missing row together with their items.
+
+        Returns the names of what was dropped. A run plays dropped items again, unless their stage is finished.
+        """
+        dropped = []
+        with self.transaction() as db:
+            for key in self.tree_keys():
+                try:
+                    self.read_tree(key)
+                    self.items(*key[1:])
+                except UserError:
+                    dropped.append(_name(key))
+                    of_step = "(iteration, stage, task) = (?, ?, ?)"
+                    db.execute(f"DELETE FROM item WHERE {of_step}", key[1:])
+                    db.execute("DELETE FROM tree WHERE key = ?", key[:1])
+            # Rows of trees that were dropped, now or when the file was damaged.
+            for table in tables.OF_TREES:
+                db.execute(f"DELETE FROM {table} WHERE tree NOT IN (SELECT key FROM tree)")
+            for table in tables.PLACES:
+                count = db.execute(f"DELETE FROM {table} WHERE NOT ({whole(table)})").rowcount
+                dropped += [f"{count} rows of {table}"] * bool(count)
+            db.execute("DELETE FROM selection WHERE item NOT IN (SELECT key FROM item)")
+            tables.make_seals(db)
+        return dropped
 
     # -- reads --------------------------------------------------------------------------------
 
@@ -431,6 +466,9 @@ class Store:
 
     def credit_of(self, tree: Tree) -> list[Credit]:
         keys = self.tree_keys(tree.iteration, tree.stage, tree.task)
+        with explained(self.path):
+            for key in keys:
+                self._check_tree(key)
         find = (
             f"SELECT c.node, k.name, c.value, k.settings, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN "
             "credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node"
@@ -495,6 +533,7 @@ class Store:
 
     def _fill(self, key: TreeKey, turns: Iterable[Turn]) -> Tree:
         tree = Tree(key[3], key[2], key[1])
+        self._check_tree(key)
         try:
             for turn in turns:
                 tree.add(turn)
@@ -503,6 +542,14 @@ class Store:
         for outcome in self._outcomes(key):
             tree.end(outcome)
         return tree
+
+    def _check_tree(self, key: TreeKey) -> None:
+        """Raise :class:`BrokenRecord` if rows of a tree are missing or have other keys."""
+        if self._is_sealed:
+            try:
+                tables.check_seals(self._db, tables.OF_TREES, key[0])
+            except BrokenRecord as error:
+                raise BrokenRecord(f"{_name(key)}: {error}") from error
 
     def _outcomes(self, key: TreeKey) -> list[Outcome]:
         columns = "leaf, sample, reason, truncated, answer, score"

@@ -1,7 +1,8 @@
 """Tables of a store: schema, encodings, and writes of the record.
 
 Functions take a connection inside a transaction. They skip equal existing rows and raise ``ValueError`` if an existing
-row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`).
+row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`). Seals count
+rows and sum hashes of their keys, so that missing rows and changed keys are found.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +100,7 @@ def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
 APPLICATION = 0x434F5445
 VERSION = 4
 
+NAMES = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 TABLES = """
 CREATE TABLE task (
     id TEXT PRIMARY KEY NOT NULL, public TEXT NOT NULL, digest BLOB NOT NULL
@@ -160,21 +163,112 @@ CREATE TABLE selection (
 ) WITHOUT ROWID;
 """
 
+SEAL = """CREATE TABLE seal (
+    scope TEXT PRIMARY KEY NOT NULL, rows INTEGER NOT NULL, sum INTEGER NOT NULL
+) WITHOUT ROWID"""
+"""Seals of whole tables, and of the rows of each tree. Files of earlier versions get them when they are written."""
+OF_TREES = ("turn", "request", "outcome", "credit")
+"""Tables whose seals are checked when a tree is read; those of :data:`OF_FILE` are checked when a file is opened."""
+OF_FILE = ("task", "secret", "item", "tree", "toolset", "credit_kind", "selection")
 PLACES = {
     "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
 }  # fmt: skip
 """Number of first columns of each table that the digest excludes."""
+NAMED = {"item": 4, "secret": 2}
+"""Number of columns that name a row in messages, if it is not 1."""
 
 
 @cache
+def _schema() -> tuple[set[tuple[str, str]], dict[str, list[str]]]:
+    """Return names and statements of all tables and indices, and the columns of each table."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES + SEAL)
+        made = set(db.execute(NAMES))
+        columns = {
+            table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            for table in (*OF_FILE, *OF_TREES)
+        }
+    return made, columns
+
+
 def whole(table: str, alias: str = "") -> str:
     """Return an SQL condition that is true if a row's digest fits its values."""
     # Column names come from the schema itself, so that the two can't differ.
-    db = sqlite3.connect(":memory:")
-    db.executescript(TABLES)
-    columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-    values = ", ".join(f"{alias or table}.{name}" for name in columns[PLACES[table] : -1])
+    columns = _schema()[1][table][PLACES[table] : -1]
+    values = ", ".join(f"{alias or table}.{name}" for name in columns)
     return f"digest_of({values}) = {alias or table}.digest"
+
+
+def seal_of(*values: object) -> int:
+    """Return a hash of a row for a seal: 40 bits, of which an SQLite integer holds the sum of 8 million."""
+    return int.from_bytes(digest_of(*values)[:5])
+
+
+def _sealed(table: str, row: str = "") -> tuple[str, str]:
+    """Return SQL expressions of the scope and the hash of a row.
+
+    Digests protect the values of large rows, so the hash has only their keys and digests.
+    """
+    columns = _schema()[1][table]
+    if table in OF_FILE:
+        scope = f"'{table}'"
+    else:
+        scope, columns = f"'{table} ' || {row}tree", [*columns[: PLACES[table]], "digest"]
+    return scope, f"seal_of({', '.join(row + name for name in columns)})"
+
+
+def keep_seals(db: sqlite3.Connection) -> None:
+    """Update seals with every row that this connection writes."""
+    for table in (*OF_FILE, *OF_TREES):
+        changes = []
+        for row, sign in (("OLD.", -1), ("NEW.", 1)):
+            scope, sealed = _sealed(table, row)
+            changes.append(
+                f"INSERT INTO seal VALUES ({scope}, {sign}, {sign} * {sealed}) ON CONFLICT (scope) "
+                "DO UPDATE SET rows = rows + excluded.rows, sum = sum + excluded.sum;"
+            )
+        for event, change in (
+            ("DELETE", changes[0]),
+            ("INSERT", changes[1]),
+            ("UPDATE", "".join(changes)),
+        ):
+            db.execute(
+                f"CREATE TEMP TRIGGER {event}_{table} AFTER {event} ON main.{table} BEGIN {change} END"
+            )
+
+
+def make_seals(db: sqlite3.Connection) -> None:
+    """Seal the rows as they are."""
+    db.execute("DELETE FROM seal")
+    for table in (*OF_FILE, *OF_TREES):
+        scope, sealed = _sealed(table)
+        db.execute(
+            f"INSERT INTO seal SELECT {scope}, count(*), sum({sealed}) FROM {table} GROUP BY 1"
+        )
+
+
+def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None = None) -> None:
+    """Raise :class:`BrokenRecord` unless the rows of tables, all or those of a tree, are the sealed ones."""
+    for table in names:
+        scope = table if tree is None else f"{table} {tree}"
+        rows, where = f"main.{table}", "" if tree is None else f"WHERE tree = {tree}"
+        if table == "credit":  # its primary key begins with the kind
+            rows = f"main.credit_kind k CROSS JOIN {rows} ON kind = k.key"
+        # One statement, since a reader's file may be written between two.
+        count, total, sealed = db.execute(
+            f"SELECT count(*), coalesce(sum({_sealed(table)[1]}), 0), "
+            f"(SELECT rows || ' ' || sum FROM seal WHERE scope = ?) FROM {rows} {where}",
+            (scope,),
+        ).fetchone()
+        if (sealed or "0 0") != f"{count} {total}":
+            if tree is None and table in PLACES:
+                find = f"SELECT * FROM {table} WHERE NOT ({whole(table)}) LIMIT 1"
+                start = PLACES[table]
+                for row in db.execute(find):  # a secret's text is not named
+                    name = "/".join(map(str, row[start : start + NAMED.get(table, 1)]))
+                    raise BrokenRecord(f"{table} {name} differs from its digest")
+            expected = (sealed or "0").partition(" ")[0]
+            raise BrokenRecord(f"it has {count} of {expected} rows of '{scope}', or changed keys")
 
 
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
@@ -186,8 +280,11 @@ def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
 
 
-def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files."""
+def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool = True) -> bool:
+    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files.
+
+    Returns False for a file without seals, which an earlier version wrote.
+    """
 
     def pragma(name: str) -> Any:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
@@ -219,6 +316,25 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             )
         # A commit reaches the operating system, but does not wait for the disk (4 ms).
         db.execute("PRAGMA synchronous = NORMAL")
+    made = set(db.execute(NAMES))
+    is_sealed = any(name == "seal" for name, _ in made)
+    if made | {("seal", SEAL)} != _schema()[0]:
+        raise BrokenRecord("its tables are not those of a store")
+    db.create_function("digest_of", -1, digest_of, deterministic=True)
+    db.create_function("seal_of", -1, seal_of, deterministic=True)
+    if is_sealed and check:
+        for table in OF_FILE:
+            if (found := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
+                raise BrokenRecord(found[0])
+        check_seals(db, OF_FILE)
+    if not read_only:
+        if not is_sealed:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(SEAL)
+            make_seals(db)
+            db.execute("COMMIT")
+        keep_seals(db)
+    return is_sealed or not read_only
 
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:

@@ -5,13 +5,15 @@ concurrent episodes.
 """
 
 import asyncio
+import contextvars
 import gc
+import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import WORK_NUMBER, EngineError, EngineGone
 from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
@@ -29,6 +31,7 @@ from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import Sessions
 
 T = TypeVar("T")
+_work_numbers = itertools.count(1)
 
 
 @asynccontextmanager
@@ -37,7 +40,8 @@ async def bounded_gather(
 ) -> AsyncIterator[AsyncIterator[T]]:
     """Yield the results of ``work`` in order of completion, with at most ``limit`` coroutines at a time.
 
-    When the block ends, also by an exception, unfinished coroutines are cancelled and awaited.
+    Engines prefer requests of those that began earlier. When the block ends, also by an exception, unfinished
+    coroutines are cancelled and awaited.
     """
     source = iter(work)
     running: set[asyncio.Task[T]] = set()
@@ -45,7 +49,9 @@ async def bounded_gather(
 
     def start() -> None:
         while len(running) < limit and (coroutine := next(source, None)) is not None:
-            task = asyncio.ensure_future(coroutine)
+            context = contextvars.copy_context()
+            context.run(WORK_NUMBER.set, next(_work_numbers))
+            task = asyncio.create_task(coroutine, context=context)
             task.add_done_callback(done.put_nowait)
             running.add(task)
 
@@ -161,6 +167,9 @@ def dialogue_tokens(path: Sequence[Turn]) -> int:
     return sum(len(turn.ids) for turn in path)
 
 
+DIALOGUES_PER_SLOT = 4
+"""Dialogues in flight for each request that an engine runs at a time; the others wait for users, tools and grades."""
+DEFAULT_WIDTH = 128
 SECONDS = 3600.0
 """Default time limit of each call of an environment, including waits for shared resources."""
 
@@ -180,6 +189,17 @@ class Driver:
         check_parts(self.environment)
         check_needs(self.environment, self.shared)
 
+    @property
+    def in_flight(self) -> int:
+        """Maximum number of concurrent episodes: sessions, or a multiple of the requests that the widest engine runs.
+
+        Results are recorded when episodes finish, so with all of them in flight a kill would lose nearly every reply.
+        """
+        if not self.environment.pure:
+            return self.environment.max_sessions
+        widths = [getattr(sampler, "width", 0) for sampler in self.samplers.values()]
+        return DIALOGUES_PER_SLOT * (max(widths, default=0) or DEFAULT_WIDTH)
+
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""
@@ -197,14 +217,13 @@ class Driver:
     async def play_all(
         self, episodes: Sequence[Episode], sessions: Sessions | None = None
     ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
-        """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``.
+        """Play all episodes and yield each result as it finishes. Raises ``EngineGone``.
 
         They may share ``sessions`` with other episodes.
         """
-        limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with nullcontext(sessions) if sessions else self.sessions() as opened:
             work = (self.play(episode, opened) for episode in episodes)
-            async with bounded_gather(work, max(limit, 1)) as playing:
+            async with bounded_gather(work, self.in_flight) as playing:
                 yield playing
 
     async def play(self, episode: Episode, sessions: Sessions) -> EpisodeResult:

@@ -294,6 +294,10 @@ class BestOfSampler:
     count: int
     score: Score
 
+    @property
+    def width(self) -> int:
+        return self.sampler.width
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Return the candidate with the highest score; the first one on ties."""
         seeds = [int(digest("best of", prompt.seed, n)[:15], 16) for n in range(self.count)]

@@ -157,6 +157,10 @@ class TokenSampler:
     def at(self, temperature: float) -> "TokenSampler":
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
+    @property
+    def width(self) -> int:
+        return self.engine.width
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         (response,) = await self.candidates(prompt, context, [prompt.seed])
         return response
@@ -217,6 +221,10 @@ class TextSampler:
 
     endpoint: Endpoint
     sampling: Sampling
+
+    @property
+    def width(self) -> int:
+        return self.endpoint.settings.concurrency
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         reply = await self.endpoint.chat(

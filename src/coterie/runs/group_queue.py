@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
+from coterie.engines.protocol import RequestSlots
 from coterie.environments.protocol import draw_tasks
 from coterie.progress import Progress
 from coterie.record.store import Store
@@ -74,9 +74,7 @@ class GroupQueue:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        environment = self.driver.environment
-        limit = sys.maxsize if environment.pure else environment.max_sessions
-        self._slots = asyncio.Semaphore(limit)
+        self._slots = RequestSlots(self.driver.in_flight)
         started = self.store.stages(self.iteration, f"{REINFORCE}/*")
         draws = [int(stage.rpartition("/")[2]) for stage in started]
         self._started = max([*draws, *(draw for draw, _ in self.taken)], default=-1) + 1
