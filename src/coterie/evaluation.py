@@ -183,7 +183,7 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
     marked = set(marks(max_samples))
     # Round i is one dialogue of each task, as if the benchmark was run once.
     rounds = [
-        float(np.mean([some[i].score for some in tasks.values()])) for i in range(max_samples)
+        float(np.mean([draws[i].score for draws in tasks.values()])) for i in range(max_samples)
     ]
     return [
         # Bootstrap intervals take most of the time, so only the reported numbers of dialogues have

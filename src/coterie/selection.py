@@ -68,8 +68,8 @@ def best_demonstrations(
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
     good.sort(key=lambda item: (-item[1].total, item[0]))
     # The shares are of the tasks that passed the threshold; the released code takes them of all.
-    first, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
-    return good[first:stop]
+    start, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
+    return good[start:stop]
 
 
 class PairSettings(Settings):
@@ -233,10 +233,10 @@ def needed_visits(distance: float, limit: int) -> int:
     return min(int(2.0 ** min(distance, 62.0)), limit)
 
 
-def qualify(one: NodeValue, other: NodeValue, settings: DensePairSettings) -> bool:
+def qualify(better: NodeValue, worse: NodeValue, settings: DensePairSettings) -> bool:
     """Return True if siblings with these values, the better one first, are a pair."""
-    return one.mean - other.mean >= settings.margin and all(
-        node.visits >= needed_visits(node.distance, settings.max_visits) for node in (one, other)
+    return better.mean - worse.mean >= settings.margin and all(
+        node.visits >= needed_visits(node.distance, settings.max_visits) for node in (better, worse)
     )
 
 
@@ -255,11 +255,15 @@ def dense_pairs(
         children = [turn for turn in tree.children(parent) if turn.id in values]
         order = sorted(children, key=lambda turn: -values[turn.id].mean)
         for better, worse in combinations(order, 2):
-            one, other = values[better.id], values[worse.id]
+            better_value, worse_value = values[better.id], values[worse.id]
             # Two draws of the same text may have different values by chance; they would teach
             # nothing.
-            if qualify(one, other, settings) and not _same_text(better, worse):
-                pairs.append(Preference(better, worse, one.mean, one.mean - other.mean))
+            if qualify(better_value, worse_value, settings) and not _same_text(better, worse):
+                pairs.append(
+                    Preference(
+                        better, worse, better_value.mean, better_value.mean - worse_value.mean
+                    )
+                )
     return pairs
 
 
@@ -283,17 +287,19 @@ def first_differences(
     return pairs
 
 
-def _first_difference(tree: Tree, leaf: str, other: str, agent: str) -> tuple[Turn, Turn] | None:
-    for one, two in zip(tree.path(leaf), tree.path(other), strict=False):
-        if one.id != two.id:
+def _first_difference(
+    tree: Tree, leaf: str, other_leaf: str, agent: str
+) -> tuple[Turn, Turn] | None:
+    for turn, two in zip(tree.path(leaf), tree.path(other_leaf), strict=False):
+        if turn.id != two.id:
             # After a different observation the contexts differ, so later turns are no alternatives.
-            both = one.speaker.name == two.speaker.name == agent
-            return (one, two) if both else None
+            both = turn.speaker.name == two.speaker.name == agent
+            return (turn, two) if both else None
     return None
 
 
-def _same_text(one: Turn, other: Turn) -> bool:
-    return one.text.strip() == other.text.strip()
+def _same_text(turn: Turn, other_turn: Turn) -> bool:
+    return turn.text.strip() == other_turn.text.strip()
 
 
 class BudgetSettings(Settings):
@@ -334,7 +340,7 @@ def _shares(counts: Mapping[str, int], budget: int) -> dict[str, int]:
         return dict(counts)
     # Integers, so that the shares add up to the budget exactly.
     shares = {task: count * budget // total for task, count in counts.items()}
-    left = budget - sum(shares.values())
-    for task in sorted(counts, key=lambda t: (-(counts[t] * budget % total), t))[:left]:
+    remainder = budget - sum(shares.values())
+    for task in sorted(counts, key=lambda t: (-(counts[t] * budget % total), t))[:remainder]:
         shares[task] += 1
     return {task: share for task, share in shares.items() if share}

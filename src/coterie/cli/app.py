@@ -153,23 +153,23 @@ def run(
     arguments = read_arguments(recipe, words or [], config, folder)
     # The folder depends only on the recipe, so that the same command resumes the run.
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
-    own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
+    settings = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # This import takes seconds, so invalid settings and missing files are reported first.
-    check_sources(own)
+    check_sources(settings)
     from coterie.runs.folder import check_folder
 
-    check_folder(folder, own.recipe if fork is None else None)
+    check_folder(folder, settings.recipe if fork is None else None)
     if fork is None and not dry_run and (folder / "config.yaml").is_file():
         console.print(f"{folder} exists: its settings apply where this command gives none")
     from coterie.cli import execution
 
     # The job itself runs this command again, inside Slurm.
-    if own.cluster == SLURM and IN_JOB not in os.environ:
-        execution.submit_run(own, folder, results(), dry_run=dry_run)
+    if settings.cluster == SLURM and IN_JOB not in os.environ:
+        execution.submit_run(settings, folder, results(), dry_run=dry_run)
     elif dry_run:
-        execution.dry_run(own, results(), console)
+        execution.dry_run(settings, results(), console)
     else:
-        execution.run_recipe(own, folder, console, fork_to=fork, from_step=from_step)
+        execution.run_recipe(settings, folder, console, fork_to=fork, from_step=from_step)
 
 
 app.command("sweep")(sweep)
@@ -267,14 +267,14 @@ def evaluate(
     from coterie.environments.registry import ALIASES, is_played
     from coterie.runs.folder import find_run
 
-    words, found = words or [], find_run(target)
+    words, run_and_step = words or [], find_run(target)
     # Other checkpoints than the last are played as a benchmark with the settings of the run's
     # evaluation.
-    if found and (checkpoints != "last" or found[1] is not None):
+    if run_and_step and (checkpoints != "last" or run_and_step[1] is not None):
         from coterie.cli.evaluate import own_benchmark
 
         # The second word is the benchmark of the run, and the words after it are its settings.
-        words = [f"policy={target}", *own_benchmark(found[0]), *words]
+        words = [f"policy={target}", *own_benchmark(run_and_step[0]), *words]
         target = words.pop(1)
     # Names may be typed with hyphens, such as `colbench-code`.
     benchmark = target if is_played(target) else target.replace("-", "_")
@@ -456,13 +456,13 @@ def export_data(
     """
     from coterie.cli import export
 
-    written, counts = export.export_data(
+    lines, counts = export.export_data(
         folder, to, out, iteration=iteration, role=role, secrets=secrets
     )
     # Counts go to stderr, so that stdout has only the path, for scripts.
     for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
-    print(written)
+    print(lines)
 
 
 @export_app.command("model")
@@ -577,10 +577,10 @@ def _end_as_by_ctrl_c() -> None:
             signal.signal(number, end)
 
 
-def _refuse(what: str, todo: str) -> NoReturn:
-    console.print(Text.assemble(("error:", "bold red"), " ", what))
-    if todo:
-        console.print(Text.assemble("  ", ("->", "bold"), " ", todo))
+def _refuse(problem: str, fix: str) -> NoReturn:
+    console.print(Text.assemble(("error:", "bold red"), " ", problem))
+    if fix:
+        console.print(Text.assemble("  ", ("->", "bold"), " ", fix))
     sys.exit(USER_ERROR)
 
 

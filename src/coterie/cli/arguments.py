@@ -40,15 +40,15 @@ class Arguments:
             return settings(self.recipe, self.words, stored)
         # The data set and the environment are chosen first, because they determine which keys
         # exist.
-        before = Choice.of(stored or {})
-        in_file = before
+        stored_choice = Choice.of(stored or {})
+        in_file = stored_choice
         if self.named:
-            in_file = played_choice(self.recipe, self.named, before.names())
+            in_file = played_choice(self.recipe, self.named, stored_choice.names())
         choice = in_file
         if Choice.among(self.words) != Choice():
             choice = played_choice(self.recipe, self.words, in_file.names())
         # Keys of another data set or environment than the chosen one do not count.
-        base = stored or {} if choice == before else {}
+        base = stored or {} if choice == stored_choice else {}
         same = choice == in_file
         paths = {key.path for key in keys(played_settings(self.recipe, self.named))}
         typed = {word.partition("=")[0] for word in self.words}

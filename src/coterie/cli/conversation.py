@@ -88,10 +88,13 @@ async def open_tools(
         # Tools with a state, such as an interpreter, run in the sandbox.
         session_sources = [source for source in sources if isinstance(source, SessionSource)]
         if session_sources:
-            shared, own = Shared(await stack.enter_async_context(Sandbox())), dict[str, Function]()
+            shared, functions = (
+                Shared(await stack.enter_async_context(Sandbox())),
+                dict[str, Function](),
+            )
             for source in session_sources:
-                own |= await stack.enter_async_context(source.open_session(seed, shared))
-            box = box.beside(own)
+                functions |= await stack.enter_async_context(source.open_session(seed, shared))
+            box = box.beside(functions)
         offered = tuple(tool for source in sources for tool in source.tools)
         yield ChatTools(box, offered, syntax, settings)
 
@@ -119,23 +122,23 @@ class Conversation:
 
     async def reply(self, show: Callable[[str], None]) -> None:
         """Sample a reply and run its tool calls. Streams text to ``show``. Raises ``EngineError``."""
-        before = len(self.history)
+        start = len(self.history)
         rounds = self.tools.settings.rounds if self.tools else 0
         try:
             # After the last round of calls, the reply is final even if it calls again.
-            for left in range(rounds, -1, -1):
+            for rounds_left in range(rounds, -1, -1):
                 turn = await self._sample(show)
-                if not turn.calls or not left or self.tools is None:
+                if not turn.calls or not rounds_left or self.tools is None:
                     return
                 answer = await self.tools.answer(turn)
                 self.tree.add(answer)
                 self.history.append(Message(self.tools.syntax.role, turn=answer.id))
                 calls = {call.id: f"[{call.name} {call.arguments}]" for call in turn.calls}
-                results = (f"{calls[one.call_id]}\n{one.text}" for one in answer.results)
+                results = (f"{calls[result.call_id]}\n{result.text}" for result in answer.results)
                 show("\n" + "\n".join(results) + "\n")
         # Turns without a final reply are removed, so that the next prompt is valid.
         except BaseException:
-            del self.history[before:]
+            del self.history[start:]
             raise
 
     async def _sample(self, show: Callable[[str], None]) -> Turn:

@@ -83,9 +83,11 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
                 numbers.setdefault(finding[0], []).append(number)
         count = sum(map(bool, rows))
         results().print(f"{name}: {len(rows):,} rows, {count:,} can't be tasks")
-        for kind, of_kind in numbers.items():
+        for finding_kind, of_kind in numbers.items():
             text = ", ".join(map(str, of_kind[:SHOWN])) + ", ..." * (len(of_kind) > SHOWN)
-            results().print(f"  {kind}: {MEANING[kind]}; {len(of_kind):,} rows: {text}")
+            results().print(
+                f"  {finding_kind}: {MEANING[finding_kind]}; {len(of_kind):,} rows: {text}"
+            )
         reports.append({"name": name, "rows": len(rows), "unusable": count, "findings": numbers})
     if out is not None:
         pairs = {name: zip(splits[name], findings[name], strict=True) for name in splits}
@@ -121,21 +123,21 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
     if failed := [result for run in runs for result in run if not result.ok]:
         # A call that fails says more than one that returns no plain data.
         worst = min(failed, key=lambda result: result.failed == "not plain")
-        kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
-        return kind, f"`{worst.call}`: {worst.reason}"
+        finding: Kind = "not plain" if worst.failed == "not plain" else "fails"
+        return finding, f"`{worst.call}`: {worst.reason}"
     show = partial(format_value, max_length=60)
     values = [
-        (one.call, one.wire, other.wire)
-        for one, other in zip(*runs, strict=True)
-        if one.wire is not None and other.wire is not None
+        (run.call, run.wire, second_run.wire)
+        for run, second_run in zip(*runs, strict=True)
+        if run.wire is not None and second_run.wire is not None
     ]
     # NaN differs from itself, so it is found before both runs are compared.
-    for call, first, _ in values:
-        if has_nan(first):
-            return "not plain", f"`{call}` gives {show(first)}"
-    for call, first, second in values:
-        if not same(first, second):
-            return "random", f"`{call}` gives {show(first)} and {show(second)}"
+    for call, value, _ in values:
+        if has_nan(value):
+            return "not plain", f"`{call}` gives {show(value)}"
+    for call, value, second in values:
+        if not same(value, second):
+            return "random", f"`{call}` gives {show(value)} and {show(second)}"
     return None
 
 
@@ -227,8 +229,8 @@ def filter_rows(
         typed = {word.partition("=")[0] for word in words}
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
         words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
-        played = play_benchmark(benchmark, words, console=console, split=split)
-        _, settings, (figures, *_), _ = played
+        results = play_benchmark(benchmark, words, console=console, split=split)
+        _, settings, (figures, *_), _ = results
         file = figures.store
     else:
         where = "`coterie data filter --help` has examples"
@@ -274,26 +276,26 @@ def _write(
     split: Split,
     console: Console,
 ) -> None:
-    places: dict[Place, list[QuestionRow]] = {place: [] for place in get_args(Place)}
+    by_outcome: dict[Place, list[QuestionRow]] = {outcome: [] for outcome in get_args(Place)}
     passed = Counter[str]()
     for row in rows.split(split):
         rate = rate_of(rates, rows.name, row)
-        places[rule.place(rate.rate if rate else None)].append(row)
+        by_outcome[rule.place(rate.rate if rate else None)].append(row)
         passed.update([f"{rate.passed}/{rate.graded}"] if rate else [])
-    counts = {place.replace("_", " "): len(part) for place, part in places.items()}
+    counts = {outcome.replace("_", " "): len(part) for outcome, part in by_outcome.items()}
     if not passed:
         problem = f"no {split} row of this data set has a graded dialogue in {file}"
         raise UserError(problem, "give what was played there (dataset.source=, --split)")
-    if not places["kept"]:
-        totals = ", ".join(f"{count} {place}" for place, count in counts.items())
+    if not by_outcome["kept"]:
+        totals = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
-    parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
+    parts: dict[str, list[QuestionRow]] = {split: by_outcome["kept"]}
     # The other split is copied, so that the folder is a complete data set.
     parts |= {name: rows.split(name) for name in rows.splits if name != split}
-    parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
+    parts |= {"too_easy": by_outcome["too_easy"], "too_hard": by_outcome["too_hard"]}
     _write_rows(out, parts)
-    for place, count in counts.items():
-        console.print(f"{place}: {count:,} rows")
+    for outcome, count in counts.items():
+        console.print(f"{outcome}: {count:,} rows")
     # Sorted by length first, so that 2/16 comes before 10/16.
     rates_by_length = sorted(passed.items(), key=lambda item: (len(item[0]), item[0]))
     console.print("passed: " + ", ".join(f"{rate} of {count:,}" for rate, count in rates_by_length))

@@ -116,9 +116,13 @@ def agent_policies(
             raise UserError(f"{settings.played} has no agent {name!r}", fix)
     missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        what = f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
+        problem = (
+            f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
+        )
         alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
-        raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
+        raise UserError(
+            problem, f"add policy=NAME (a run folder, model or server URL){alternative}"
+        )
     named = {agent: by_agent.get(agent, policy or "") for agent in agents}
     # Unknown names are reported before any model is loaded.
     for name in dict.fromkeys(named.values()):
@@ -133,25 +137,29 @@ def candidates(
     """Yield the candidates of named policies. ``checkpoints`` of a run are ``last``, ``all``, or steps."""
     names = list(dict.fromkeys(named.values()))
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
-    given = engine.model_dump(include={"template_args", "reasoning_parser"}, exclude_defaults=True)
-    words += [f"engine.{name}={json.dumps(value)}" for name, value in given.items()]
+    changed = engine.model_dump(
+        include={"template_args", "reasoning_parser"}, exclude_defaults=True
+    )
+    words += [f"engine.{name}={json.dumps(value)}" for name, value in changed.items()]
     with ExitStack() as runs:
         parts = []
         for name in names:
             agents = tuple(agent for agent, policy in named.items() if policy == name)
-            before = f"{', '.join(agents)}: " * (len(names) > 1)
+            agents_label = f"{', '.join(agents)}: " * (len(names) > 1)
             if run_and_step := find_run(name):
                 folder, step = run_and_step
                 recipe, run = runs.enter_context(recorded_run(folder, words))
                 chosen = checkpoints if step is None else str(step)
                 part = []
                 for version, n in _versions(recipe, run, agents, chosen):
-                    label = f"{before}{folder.name} {f'step {n}' if n else version or 'base'}"
+                    label = f"{agents_label}{folder.name} {f'step {n}' if n else version or 'base'}"
                     part.append((label, _of_run(recipe, run, version, n, agents)))
             else:
                 source, args = resolve_model(name), engine.template
                 loader = partial(load, source, device=engine.device_name, template_args=args)
-                part = [(f"{before}{name}", (Player(agents, 0, source, source, loader, args),))]
+                part = [
+                    (f"{agents_label}{name}", (Player(agents, 0, source, source, loader, args),))
+                ]
             parts.append(part)
         # Evaluations of a single run go into its folder.
         only = find_run(names[0]) if len(names) == 1 else None
@@ -186,14 +194,14 @@ def _of_run(
     models = {role.name: role.model for role in recipe.roles()}
     template, players = recipe.settings.engine.template, list[Player]()
     for role in dict.fromkeys(_role(recipe, agent) for agent in agents):
-        played = tuple(agent for agent in agents if _role(recipe, agent) == role)
+        role_agents = tuple(agent for agent in agents if _role(recipe, agent) == role)
         newest = recipe.newest(run, role, version)
         # Version 0 is the base model, which is loaded by its name.
         weights = newest if step is None else step_folder(run, role, step)
         path = recipe.policy_path(run, weights, role)
         source, load_weights = path if weights else resolve_model(path), recipe.load_policy
         loader = partial(load_weights, run, weights, role)
-        players.append(Player(played, step or newest, models[role], source, loader, template))
+        players.append(Player(role_agents, step or newest, models[role], source, loader, template))
     return tuple(players)
 
 
@@ -348,21 +356,27 @@ def play_benchmark(
             layers += [{"policy": policy, "endpoint": {"url": policy}}]
             # With several policies, settings of the engine apply only to models, and of the
             # endpoint only to servers.
-            given = [word for word in words if len(policies) == 1 or not word.startswith("engine.")]
-            server = benchmark_settings(ServerSettings, benchmark, given, layers, where=KEYS)
+            overrides = [
+                word for word in words if len(policies) == 1 or not word.startswith("engine.")
+            ]
+            server = benchmark_settings(ServerSettings, benchmark, overrides, layers, where=KEYS)
             plays.append((server, None))
             continue
         layers += [{"policy": policy or None}]
-        given = [word for word in words if len(policies) == 1 or not word.startswith("endpoint.")]
-        model = benchmark_settings(ModelSettings, benchmark, given, layers, where=KEYS)
+        overrides = [
+            word for word in words if len(policies) == 1 or not word.startswith("endpoint.")
+        ]
+        model = benchmark_settings(ModelSettings, benchmark, overrides, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
             problem = f"critic={model.critic} scores only code, and {model.played} has no code"
             raise UserError(problem, f"use one of: {', '.join(CODING)}")
         plays.append((model, agent_policies(model, model.policy, by_agent)))
     # Checked once, because all policies share data, judge and user simulator.
-    first, _ = plays[0]
-    _check(first, split, console)
-    columns = {} if first.by is None else task_values(first, split, first.by)
+    first_settings, _ = plays[0]
+    _check(first_settings, split, console)
+    columns = (
+        {} if first_settings.by is None else task_values(first_settings, split, first_settings.by)
+    )
     figures, usages = list[Figures](), list[str]()
     for play in plays:
         if isinstance(play[0], ModelSettings):
@@ -376,12 +390,12 @@ def play_benchmark(
         if labels.count(label) > 1:  # such as of runs whose folders have one name
             figures[n] = replace(figures[n], label=f"{policies[n]}: {label}")
     figures = [replace(result, columns=columns) for result in figures]
-    return first.played, first, figures, "; ".join(usages) or None
+    return first_settings.played, first_settings, figures, "; ".join(usages) or None
 
 
 def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the policies in ``policy=A policy=B`` or ``policies=[A,B]``, and the other words."""
-    policies, others = list[str](), list[str]()
+    policies, rest = list[str](), list[str]()
     for word in words:
         name, _, value = word.partition("=")
         if name == "policy":
@@ -389,8 +403,8 @@ def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif name == "policies":
             policies += [part.strip() for part in value.strip("[] ").split(",")]
         else:
-            others.append(word)
-    return [*dict.fromkeys(filter(None, policies))], others
+            rest.append(word)
+    return [*dict.fromkeys(filter(None, policies))], rest
 
 
 def own_benchmark(folder: Path) -> list[str]:

@@ -42,7 +42,7 @@ from coterie.terminal import ConsoleProgress
 
 
 def run_recipe(
-    own: RecipeSettings,
+    settings: RecipeSettings,
     folder: Path,
     console: Console,
     *,
@@ -50,18 +50,18 @@ def run_recipe(
     from_step: int | None = None,
 ) -> None:
     """Print the plan, then run or resume all steps and write the report."""
-    recipe = recipe_of(own)
+    recipe = recipe_of(settings)
     # The plan checks the settings, so that errors show before a folder is made.
     console.print(plan_table(recipe))
-    if own.cluster == "none" and is_elsewhere(own):
-        problem = f"gpu={own.gpu}, but this machine has no GPU"
+    if settings.cluster == "none" and is_elsewhere(settings):
+        problem = f"gpu={settings.gpu}, but this machine has no GPU"
         raise UserError(problem, "add --dry-run to see the plan only, or use gpu=none")
     if fork_to is not None:
         steps = fork(recipe, folder, fork_to, recipe.settings, from_step)
-        kept = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
-        console.print(f"kept from {folder}: {', '.join(kept) or 'nothing'}")
+        kept_stages = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
+        console.print(f"kept from {folder}: {', '.join(kept_stages) or 'nothing'}")
         folder = fork_to
-    with open_run(folder, own.recipe, own) as run:
+    with open_run(folder, settings.recipe, settings) as run:
         run_all(recipe, run, console)
         print(run.report)
 
@@ -70,7 +70,7 @@ def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     """Run the remaining steps, and print the results. Writes the report after each step."""
     began = time.monotonic()
     with _report_at_end(recipe, run):
-        run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
+        run_steps(recipe, run, ConsoleProgress(console), on_stage_end=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
     console.print(*summary(recipe, run), sep="\n")
 
@@ -92,20 +92,20 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
     recipe.check()
-    own = recipe.settings
+    recipe_settings = recipe.settings
     # A run with other settings stays: opening it reports the differences.
     if (folder / "config.yaml").is_file() and read_config(folder) == (
         recipe.name,
-        own.model_dump(mode="json"),
+        recipe_settings.model_dump(mode="json"),
     ):
-        with open_run(folder, recipe.name, own) as run:
+        with open_run(folder, recipe.name, recipe_settings) as run:
             finished = all(run.is_finished(step) for step in recipe.steps())
         if finished:
             shutil.rmtree(folder)
-    with open_run(folder, recipe.name, own) as run:
+    with open_run(folder, recipe.name, recipe_settings) as run:
         run_all(recipe, run, console)
-        result: dict[str, object] = {"task": own.played, "model": own.model}
-        for name, version in (("before", 0), ("after", own.rounds)):
+        result: dict[str, object] = {"task": recipe_settings.played, "model": recipe_settings.model}
+        for name, version in (("before", 0), ("after", recipe_settings.rounds)):
             means = evaluation(run.store, version)
             ends = [round(means.low, 4), round(means.high, 4)]
             figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
@@ -261,9 +261,9 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
         out.print(submit(text, folder))
 
 
-def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
+def dry_run(settings: RecipeSettings, out: Console, notes: Console) -> None:
     """Print the plan of a run with an estimate of its time. Leaves no files."""
-    recipe = recipe_of(own)
+    recipe = recipe_of(settings)
     # The plan of a cluster needs no access to it.
     recipe.reach_cluster = False
     table = plan_table(recipe)
@@ -304,8 +304,8 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
     model = next(role.model for role in recipe.roles() if role.name == recipe.players()[agent])
     renderer, _ = load_renderer(model, recipe.settings.engine.template)
     for task in draw_tasks(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
-        first = first_prompts(environment, task)[agent]
-        ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
+        prompt = first_prompts(environment, task)[agent]
+        ids = renderer.render(prompt.messages, prompt.tree, agent, tools=prompt.tools)
         text = str(renderer.tokenizer.decode(list(ids)))
         if len(text) > LONGEST:
             omitted = len(text) - LONGEST
@@ -319,8 +319,8 @@ def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, 
     """Estimate the seconds of the stages whose kind was measured. Return them and the names of the other stages."""
     kinds = {stage.step: stage.kind for stage in small.stages()}
     # The number of dialogues decides how long the stages of an iteration take.
-    plan, tried = recipe.plan(), small.plan()
-    ratio = _amount(recipe, plan) / _amount(small, tried)
+    plan, small_plan = recipe.plan(), small.plan()
+    ratio = _amount(recipe, plan) / _amount(small, small_plan)
     seconds, missing = 0.0, list[str]()
     for stage in recipe.stages():
         # Of the tried stages of the same kind, the nearest in iteration counts, because the first
@@ -331,10 +331,10 @@ def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, 
             if kinds[step] == stage.kind and step.iteration <= stage.step.iteration
         ]
         if similar:
-            growth = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
-            whole, working = similar[-1]
+            growth = plan.heldout / small_plan.heldout if stage.step.stage == EVALUATION else ratio
+            total, working = similar[-1]
             # Only the time of the work grows with the number of dialogues, unlike the time to load.
-            seconds += whole + working * (growth - 1)
+            seconds += total + working * (growth - 1)
         elif stage.step.stage not in missing:
             missing.append(stage.step.stage)
     return seconds, missing

@@ -92,7 +92,7 @@ def _write_logs(
     recipe: Recipe, run: Run, iteration: int | None, out: Path, *, secrets: bool
 ) -> Counter[str]:
     """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
-    counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
+    counts, role, benchmark = Counter[str](), recipe.roles()[0], recipe.settings.played
     clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
     times = dict[tuple[int, str], tuple[datetime, datetime]]()
     # Runs store durations only, so the stages are laid end to end.
@@ -100,16 +100,18 @@ def _write_logs(
         start = clock
         clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
         times[step.iteration, step.stage] = start, clock
-    for at, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
-        task = played if stage == EVALUATION else f"{played} {stage}"
-        model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
-        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
+    for iteration_, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
+        task = benchmark if stage == EVALUATION else f"{benchmark} {stage}"
+        model = f"{Path(role.model).name}@{recipe.newest(run, role.name, iteration_)}"
+        start, end = times.get(
+            (iteration_, stage.partition("/")[0]), (clock, clock)
+        )  # of all RL steps
         head = LogHead(task, model, recipe.environment.metric, start, end)
-        log = eval_log(run.store, at, stage, head, secrets=secrets)
+        log = eval_log(run.store, iteration_, stage, head, secrets=secrets)
         # The viewer separates the parts of a name by underscores.
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
         id_ = log["eval"]["task_id"]
-        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{at:02d}_{id_}.json"
+        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{iteration_:02d}_{id_}.json"
         file.write_text(json.dumps(log), encoding="utf-8")
         counts.update(logs=1, samples=len(log["samples"]))
     if not counts:
@@ -224,7 +226,7 @@ def _program_tests(task: Task) -> str:
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool) -> str:
+def _model_card(recipe: Recipe, run: Run, role: str, origin: str, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = {role.name: role.model for role in recipe.roles()}[role]
@@ -233,12 +235,12 @@ def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool
     if HUB_NAME.fullmatch(base):
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
-    kind = "A LoRA adapter of" if adapter else "Trained from"
+    description = "A LoRA adapter of" if adapter else "Trained from"
     ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
-        f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {made}.", "",
+        f"{description} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {origin}.", "",
         *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
         "## Settings", "",
@@ -296,8 +298,8 @@ def export_model(
         version = exported_version(recipe, run, role, iteration, step)
         with whole_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
-            made = f"after {version} iterations" if step is None else f"after {step} steps"
-            card = _model_card(recipe, run, role, made, adapter=is_adapter(partial))
+            origin = f"after {version} iterations" if step is None else f"after {step} steps"
+            card = _model_card(recipe, run, role, origin, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
 
 

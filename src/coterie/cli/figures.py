@@ -78,13 +78,13 @@ class Figures:
                 groups.setdefault(self.columns[task], []).append(self.scores[task])
         return groups
 
-    def minus(self, other: "Figures") -> tuple[float, tuple[float, float], int]:
+    def minus(self, baseline: "Figures") -> tuple[float, tuple[float, float], int]:
         """Return the mean difference of the scores on common tasks, its 95% interval, and their number."""
-        common = sorted(self.scores.keys() & other.scores.keys())
-        pairwise = [self.scores[task] - other.scores[task] for task in common]
+        common = sorted(self.scores.keys() & baseline.scores.keys())
+        pairwise = [self.scores[task] - baseline.scores[task] for task in common]
         if not pairwise:
             raise UserError(
-                f"{self.label} and {other.label} have no graded task in common",
+                f"{self.label} and {baseline.label} have no graded task in common",
                 "evaluate more tasks, or each policy by itself",
             )
         return fmean(pairwise), difference_interval(pairwise, seed=0), len(pairwise)
@@ -129,16 +129,16 @@ def show(
     print(json.dumps(output | ({} if usage is None else {"usage": usage})))
 
 
-def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
+def _rows(figures: Figures, baseline: Figures) -> list[dict[str, Any]]:
     result = figures.evaluation
     common: dict[str, Any] = {"policy": figures.label, "version": figures.version}
     common |= {"n": result.n, "failed": result.failed}
     means = {name: round(value, 4) for name, value in result.means.items()}
     # All differences are from the first policy.
-    if figures is not first:
-        difference, interval, n = figures.minus(first)
+    if figures is not baseline:
+        difference, interval, n = figures.minus(baseline)
         common |= _measure("difference", difference, interval)
-        common |= {"difference_from": first.label, "difference_n": n}
+        common |= {"difference_from": baseline.label, "difference_n": n}
     if figures.columns:
         common["by"] = {
             value: {
@@ -173,9 +173,9 @@ def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
         }
         for point in result.points
     ]
-    last = result.points[-1]
+    last_point = result.points[-1]
     # Costs are known only of all rollouts together, which the last row has.
-    rows[-1] |= _cost_of_pass(figures.cost, last.average * last.k * result.n)
+    rows[-1] |= _cost_of_pass(figures.cost, last_point.average * last_point.k * result.n)
     if picked := figures.picked:
         rows[-1] |= _measure("picked", picked.score, picked.interval)
         rows[-1] |= {"picked_by": picked.judge, "unreadable_picks": picked.unreadable}
@@ -333,14 +333,14 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
     shares = {name: means[name] for name in (WELL_FORMED, CUT_OFF) if name in means}
     left_out = f"; {means['left_out']} left out" if "left_out" in means else ""
     charts = []
-    for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
+    for attribute, unit in (("k", "rollouts"), ("tokens", "tokens")):
         lines = []
         for name in ("coverage", "majority"):
             points = []
             for point in marked:
                 estimate: Estimate = getattr(point, name)
                 low, high = estimate.interval or (estimate.mean, estimate.mean)
-                x, title = getattr(point, what), f"{name} of {point.k}: {metric}"
+                x, title = getattr(point, attribute), f"{name} of {point.k}: {metric}"
                 points.append(score_point(x, title, estimate.mean, low, high))
             lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
         title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
@@ -384,12 +384,12 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
                 for outcome, path in tree.trajectories():
                     number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
                     sample = rollout(tree, outcome, path, f"{result.label}{number}")
-                    who = "" if same else f"{result.label}: "
-                    named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
+                    prefix = "" if same else f"{result.label}: "
+                    named = tuple((f"{prefix}{agent}", row) for agent, row in sample.rows)
                     samples.append(replace(sample, rows=named))
-            first, decode = stores[0].task(task), partial(_renderer, decoders)
-            shown = example(first, samples, decode, environment=environment)
-            examples.append((shown, first, samples))
+            first_task, decode = stores[0].task(task), partial(_renderer, decoders)
+            example_ = example(first_task, samples, decode, environment=environment)
+            examples.append((example_, first_task, samples))
         return add_pictures(examples, environment, figures[-1].store.with_suffix("") / "pictures")
 
 
@@ -407,6 +407,6 @@ def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
     right = [task for task, (low, high) in ends.items() if low == high >= 0.5]
     # A third of each kind, and more of the others where one kind has too few tasks.
     third = EXAMPLES // 3
-    first = [*differing[:third], *wrong[:third], *right[:third]]
-    others = [task for task in (*differing, *wrong, *right) if task not in first]
-    return first + others[: EXAMPLES - len(first)]
+    chosen = [*differing[:third], *wrong[:third], *right[:third]]
+    remaining = [task for task in (*differing, *wrong, *right) if task not in chosen]
+    return chosen + remaining[: EXAMPLES - len(chosen)]

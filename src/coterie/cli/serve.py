@@ -80,11 +80,11 @@ def model(
 
     with _listener(port) as probe:
         port = probe.getsockname()[1]
-    found = find_run(source)
-    if iteration is None and found is None:
+    run_and_step = find_run(source)
+    if iteration is None and run_and_step is None:
         settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
-        settings, weights, merge = _policy(*(found or (Path(source), None)), iteration)
+        settings, weights, merge = _policy(*(run_and_step or (Path(source), None)), iteration)
     # Transformers would read a revision after @.
     name = Path(source).resolve().name.replace("@", "-") if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})

@@ -64,15 +64,15 @@ def sweep(
         str.maketrans("/,", "--")
     )
     points = plan_sweep(recipe, words, folder, seeds)
-    first = points[0].recipe
+    first_recipe = points[0].recipe
     # The plan is the result of a dry run, but only a note before the runs of a sweep.
     out = results(WIDTH) if dry_run else console
     out.print(_costs(key, points), "", _runs(points))
     if dry_run:
         return
     rows = run_sweep(points, console.print, ConsoleProgress(console))
-    title = f"{first.title} on {first.settings.played} over {key}"
-    page = sweep_report(title, command_line(sys.argv), key, first.environment.metric, rows)
+    title = f"{first_recipe.title} on {first_recipe.settings.played} over {key}"
+    page = sweep_report(title, command_line(sys.argv), key, first_recipe.environment.metric, rows)
     write_page(page, folder / "sweep.html")
     out = results(WIDTH)
     (section,) = page.sections

@@ -171,9 +171,9 @@ class ActorProcess(ServerProcess):
 
         await self.end()
         bundle = self._group.bundle_specs[self._index]
-        place = PlacementGroupSchedulingStrategy(self._group, self._index)
+        strategy = PlacementGroupSchedulingStrategy(self._group, self._index)
         options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-        self._actor = _server_actor().options(scheduling_strategy=place, **options).remote()
+        self._actor = _server_actor().options(scheduling_strategy=strategy, **options).remote()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         nonce = self._log.with_suffix(f".{secrets.token_hex(8)}")
         nonce.touch()
@@ -184,8 +184,10 @@ class ActorProcess(ServerProcess):
             raise EngineError("finds no room: no node has free devices for it") from error
         finally:
             nonce.unlink(missing_ok=True)
-        if its != (own := version("coterie")):
-            raise EngineError(f"is on node {node} with coterie {its}; this process has {own}")
+        if its != (own_version := version("coterie")):
+            raise EngineError(
+                f"is on node {node} with coterie {its}; this process has {own_version}"
+            )
         if not sees:
             raise EngineError(
                 f"is on node {node}, which can't see the folder {nonce.parent}; use a run folder that all nodes "
@@ -221,7 +223,7 @@ class ActorProcess(ServerProcess):
 
         answer = asyncio.ensure_future(getattr(self._actor, method).remote(*values))
         answer.add_done_callback(
-            lambda one: one.cancelled() or one.exception()
+            lambda future: future.cancelled() or future.exception()
         )  # a canceled caller does not see it
         try:  # a canceled answer would end the thread of Ray Client
             return await asyncio.shield(answer)
@@ -274,8 +276,8 @@ def _rank_worker() -> Callable[[dict[str, Any]], None]:
         context = ray.train.get_context()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            own = [ray.util.get_node_ip_address(), str(probe.getsockname()[1])]
-        address, port = broadcast_from_rank_zero(own)
+            address_and_port = [ray.util.get_node_ip_address(), str(probe.getsockname()[1])]
+        address, port = broadcast_from_rank_zero(address_and_port)
         os.environ |= {
             **config["environment"],
             **{"MASTER_ADDR": address, "MASTER_PORT": port},

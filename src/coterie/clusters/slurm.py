@@ -104,8 +104,14 @@ class SlurmJob:
     ) -> Iterator[Callable[[], str]]:
         """Start ranks in a step of the job. Yield a function that returns why they ended, or ""."""
         step = [f"--ntasks={count}", "bash", "-c", AS_RANK, "rank"]
-        own = {"WORLD_SIZE": str(count), "MASTER_ADDR": self.host, "MASTER_PORT": str(free_port())}
-        process = start_rank({**environment, **own}, log, [*shlex.split(os.environ[RANKS]), *step])
+        rank_variables = {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(free_port()),
+        }
+        process = start_rank(
+            {**environment, **rank_variables}, log, [*shlex.split(os.environ[RANKS]), *step]
+        )
         try:
             yield lambda: "" if process.poll() is None else f"srun ended with {process.returncode}"
         finally:

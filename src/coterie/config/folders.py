@@ -27,13 +27,13 @@ MAX_DEPTH = 100
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def encoded(text: str, what: str) -> bytes:
+def encoded(text: str, name: str) -> bytes:
     """Encode a text. Raise ``UserError``, which names the text ``what``, for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         wrong = _explain(error)
-        raise UserError(f"{what} holds {wrong}", "write the full character or remove it") from error
+        raise UserError(f"{name} holds {wrong}", "write the full character or remove it") from error
 
 
 def read_json(text: str) -> Any:
@@ -61,13 +61,13 @@ def shallow(value: Any) -> Any:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [
-            one.values() if isinstance(one, Mapping) else one
-            for one in level
-            if isinstance(one, Mapping | list | tuple)
+            value.values() if isinstance(value, Mapping) else value
+            for value in level
+            if isinstance(value, Mapping | list | tuple)
         ]
         if not inner:
             return value
-        level = [one for several in inner for one in several]
+        level = [value for several in inner for value in several]
     raise ValueError(f"it nests too deep (more than {MAX_DEPTH} levels)")
 
 
@@ -88,7 +88,7 @@ def pinned(day: date) -> Iterator[None]:
         yield
     finally:
         # Blocks may end in another order than they began, so the entry is found by identity.
-        _pinned[:] = [other for other in _pinned if other is not entry]
+        _pinned[:] = [pin for pin in _pinned if pin is not entry]
 
 
 def today() -> date:

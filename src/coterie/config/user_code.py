@@ -35,7 +35,7 @@ def user_code(seconds: float = 0.0) -> Iterator[None]:
     Only a main thread can be stopped, by a signal, which also interrupts sleeps and regular expressions. Code that
     no signal interrupts ends the process after ``GRACE``, with the traceback of all threads.
     """
-    before, has_ended = _state(), False
+    saved, has_ended = _state(), False
     is_timed = seconds and threading.current_thread() is threading.main_thread()
 
     def stop(*_: object) -> None:
@@ -57,8 +57,8 @@ def user_code(seconds: float = 0.0) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, *timer)
             signal.signal(signal.SIGALRM, handler)
         # Setters are called only for values that changed, and not for a folder that was unknown.
-        for (value, restore), (now, _) in zip(before, _state(), strict=False):
-            if value not in (now, ""):
+        for (value, restore), (current, _) in zip(saved, _state(), strict=False):
+            if value not in (current, ""):
                 restore(value)
 
 

@@ -203,9 +203,9 @@ def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
 
 def _transcript(text: str) -> list[dict[str, str]]:
     """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
-    before, *pieces = f"\n\n{text.strip()}".split(HUMAN)
+    system, *pieces = f"\n\n{text.strip()}".split(HUMAN)
     # Text before the first turn is a system message; parsing drops it if it is empty.
-    messages = [{"role": "system", "content": before.strip()}]
+    messages = [{"role": "system", "content": system.strip()}]
     for piece in pieces:
         user, *replies = piece.split(ASSISTANT)
         messages.append({"role": "user", "content": user.strip()})
@@ -363,7 +363,11 @@ class Conversations(UserFileSet):
         return ""
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, first, skips = dict[str, Conversation](), Columned(), self.settings.broken == "skip"
+        rows, first_form, skips = (
+            dict[str, Conversation](),
+            Columned(),
+            self.settings.broken == "skip",
+        )
         # With `dataset.broken=skip`, lines that are not JSON are counted as one more fault.
         faults: dict[str, list[str]] = defaultdict(list)
         for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
@@ -372,13 +376,13 @@ class Conversations(UserFileSet):
                 form = self.format_of(row)
                 # The first row sets the format of the file. Mixed formats are more often a mistake
                 # than intended.
-                first = first or form
+                first_form = first_form or form
                 if not form and not skips:
                     problem = f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}"
                     fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
                     raise UserError(problem, f"{self._fitting_command(row, file)}{fix}")
-                if form != first or not form:
-                    names = map(" and ".join, (form, first))
+                if form != first_form or not form:
+                    names = map(" and ".join, (form, first_form))
                     raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
                 check_media(row, "it")
                 check_training_keys(row)
@@ -470,8 +474,8 @@ def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
     # The most frequent faults come first, because fixing one cause often fixes many rows.
     count, listed = sum(map(len, faults.values())), list[str]()
     for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]:
-        more = ", ..." * (len(positions) > NAMED)
-        listed.append(f"{', '.join(positions[:NAMED])}{more}: {reason}")
+        ellipsis = ", ..." * (len(positions) > NAMED)
+        listed.append(f"{', '.join(positions[:NAMED])}{ellipsis}: {reason}")
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
         "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",

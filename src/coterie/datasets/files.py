@@ -41,17 +41,17 @@ SHOWN = 3
 
 def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
     """Yield the rows of a file in order. Raise ``UserError`` with file and line for a broken row or an empty file."""
-    for place, raw in numbered(file, progress, row.columns):
+    for position, raw in numbered(file, progress, row.columns):
         try:
             yield row.model_validate(raw)
         # pydantic does not wrap the last three, which the conversion of a row of another form
         # raises.
         except (ValidationError, AttributeError, KeyError, TypeError) as error:
-            why = f"it has another form ({type(error).__name__} {error})"
+            reason = f"it has another form ({type(error).__name__} {error})"
             if isinstance(error, ValidationError):
-                why = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
+                reason = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
             fix = f"correct or remove it; a row of this set has {', '.join(row.model_fields)}"
-            raise UserError(f"{file}, {place} is broken: {why}", fix) from error
+            raise UserError(f"{file}, {position} is broken: {reason}", fix) from error
 
 
 def numbered(

@@ -147,8 +147,8 @@ def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
         return "it has no messages"
     turns = [message.role for message in messages if message.role != "system"]
     # Most chat templates accept system messages only at the beginning.
-    for before, message in pairwise(messages):
-        if message.role == "system" and before.role != "system":
+    for previous, message in pairwise(messages):
+        if message.role == "system" and previous.role != "system":
             return "a system message follows other messages"
     if turns[:1] != ["user"]:
         return "its first message is not the user's"

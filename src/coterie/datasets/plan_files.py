@@ -71,7 +71,7 @@ def parse_request(text: str) -> Request:
     return Request(rest.strip(), description.strip(), subgoals.strip())
 
 
-def split_subgoals(text: str, first: int = 1) -> list[str]:
+def split_subgoals(text: str, first_number: int = 1) -> list[str]:
     """Split ``Subgoal 1: ...; Subgoal 2: ...`` into texts without numbers.
 
     A later ``Subgoal 1:`` is part of the surrounding text. Raises ``ValueError`` if the text does not begin with
@@ -81,13 +81,15 @@ def split_subgoals(text: str, first: int = 1) -> list[str]:
     # A subgoal's text may mention another subgoal, so a number counts only in sequence.
     for match in _SUBGOAL.finditer(text):
         number = int(match[1])
-        if number == first + len(starts):
+        if number == first_number + len(starts):
             starts.append(match)
         # A later number after a semicolon begins a subgoal, so one is missing before it.
-        elif number > first + len(starts) and text[: match.start()].rstrip().endswith(";"):
-            raise ValueError(f"has Subgoal {number} where Subgoal {first + len(starts)} should be")
+        elif number > first_number + len(starts) and text[: match.start()].rstrip().endswith(";"):
+            raise ValueError(
+                f"has Subgoal {number} where Subgoal {first_number + len(starts)} should be"
+            )
     if not starts or text[: starts[0].start()].strip():
-        raise ValueError(f"does not begin with 'Subgoal {first}:'")
+        raise ValueError(f"does not begin with 'Subgoal {first_number}:'")
     ends = [match.start() for match in starts[1:]] + [len(text)]
     parts = [text[match.end() : end] for match, end in zip(starts, ends, strict=True)]
     # Semicolons separate subgoals; the last text may end with one of its own.
@@ -98,7 +100,7 @@ def split_subgoals(text: str, first: int = 1) -> list[str]:
     return texts
 
 
-def split_actions(text: str, last: int = 0) -> list[str]:
+def split_actions(text: str, last_number: int = 0) -> list[str]:
     """Split ``R1 = ...; R2 = ...`` into actions.
 
     ``Output`` becomes the next name, as in upstream. ``last`` is the number of the last name before the text.
@@ -108,8 +110,10 @@ def split_actions(text: str, last: int = 0) -> list[str]:
         action = one_line(part).removesuffix(";").rstrip()
         if not action:
             continue
-        action = _OUTPUT.sub(f"R{last + 1}", action) if action.startswith("Output") else action
-        last = _last_number(action) or last
+        action = (
+            _OUTPUT.sub(f"R{last_number + 1}", action) if action.startswith("Output") else action
+        )
+        last_number = _last_number(action) or last_number
         parts.append(action)
     return parts
 
@@ -184,15 +188,15 @@ def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> D
     if at_once:
         subgoals = split_subgoals(request.subgoals)
     else:
-        later = (one.partition(STEP_GIVEN)[2].strip() for one in requests[1:])
+        later = (request.partition(STEP_GIVEN)[2].strip() for request in requests[1:])
         subgoals = [request.subgoals, *later]
     # Names of results are numbered through the whole dialogue, so the last number carries over.
-    groups, last = [], 0
+    groups, last_number = [], 0
     for text in replies:
-        group = tuple(split_actions(text, last))
+        group = tuple(split_actions(text, last_number))
         if not group:
             raise ValueError(NO_ACTIONS)
-        last = _last_number(group[-1]) or last
+        last_number = _last_number(group[-1]) or last_number
         groups.append(group)
     return Dialogue(id_, request, tuple(subgoals), (), tuple(groups), at_once)
 
@@ -223,19 +227,19 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
     (plan,), (ground,) = plans, grounds
     plan_lines, ground_lines = read[plan], read[ground]
     # A first line with one exchange in a file with longer lines means one line for each step.
-    if len(plan_lines[0].messages) == 2 and any(len(one.messages) > 2 for one in plan_lines):
+    if len(plan_lines[0].messages) == 2 and any(len(line.messages) > 2 for line in plan_lines):
         plan_lines, ground_lines = _last_steps(plan_lines), _last_steps(ground_lines)
     left_out: list[LeftOut] = []
     dialogues = _parsed(plan_lines, parse_plan, left_out)
     actions = _parsed(ground_lines, parse_ground, left_out)
     domain = DOMAINS[plan_lines[0].dataset]
     items = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
-    rows = [one for one in items if isinstance(one, PlanRow)]
-    left_out += [one for one in items if isinstance(one, LeftOut)]
+    rows = [item for item in items if isinstance(item, PlanRow)]
+    left_out += [item for item in items if isinstance(item, LeftOut)]
     # Few common dialogues mean that the files belong to different sets; single losses are only
     # counted.
     if len(rows) < JOINED * max(len(plan_lines), len(ground_lines)):
-        examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:3])
+        examples = "; ".join(f"{omission.where} {omission.reason}" for omission in left_out[:3])
         raise UserError(
             f"only {len(rows):,} rows can be made of {plan.name} and {ground.name}; {len(left_out):,} lines "
             f"make none: {examples}",
@@ -246,19 +250,19 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
 
 
 def _is_ground(line: LumosLine) -> bool:
-    text = next((one.content for one in line.messages if one.role == "user"), "")
+    text = next((message.content for message in line.messages if message.role == "user"), "")
     return PLAN_GIVEN in text or STEP_GIVEN in text
 
 
 def _last_steps(lines: Iterable[LumosLine]) -> list[LumosLine]:
     """Keep the last line of each unrolled dialogue, which contains all steps, with the dialogue's id."""
-    last: dict[str, LumosLine] = {}
+    longest: dict[str, LumosLine] = {}
     for line in lines:
         # The id ends with the number of the step: `ID_0`, `ID_1`, ...
         base = line.id.rpartition("_")[0]
-        if base not in last or len(line.messages) > len(last[base].messages):
-            last[base] = line.model_copy(update={"id": base})
-    return list(last.values())
+        if base not in longest or len(line.messages) > len(longest[base].messages):
+            longest[base] = line.model_copy(update={"id": base})
+    return list(longest.values())
 
 
 def _parsed(
@@ -269,8 +273,8 @@ def _parsed(
     """Parse lines. Append unparsable lines and duplicate ids to ``left_out``."""
     by_id: dict[str, Dialogue] = {}
     for line in lines:
-        turns = [one for one in line.messages if one.role != "system"]
-        roles, texts = [one.role for one in turns], [one.content for one in turns]
+        turns = [message for message in line.messages if message.role != "system"]
+        roles, texts = [turn.role for turn in turns], [turn.content for turn in turns]
         try:
             if roles != ["user", "assistant"] * (len(roles) // 2) or not roles:
                 raise ValueError("has no alternating turns of user and assistant")
@@ -289,21 +293,24 @@ def _pairs(
 
     Upstream dropped lines before it numbered each file.
     """
-    by_id = {one.id: one for one in grounds}
+    by_id = {ground.id: ground for ground in grounds}
     both = ((plan, by_id[plan.id]) for plan in plans if plan.id in by_id)
     partners = {plan.id: ground for plan, ground in both if ground.task == plan.task}
-    alone, free = ([one for one in some if one.id not in partners] for some in (plans, grounds))
+    alone, free = (
+        [dialogue for dialogue in dialogues if dialogue.id not in partners]
+        for dialogues in (plans, grounds)
+    )
     once, once_free = _by_task(alone), _by_task(free)
     partners |= {once[task].id: once_free[task] for task in once.keys() & once_free.keys()}
-    used = {one.id for one in partners.values()}
+    used = {partner.id for partner in partners.values()}
     yield from ((plan, partners[plan.id]) for plan in plans if plan.id in partners)
-    left_out += [LeftOut(NO_PARTNER, one.id) for one in alone if one.id not in partners]
-    left_out += [LeftOut(NO_PARTNER, one.id) for one in free if one.id not in used]
+    left_out += [LeftOut(NO_PARTNER, plan.id) for plan in alone if plan.id not in partners]
+    left_out += [LeftOut(NO_PARTNER, ground.id) for ground in free if ground.id not in used]
 
 
 def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
-    counts = Counter(one.task for one in dialogues)
-    return {one.task: one for one in dialogues if counts[one.task] == 1}
+    counts = Counter(dialogue.task for dialogue in dialogues)
+    return {dialogue.task: dialogue for dialogue in dialogues if counts[dialogue.task] == 1}
 
 
 def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
@@ -328,9 +335,9 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
         PlanStep(subgoal=subgoal, actions=group, result=result)
         for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
     )
-    known = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
+    values = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
     about = {"domain": domain, "description": plan.request.description, "aligned": aligned}
-    return PlanRow.model_validate(known | about)
+    return PlanRow.model_validate(values | about)
 
 
 def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
@@ -340,7 +347,7 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
     give too few groups.
     """
     if len(flat) <= count:
-        return tuple((one,) for one in flat), len(flat) == count
+        return tuple((action,) for action in flat), len(flat) == count
     groups: list[tuple[str, ...]] = [()]
     for action in flat:
         groups[-1] += (action,)
@@ -351,7 +358,7 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
         return tuple(groups[:-1]), True
     # The assignment is not certain: one action for each subgoal, and all remaining ones for the
     # last.
-    return (*((one,) for one in flat[: count - 1]), tuple(flat[count - 1 :])), False
+    return (*((action,) for action in flat[: count - 1]), tuple(flat[count - 1 :])), False
 
 
 # -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
@@ -389,24 +396,24 @@ class Mind2WebRow(ConvertedRow):
 
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
-        task, reprs, actions = (raw[one] for one in ("confirmed_task", "action_reprs", "actions"))
+        task, reprs, actions = (raw[name] for name in ("confirmed_task", "action_reprs", "actions"))
         website = str(raw.get("website") or "")
         description = f"a page of {website}" if website else ""
-        known = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
-        known |= {"answer": "", "domain": "web", "description": description}
+        values = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
+        values |= {"answer": "", "domain": "web", "description": description}
         if len(reprs) != len(actions):
-            return {**known, "left_out": "has different numbers of action_reprs and actions"}
+            return {**values, "left_out": "has different numbers of action_reprs and actions"}
         steps = []
         for number, (text, action) in enumerate(zip(reprs, actions, strict=True), 1):
             operation = action.get("operation") or {}
             read = _REPR.fullmatch(one_line(str(text)))
             if operation.get("op") not in _SUBGOALS or read is None:
-                return {**known, "left_out": "has an action other than CLICK, TYPE and SELECT"}
+                return {**values, "left_out": "has an action other than CLICK, TYPE and SELECT"}
             if operation["op"] != "CLICK" and not _plain(str(operation.get("value") or "")):
-                return {**known, "left_out": "has an action without the text to type or select"}
+                return {**values, "left_out": "has an action without the text to type or select"}
             steps.append(_step(number, read, action, operation, task))
-        last = steps[-1]["actions"][-1] if steps else ""
-        return {**known, "answer": last, "steps": steps}
+        last_action = steps[-1]["actions"][-1] if steps else ""
+        return {**values, "answer": last_action, "steps": steps}
 
 
 class Mind2Web(UserFileSet):
@@ -424,23 +431,23 @@ class Mind2Web(UserFileSet):
 def _step(
     number: int, read: re.Match[str], action: Any, operation: Any, task: str
 ) -> dict[str, Any]:
-    kind, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
-    value = "" if kind == "CLICK" else value
+    operation_name, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
+    value = "" if operation_name == "CLICK" else value
     # A separator of actions in a label would break the parsing of the plan later.
     tag, text = _plain(read[1]), _plain(read[2])
     # The first action is on the initial environment, each other one on the page that the last one
     # led to.
-    what, before = text or tag, f"R{number - 1}" if number > 1 else "Env"
-    typed = f", TEXT: {_plain(value)}" if kind != "CLICK" else ""
-    subgoal = _SUBGOALS[kind].format(tag=tag, text=text, value=value)
-    right, others = (_candidates(action, name) for name in ("pos_candidates", "neg_candidates"))
+    query, input_name = text or tag, f"R{number - 1}" if number > 1 else "Env"
+    typed = f", TEXT: {_plain(value)}" if operation_name != "CLICK" else ""
+    subgoal = _SUBGOALS[operation_name].format(tag=tag, text=text, value=value)
+    right, negatives = (_candidates(action, name) for name in ("pos_candidates", "neg_candidates"))
     page = {
-        "elements": elements([*right, *others], str(action.get("cleaned_html") or ""), task),
-        "right": frozenset(str(one[_ID]) for one in right),
-        "kind": kind,
+        "elements": elements([*right, *negatives], str(action.get("cleaned_html") or ""), task),
+        "right": frozenset(str(candidate[_ID]) for candidate in right),
+        "kind": operation_name,
         "value": value,
     }
-    call = f"R{number} = {kind}({before}, QUERY: {what}{typed})"
+    call = f"R{number} = {operation_name}({input_name}, QUERY: {query}{typed})"
     return {"subgoal": one_line(subgoal), "actions": (call,), "pages": (page,)}
 
 
@@ -477,33 +484,37 @@ def elements(
     """
     texts = texts_of(page) if page else {}
     # A candidate that is listed twice is kept once, by its node.
-    by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
+    by_id = {
+        element.id: (element, raw) for raw in candidates for element in (_element(raw, texts),)
+    }
 
     def place(two: tuple[PageElement, Mapping[str, Any]]) -> tuple[float, float, str]:
         return *_place(two[1], two[0], task), hashlib.sha256(two[0].id.encode()).hexdigest()
 
-    return tuple(one for one, _ in sorted(by_id.values(), key=place)[:MOST])
+    return tuple(element for element, _ in sorted(by_id.values(), key=place)[:MOST])
 
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
     node, attributes = str(raw[_ID]), raw["attributes"]
     # The file's own text is preferred, then the node's text in the page, then its attributes.
-    own = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
-    own += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (not own[0])
-    text = one_line(" ".join(own))[:MAX_TEXT]
+    texts_of_node = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
+    texts_of_node += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (
+        not texts_of_node[0]
+    )
+    text = one_line(" ".join(texts_of_node))[:MAX_TEXT]
     return PageElement(id=node, tag=str(raw.get("tag") or ""), text=text)
 
 
 def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[float, float]:
     # The first number is the kind of evidence: ranks precede scores, and scores precede common
     # words.
-    for place, name in enumerate(("rank", "score")):
+    for rank, name in enumerate(("rank", "score")):
         with suppress(TypeError, ValueError):
             number = float(raw[name]) if name in raw else float("nan")
             if isfinite(number):
-                return place, -number if name == "score" else number
-    words, known = (set(_WORD.findall(text.casefold())) for text in (element.text, task))
-    return 2, -len(words & known)
+                return rank, -number if name == "score" else number
+    words, task_words = (set(_WORD.findall(text.casefold())) for text in (element.text, task))
+    return 2, -len(words & task_words)
 
 
 def texts_of(page: str) -> dict[str, str]:
@@ -535,9 +546,9 @@ class _Reader(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         # An end tag also closes elements left open inside; one without a start tag is ignored.
-        places = [place for place, (name, _) in enumerate(self._open) if name == tag]
-        if places:
-            del self._open[places[-1] :]
+        depths = [depth for depth, (name, _) in enumerate(self._open) if name == tag]
+        if depths:
+            del self._open[depths[-1] :]
 
     def handle_data(self, data: str) -> None:
         if not self._open or self._open[-1][0] not in _SILENT:

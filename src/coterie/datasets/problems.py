@@ -168,8 +168,8 @@ class MathRow(QuestionRow):
             # is an error.
             if "\\boxed" not in solution and not answer:
                 raise ValueError(r"its solution has no \boxed{answer}")
-        known = {"question": problem, "answer": answer, "solution": solution}
-        return {"id": question_key(problem), **known}
+        values = {"question": problem, "answer": answer, "solution": solution}
+        return {"id": question_key(problem), **values}
 
 
 class ExamRow(AnswerRow, MathRow):
@@ -194,13 +194,13 @@ class ExamRow(AnswerRow, MathRow):
         """Join several final values (OlympiadBench) into one answer, and keep the first solution."""
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
-            final = ", ".join(str(as_text(one)) for one in final)
+            final = ", ".join(str(as_text(part)) for part in final)
         if isinstance(solution, list | tuple):
             solution = next(iter(solution), "")
         # Some sets have the images of a problem in columns such as `image_1`.
-        image = raw.get("image") or any(raw[one] for one in raw if one.startswith("image_"))
-        known = {"final_answer": final, "solution": solution, "image": bool(image)}
-        return super().normalize({**raw, **known})
+        image = raw.get("image") or any(raw[name] for name in raw if name.startswith("image_"))
+        values = {"final_answer": final, "solution": solution, "image": bool(image)}
+        return super().normalize({**raw, **values})
 
 
 class SvampRow(QuestionRow):
@@ -348,9 +348,9 @@ def _listed(value: Any, column: str) -> Options:
 def usual_name(row: Raw, names: Keys) -> str:
     """Return the first of usual names, in any case, that a row has with a value, else without, else the first one."""
     columns = {name.lower(): name for name in reversed([*row])}
-    known = [columns[name] for name in names if name in columns]
-    filled = (name for name in known if not is_empty(peek(row, name)))
-    return next(filled, known[0] if known else names[0])
+    present = [columns[name] for name in names if name in columns]
+    filled = (name for name in present if not is_empty(peek(row, name)))
+    return next(filled, present[0] if present else names[0])
 
 
 class ChoiceRow(QuestionRow):

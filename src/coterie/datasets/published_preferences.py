@@ -132,13 +132,13 @@ class MixedPreferences:
         file = expanded(self.source)
         return sha256(file) if file.is_file() else "missing"
 
-    def draw(self, most: int, seed: str) -> list[Preference]:
+    def draw(self, limit: int, seed: str) -> list[Preference]:
         """Draw at most ``most`` pairs without replacement, in a random order.
 
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
         # A dictionary keeps the drawn order and finds an index in constant time.
-        order = dict.fromkeys(random.Random(seed).sample(range(total), min(most, total)))
+        order = dict.fromkeys(random.Random(seed).sample(range(total), min(limit, total)))
         pairs = {index: pair for index, pair in enumerate(self.pairs()) if index in order}
         return [pairs[index] for index in order]

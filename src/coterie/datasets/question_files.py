@@ -215,9 +215,9 @@ class QuestionsAndAnswers(UserFileSet):
             # Columns that only the conversion from verl's format has added are not the user's.
             self.unread |= dict.fromkeys(name for name in opened.unread if name in raw)
             # Rows with the same question must agree, because only the first of them is kept.
-            before, first = rows.setdefault(row.identity, (row, position))
-            if before.answers != row.answers:
-                problem = f"{where} has the question of {first} with another answer"
+            earlier, first_position = rows.setdefault(row.identity, (row, position))
+            if earlier.answers != row.answers:
+                problem = f"{where} has the question of {first_position} with another answer"
                 raise UserError(problem, "remove one of them, or give a list of both answers")
         # An id such as an index may recur in another source, so the hash makes it unique.
         ids = Counter(row.id for row, _ in rows.values())

@@ -49,11 +49,11 @@ class Sampling:
             raise EngineError(f"can't sample with {self}")
 
 
-def check_length(tokens: int, more: int, limit: int | None, policy: str) -> None:
+def check_length(tokens: int, new_tokens: int, limit: int | None, policy: str) -> None:
     """Raise :class:`EngineError` if ``tokens`` and ``more`` tokens exceed the context, if it is known."""
-    if limit is not None and tokens + more > limit:
+    if limit is not None and tokens + new_tokens > limit:
         raise EngineError(
-            f"context overflow: {tokens} tokens and up to {more} more, but {policy} takes {limit}"
+            f"context overflow: {tokens} tokens and up to {new_tokens} more, but {policy} takes {limit}"
         )
 
 

@@ -152,7 +152,7 @@ class RunEngines:
         send: "Callable[[str, Address], None] | None",
         score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
-        adapter, kind = is_adapter(path), self.settings.vllm.transfer
+        adapter, transfer = is_adapter(path), self.settings.vllm.transfer
         if role not in self._pools:
             from coterie.engines.pool import vllm_pool
 
@@ -160,11 +160,13 @@ class RunEngines:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             logs = self.logs if role == POLICY else self.logs / role
-            place: dict[str, Any] = {}
+            process_arguments: dict[str, Any] = {}
             if self._servers is not None:
                 room = self._servers(self.settings.vllm, logs)
-                place["process"] = await self._open.enter_async_context(room)
-            first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
+                process_arguments["process"] = await self._open.enter_async_context(room)
+            first_version = (
+                "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
+            )
             self._pools[role] = await self._open.enter_async_context(
                 vllm_pool(
                     base if adapter else path,
@@ -172,8 +174,8 @@ class RunEngines:
                     self.settings.vllm,
                     logs,
                     policy=role,
-                    version=first,
-                    **place,
+                    version=first_version,
+                    **process_arguments,
                 )
             )
         pool = self._pools[role]
@@ -181,8 +183,8 @@ class RunEngines:
             return pool
         try:
             by_gpu = None
-            if send is not None and kind in ("nccl", "ipc") and not adapter:
-                by_gpu = partial(send, kind)
+            if send is not None and transfer in ("nccl", "ipc") and not adapter:
+                by_gpu = partial(send, transfer)
             expected = score(pool.probe) if score is not None else None
             await pool.load(Path(path), str(version), by_gpu, expected)
         except EngineError as error:

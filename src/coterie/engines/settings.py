@@ -152,9 +152,9 @@ class EngineSettings(Settings):
             attention = (self.attention,) if self.attention else ()
             device = self.device_name.partition(":")[0]
             return (self.kind, device, *attention, *template)
-        own = self.vllm
-        arguments = sorted(own.arguments.items())
-        sampled = (own.urls, own.served_name, own.dtype, own.max_model_len, arguments)
+        vllm = self.vllm
+        arguments = sorted(vllm.arguments.items())
+        sampled = (vllm.urls, vllm.served_name, vllm.dtype, vllm.max_model_len, arguments)
         return (self.kind, *sampled, *template)
 
     @property

@@ -97,7 +97,10 @@ def send_weights(weights: Mapping[str, Tensor], kind: str, address: Address, ran
 
     class Source(WeightSource):
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, one.dtype, tuple(one.shape)) for name, one in weights.items()]
+            return [
+                ParamMeta(name, weight.dtype, tuple(weight.shape))
+                for name, weight in weights.items()
+            ]
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             return iter(weights.items())

@@ -74,9 +74,9 @@ def check_vllm(settings: VLLMSettings) -> None:
             f"can't run {python}: {error.strerror}", "correct engine.vllm.python"
         ) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{python} has no working vLLM: {last}",
+            f"{python} has no working vLLM: {last_line}",
             "pip install vllm there, or set engine.vllm.python to an interpreter with vLLM",
         )
 
@@ -196,7 +196,7 @@ class _Logprobs(BaseModel):
 
     @property
     def values(self) -> list[float]:
-        return self.token_logprobs or [one.logprob for one in self.content]
+        return self.token_logprobs or [token.logprob for token in self.content]
 
 
 class _Span(BaseModel):
@@ -318,7 +318,9 @@ class ServerClient:
         choice, usage = await self._choice(ids, parameters)
         positions = choice.prompt_logprobs or []
         pairs = list(zip(ids, positions, strict=False))[start:]
-        values = [at[token].logprob for token, at in pairs if at and token in at]
+        values = [
+            logprobs[token].logprob for token, logprobs in pairs if logprobs and token in logprobs
+        ]
         if len(positions) != len(ids) or len(values) != len(ids) - start:
             raise TransientFault(
                 f"{len(values)} of {len(ids) - start} log-probs of prompt tokens, and "
@@ -395,7 +397,9 @@ class ServerClient:
                 f"the server answered another prompt: it has {len(prompt)} tokens, but the server reports "
                 f"{reply.usage.prompt_tokens}"
             )
-        spans = tuple((one.version, one.end - one.start) for one in choice.weight_versions or ())
+        spans = tuple(
+            (span.version, span.end - span.start) for span in choice.weight_versions or ()
+        )
         if adapter:
             spans = ((model, reply.usage.completion_tokens),)
         return choice, Usage(**dict(reply.usage), versions=spans)
@@ -419,12 +423,12 @@ def _check_logprobs(logprobs: Sequence[float]) -> None:
         raise TransientFault("some log-probs are not finite, or above 0")
 
 
-def _parsed(kind: type[Reply], response: httpx2.Response) -> Reply:
+def _parsed(reply_type: type[Reply], response: httpx2.Response) -> Reply:
     try:
-        return kind.model_validate_json(response.content)
+        return reply_type.model_validate_json(response.content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        detail = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, detail["loc"]))
         raise TransientFault(
-            f"{response.url} sent an invalid reply: {where} {first['msg']}: {response.text[:200]!r}"
+            f"{response.url} sent an invalid reply: {where} {detail['msg']}: {response.text[:200]!r}"
         ) from error

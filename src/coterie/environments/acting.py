@@ -90,18 +90,18 @@ def _split(text: str) -> tuple[list[str], list[str], bool]:
 
     Other marks within an action belong to the action.
     """
-    actions, answers, first_has_end, at = list[str](), list[str](), False, 0
-    while mark := _MARK.search(text, at):
+    actions, answers, first_has_end, position = list[str](), list[str](), False, 0
+    while mark := _MARK.search(text, position):
         if mark[1] == ACTION:
             end = _END.search(text, mark.end())
             first_has_end = first_has_end or (not actions and end is not None)
             # Without an end mark, the rest of the message is the action.
             actions.append(text[mark.end() : end.start() if end else len(text)])
-            at = end.end() if end else len(text)
+            position = end.end() if end else len(text)
         else:
-            after = _MARK.search(text, mark.end())
-            answers.append(text[mark.end() : after.start() if after else len(text)])
-            at = after.start() if after else len(text)
+            end_mark = _MARK.search(text, mark.end())
+            answers.append(text[mark.end() : end_mark.start() if end_mark else len(text)])
+            position = end_mark.start() if end_mark else len(text)
     return actions, answers, first_has_end
 
 
@@ -195,9 +195,9 @@ class Acting(OneAgent, ABC):
         # A note on ignored text is appended to what the agent sees anyway.
         if not move.note or not transition.seen:
             return transition
-        first, *others = transition.seen
-        parts = (*first.parts, Part(f"\n{move.note}", source="environment"))
-        return replace(transition, seen=(replace(first, parts=parts), *others))
+        first_observation, *rest = transition.seen
+        parts = (*first_observation.parts, Part(f"\n{move.note}", source="environment"))
+        return replace(transition, seen=(replace(first_observation, parts=parts), *rest))
 
 
 def saying(text: str) -> tuple[Observation, ...]:

@@ -186,8 +186,8 @@ class GymSession:
             return text or NOTHING
         return f"{text}\nPossible actions: {', '.join(self._expect(list[str], actions, reply))}"
 
-    def _expect(self, kind: type[Value], value: object, reply: object) -> Value:
-        return check_type(self.server.url, kind, value, reply)
+    def _expect(self, expected_type: type[Value], value: object, reply: object) -> Value:
+        return check_type(self.server.url, expected_type, value, reply)
 
     async def _post(self, route: str, body: Mapping[str, Any], seconds: float | None = None) -> Any:
         return await self._ask("POST", route, {self.world.session: self.id, **body}, seconds)
@@ -292,9 +292,9 @@ class AgentGym(Acting):
 
     def indices(self, split: Split) -> Sequence[int]:
         """Return the server's indices of the tasks of a split."""
-        own, world = getattr(self.settings, split), self.world
-        if own is not None:
-            return range(*own)
+        chosen, world = getattr(self.settings, split), self.world
+        if chosen is not None:
+            return range(*chosen)
         start, stop = world.train if split == "train" else world.heldout
         order = list(range(max(world.train[1], world.heldout[1]) if world.mixed else 0))
         random.Random("agentgym").shuffle(order)
@@ -302,14 +302,14 @@ class AgentGym(Acting):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every, name = self.indices(split), self.settings.world
-        drawn = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
-        if not drawn:
+        indices = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
+        if not indices:
             raise UserError(
                 f"AgentGym has no {split} tasks of {name}",
                 "give indices, such as environment.train=[0,10] environment.heldout=[10,20]",
             )
         check_server(self.settings.url, name, max(every))
-        return [Task(f"{name}-{index}", {"index": index}) for index in drawn]
+        return [Task(f"{name}-{index}", {"index": index}) for index in indices]
 
     def system_prompt(self, task: Task) -> str:
         return f"{self.world.rules}\n{self.form.action_instructions}"
@@ -326,8 +326,8 @@ class AgentGym(Acting):
             else:
                 async with self._serial():
                     await session.create()
-            if other := self._sessions.get(session.id):  # the server has restarted, or is full
-                other.id, other.failed = NO_ID, True
+            if stale := self._sessions.get(session.id):  # the server has restarted, or is full
+                stale.id, stale.failed = NO_ID, True
             self._sessions[session.id] = session
             try:
                 yield session
@@ -360,6 +360,6 @@ class AgentGym(Acting):
         worlds whose score does not show it."""
         progress = cast(Progress, state.data)
         score = min(max(progress.score / self.world.best, 0.0), 1.0)
-        known = self.world.success is not None
-        success = {"success": float(state.end == SOLVED)} if known else {}
+        has_success = self.world.success is not None
+        success = {"success": float(state.end == SOLVED)} if has_success else {}
         return Grade(score, {**success, "actions": progress.actions})

@@ -78,9 +78,9 @@ def games(folder: Path, split: str) -> tuple[GameFile, ...]:
     for file in (folder / split).rglob("*.tw-pddl"):
         id_, content = file.relative_to(folder).as_posix(), file.read_bytes()
         # A search in the bytes is enough, and faster than parsing the JSON of thousands of games.
-        if _SOLVABLE.search(content) and not any(one in id_ for one in UNSUPPORTED):
+        if _SOLVABLE.search(content) and not any(type_ in id_ for type_ in UNSUPPORTED):
             playable.append(GameFile(id_, _type(file), hashlib.sha256(content).hexdigest()))
-    return tuple(sorted(playable, key=lambda one: digest(one.id)))
+    return tuple(sorted(playable, key=lambda game: digest(game.id)))
 
 
 def _type(file: Path) -> TaskType:
@@ -118,14 +118,14 @@ class ALFWorldSettings(ActingSettings):
     @property
     def place(self) -> Path:
         default = os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld"
-        place = expanded(self.folder or default).absolute()
+        folder = expanded(self.folder or default).absolute()
         # The download puts the splits into a subfolder.
-        return place / RELEASE if (place / RELEASE).is_dir() else place
+        return folder / RELEASE if (folder / RELEASE).is_dir() else folder
 
     def identity(self) -> str:
         """Hash the names and contents of the games, not the path of their folder."""
-        own = self.model_dump_json(exclude={"name", "folder"})
-        return digest(own, *(games(self.place, split) for split in ("train", self.heldout)))
+        settings = self.model_dump_json(exclude={"name", "folder"})
+        return digest(settings, *(games(self.place, split) for split in ("train", self.heldout)))
 
 
 class ALFWorld(TextGames):
@@ -150,12 +150,12 @@ class ALFWorld(TextGames):
         every = games(self.folder, part)
         if not every:
             raise UserError(f"{self.folder / part} has no solvable games (*.tw-pddl)", DOWNLOAD)
-        chosen = [one for one in every if one.type in types]
+        chosen = [game for game in every if game.type in types]
         if not chosen:
-            known = ", ".join(dict.fromkeys(one.type for one in every))
+            type_names = ", ".join(dict.fromkeys(game.type for game in every))
             raise UserError(
                 f"{self.folder / part} has no games of the types {', '.join(types)}",
-                f"set environment.types to some of {known}",
+                f"set environment.types to some of {type_names}",
             )
         return chosen
 
@@ -163,7 +163,7 @@ class ALFWorld(TextGames):
         every = self.games(split)
         # Held-out games are always the same; training games continue after earlier draws.
         chosen = last_draw(every, (*after, count), seed) if split == "train" else every[:count]
-        return [Task(one.id, {"type": one.type, "file": one.content}) for one in chosen]
+        return [Task(game.id, {"type": game.type, "file": game.content}) for game in chosen]
 
     def game(self, task: Task) -> Game:
         return Game({"path": str(self.folder / task.id)}, _WORKERS)
@@ -187,5 +187,5 @@ class ALFWorld(TextGames):
     async def grade(self, state: State, live: Game) -> Grade:
         """Score 1 if the task is done. The mean of ``success/TYPE`` over the types is ALFWorld's usual average."""
         success = float(state.end == SOLVED)
-        own = f"{SUCCESS_OF}{state.task.public['type']}"
-        return Grade(success, {"steps": progress_of(state).steps, own: success})
+        type_metric = f"{SUCCESS_OF}{state.task.public['type']}"
+        return Grade(success, {"steps": progress_of(state).steps, type_metric: success})

@@ -75,8 +75,13 @@ class Play:
     def do(self, command: str) -> dict[str, Any]:
         self.commands += 1
         # The package accepts a command only in the spelling of its own list.
-        known = {one.lower(): one for one in self.state["admissible_commands"]}
-        exact = next((known[one] for one in spellings(command.lower()) if one in known), None)
+        commands = {
+            admissible.lower(): admissible for admissible in self.state["admissible_commands"]
+        }
+        exact = next(
+            (commands[spelling] for spelling in spellings(command.lower()) if spelling in commands),
+            None,
+        )
         if exact is None:  # the package would derive all texts anew
             return {**self._reply(""), "known": False}
         self.state, _, _ = self.environment.step(exact)
@@ -87,7 +92,7 @@ class Play:
 
     def _reply(self, text: str) -> dict[str, Any]:
         won = bool(self.state["won"])
-        commands = [str(one) for one in self.state["admissible_commands"]]
+        commands = [str(admissible) for admissible in self.state["admissible_commands"]]
         end = "won" if won else ""
         return {"text": text, "commands": commands, "left": int(not won), "end": end, "known": True}
 

@@ -37,7 +37,7 @@ def gold_answer(task: Task) -> str:
 
 def question_of(task: Task) -> str:
     # Tasks of games have no question, so their public fields describe them.
-    fields = ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    fields = ", ".join(f"{name}: {value}" for name, value in task.public.items())
     return str(task.public.get("question") or fields)
 
 
@@ -102,12 +102,12 @@ def _check(golds: Sequence[str]) -> None:
         raise TypeError(f"golds must be a sequence of answers, not one string: use [{golds!r}]")
 
 
-def same_text(first: str, second: str) -> bool:
-    return first.split() == second.split()
+def same_text(text: str, second: str) -> bool:
+    return text.split() == second.split()
 
 
-def same_words(first: str, second: str) -> bool:
-    return exact_match(second, [first]) == 1.0
+def same_words(text: str, second: str) -> bool:
+    return exact_match(second, [text]) == 1.0
 
 
 def option_of(answer: str, options: Sequence[str]) -> str:
@@ -129,7 +129,9 @@ def marked_answer(text: str) -> str | None:
 
     A mark that is never closed is ignored.
     """
-    return next((one.strip() for one in reversed(_MARKED.findall(text)) if one.strip()), None)
+    return next(
+        (answer.strip() for answer in reversed(_MARKED.findall(text)) if answer.strip()), None
+    )
 
 
 def boxed_number(text: str) -> str | None:
@@ -174,5 +176,5 @@ class Vote:
         # Groups are in the order of their first members, so ties go to the oldest group.
         return next((tuple(group) for group in self._groups if len(group) == largest), ())
 
-    def _alike(self, answer: str, other: str) -> bool:
-        return answer == other or self._similarity(answer, other) >= ALIKE
+    def _alike(self, answer: str, earlier: str) -> bool:
+        return answer == earlier or self._similarity(answer, earlier) >= ALIKE

@@ -42,9 +42,13 @@ def functions(code: str) -> frozenset[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     functions = (
-        one for one in module.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+        statement
+        for statement in module.body
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-    return frozenset(one.name for one in functions if not all(map(_is_trivial, one.body)))
+    return frozenset(
+        function.name for function in functions if not all(map(_is_trivial, function.body))
+    )
 
 
 def _is_trivial(statement: ast.stmt) -> bool:
@@ -168,11 +172,16 @@ class Coding(Collaboration):
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
         ):
-            why = "a word that this grader refuses" if code else "no code"
-            return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        own = self.settings
+            reason = "a word that this grader refuses" if code else "no code"
+            return Grade(0.0, {**common, "fraction": 0.0, "why": reason})
+        settings = self.settings
         result = await sandbox.grade(
-            code, calls, expected, mode=self.mode, tolerance=own.tolerance, strict=own.strict
+            code,
+            calls,
+            expected,
+            mode=self.mode,
+            tolerance=settings.tolerance,
+            strict=settings.strict,
         )
         metrics = {**common, "fraction": result.fraction, "results": _results(result)}
         return Grade(float(result.success), metrics)
@@ -213,10 +222,10 @@ def coding_task(
     opening: str,
     reference: str,
     calls: Sequence[str],
-    more: Mapping[str, Secret] | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> Task:
     tests = Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER}))
-    return collaboration_task(id_, opening, reference, {TESTS: tests, **(more or {})})
+    return collaboration_task(id_, opening, reference, {TESTS: tests, **(secrets or {})})
 
 
 def hidden_calls(task: Task) -> list[str]:
@@ -281,4 +290,6 @@ def _compared_calls(node: ast.expr) -> list[ast.expr]:
 def _calls_more_than_builtins(side: ast.expr) -> bool:
     # A call of a builtin alone, such as ``len([1])``, does not use the answer's function.
     calls = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
-    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in calls)
+    return any(
+        not isinstance(callee, ast.Name) or not hasattr(builtins, callee.id) for callee in calls
+    )

@@ -146,12 +146,12 @@ class Collaboration(Answers, Pure, ABC):
 
 
 def collaboration_task(
-    id_: str, request: str, reference: str, more: Mapping[str, Secret] | None = None
+    id_: str, request: str, reference: str, extra_secrets: Mapping[str, Secret] | None = None
 ) -> Task:
     """Return a task whose reference the user, the critic and the grader may read."""
     readers = frozenset({PERSON, CRITIC, GRADER})
     secrets = {REFERENCE: Secret(reference, name=REFERENCE, readers=readers)}
-    return Task(id_, {"question": request}, {**secrets, **(more or {})})
+    return Task(id_, {"question": request}, {**secrets, **(extra_secrets or {})})
 
 
 def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:

@@ -113,9 +113,9 @@ class FrontendSettings(CollaborationSettings):
     render: RenderSettings = RenderSettings()
 
     def identity(self) -> str:
-        own = self.model_dump(mode="json", exclude={"name", "render", "similarity"})
+        values = self.model_dump(mode="json", exclude={"name", "render", "similarity"})
         size = (self.render.width, self.render.height, self.render.seconds)
-        return digest(own, size, self.similarity.name)
+        return digest(values, size, self.similarity.name)
 
 
 class PageRenderer(Renderer):

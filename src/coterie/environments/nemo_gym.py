@@ -189,12 +189,16 @@ class NemoGym(OneAgent):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         questions = {name: _text(row.messages) for name, row in self._rows.items()}
         ids, prompts = self._heldout
-        own = [
+        split_tasks = [
             Task(name, {"question": text})
             for name, text in questions.items()
             if (name in ids if split == "heldout" else text not in prompts)
         ]
-        return own[:count] if split == "heldout" else last_draw(own, (*after, count), seed)
+        return (
+            split_tasks[:count]
+            if split == "heldout"
+            else last_draw(split_tasks, (*after, count), seed)
+        )
 
     @cached_property
     def _heldout(self) -> tuple[set[str], set[str]]:
@@ -246,10 +250,10 @@ class NemoGym(OneAgent):
     async def grade(self, state: State, live: ServerSession) -> Grade:
         """Return the reward of ``/verify``."""
         row, output = self._rows[state.task.id].values, [*_output(state.turns)]
-        known = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
+        header = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
         choice = {"parallel_tool_calls": True, "tool_choice": "auto"}
         tools = row["responses_create_params"].get("tools") or []
-        response = {**known, **choice, "tools": tools, "output": output}
+        response = {**header, **choice, "tools": tools, "output": output}
         body = {**row, "response": response}
         reward = (await live.server.ask("POST", "/verify", Verdict, json=body)).reward
         low, high = self.score_range
@@ -257,8 +261,8 @@ class NemoGym(OneAgent):
             raise EngineError(
                 f"the reward of {self.settings.url} is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
             )
-        results = [one for turn in state.turns for one in turn.results]
-        errors = sum(one.error for one in results)
+        results = [result for turn in state.turns for result in turn.results]
+        errors = sum(result.error for result in results)
         return Grade(reward, {"calls": len(results), "call_errors": errors})
 
 
@@ -268,15 +272,15 @@ def _row(values: Mapping[str, Any]) -> Row:
     items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if request.get("instructions"):
         items = [{"role": "system", "content": request["instructions"]}, *items]
-    messages = tuple(Message.of(_role(one["role"]), _content(one["content"])) for one in items)
+    messages = tuple(Message.of(_role(item["role"]), _content(item["content"])) for item in items)
     tools = tuple(
         Tool(
-            one["name"],
-            one.get("description") or "",
-            one.get("parameters") or {"type": "object", "properties": {}},
+            tool["name"],
+            tool.get("description") or "",
+            tool.get("parameters") or {"type": "object", "properties": {}},
             alone=True,  # calls of one session run in order
         )
-        for one in request.get("tools") or ()
+        for tool in request.get("tools") or ()
     )
     return Row(values, messages, tools)
 
@@ -286,7 +290,7 @@ def _role(name: str) -> Role:
 
 
 def _content(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(one["text"] for one in content)
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _text(messages: Sequence[Message]) -> str:
@@ -295,18 +299,18 @@ def _text(messages: Sequence[Message]) -> str:
 
 def _output(turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
     """Yield the items of a dialogue after its prompt, as a response of OpenAI's API has them."""
-    last = ""
+    last_id = ""
     for turn in turns:
         for result in turn.results:
-            output = {"call_id": f"{last}-{result.call_id}", "output": result.text}
+            output = {"call_id": f"{last_id}-{result.call_id}", "output": result.text}
             yield {"type": "function_call_output", **output}
         if turn.speaker.name != AGENT:
             continue
-        last = turn.id[:16]
+        last_id = turn.id[:16]
         for call in turn.calls:
-            names = {"call_id": f"{last}-{call.id}", "name": call.name}
+            names = {"call_id": f"{last_id}-{call.id}", "name": call.name}
             yield {"type": "function_call", **names, "arguments": call.arguments}
         if not turn.calls:
             text = {"type": "output_text", "text": turn.text, "annotations": []}
-            message = {"id": last, "role": "assistant", "status": "completed", "content": [text]}
+            message = {"id": last_id, "role": "assistant", "status": "completed", "content": [text]}
             yield {"type": "message", **message}

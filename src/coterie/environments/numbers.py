@@ -144,16 +144,16 @@ def tells(word: str) -> bool:
 
 
 def _is_count(words: list[str], singular: bool) -> bool:
-    tails = ["".join(f" {word}" for word in words[place:]) for place in range(len(words) + 1)]
+    tails = ["".join(f" {word}" for word in words[index:]) for index in range(len(words) + 1)]
     # A tail without a head, such as ``each``.
     if _TAIL.fullmatch(tails[0]):
         return True
     # Try each word as the head. Adjectives may precede it, but an adverb ends the search.
-    for place, word in enumerate(words):
-        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[place + 1]):
+    for index, word in enumerate(words):
+        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[index + 1]):
             return True
         # an adjective, or a letter before another symbol, as in ``N m``
-        if _ADVERB.fullmatch(word) if len(word) > 1 else not _is_symbol(*words[place + 1 :][:1]):
+        if _ADVERB.fullmatch(word) if len(word) > 1 else not _is_symbol(*words[index + 1 :][:1]):
             return False
     return False
 

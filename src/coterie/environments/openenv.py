@@ -238,10 +238,10 @@ class OpenEnv(Acting):
         schema, about = self._get("/schema"), self._get("/metadata")
         action = check_type(settings.url, ActionSchema, schema, schema).action
         properties = action.get("properties", {})
-        self.fields = {name: one for name, one in properties.items() if name != "metadata"}
-        is_text = [one.get("type") for one in self.fields.values()] == ["string"]
+        self.fields = {name: schema for name, schema in properties.items() if name != "metadata"}
+        is_text = [schema.get("type") for schema in self.fields.values()] == ["string"]
         self.text_field = next(iter(self.fields)) if is_text else None
-        self.about = ": ".join(str(about[one]) for one in ("name", "description") if about.get(one))
+        self.about = ": ".join(str(about[key]) for key in ("name", "description") if about.get(key))
         self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
 
     def _get(self, path: str) -> dict[str, Any]:
@@ -256,10 +256,12 @@ class OpenEnv(Acting):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         values = seeds(split, seed)[start : start + count]
-        tasks = [Task(f"{split}-{seed}-{start + n}", {"seed": one}) for n, one in enumerate(values)]
+        tasks = [
+            Task(f"{split}-{seed}-{start + n}", {"seed": value}) for n, value in enumerate(values)
+        ]
         if tasks:
-            first = json.dumps(self._reset(tasks[0]))
-            check_sessions(self.socket_url, self.max_sessions, first)
+            reset = json.dumps(self._reset(tasks[0]))
+            check_sessions(self.socket_url, self.max_sessions, reset)
         return tasks
 
     def _reset(self, task: Task) -> dict[str, Any]:
@@ -267,11 +269,11 @@ class OpenEnv(Acting):
 
     def system_prompt(self, task: Task) -> str:
         if self.text_field is None:
-            what = f"An action is a JSON object with these fields: {json.dumps(self.fields)}"
+            rule = f"An action is a JSON object with these fields: {json.dumps(self.fields)}"
         else:
-            what = f"An action is a text: {self.fields[self.text_field].get('description') or self.text_field}"
+            rule = f"An action is a text: {self.fields[self.text_field].get('description') or self.text_field}"
         beginning = self.settings.instructions or f"You act in an environment. {self.about}"
-        return f"{beginning}\n{what}\n{self.form.action_instructions}"
+        return f"{beginning}\n{rule}\n{self.form.action_instructions}"
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Connection]:

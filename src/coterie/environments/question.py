@@ -190,14 +190,14 @@ class Question(OneReply):
 
     def _try_out(self, items: Sequence[Item]) -> None:
         """Grade a right answer, one of another row and an empty reply, before the run (without an event loop)."""
-        first, right = items[0], items[0].answers[0]
-        wrong = (item.answers[0] for item in items if item.answers[0] not in first.answers)
+        first_item, right = items[0], items[0].answers[0]
+        wrong = (item.answers[0] for item in items if item.answers[0] not in first_item.answers)
         replies = (right, next(wrong, ""), "")
         # Inside a running event loop the grade can't be awaited, so the trial is left out.
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            scores = [asyncio.run(self._grade(first, reply, None)).score for reply in replies]
+            scores = [asyncio.run(self._grade(first_item, reply, None)).score for reply in replies]
             text = f"{scores[0]} for a right answer, {scores[1]} for a wrong one"
             if right and scores[0] == scores[1]:
                 text += ": check the function, unless it grades more than the answer"
@@ -254,9 +254,9 @@ class Question(OneReply):
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         system = str(public.get("system", ""))
-        before = (Message("system", (Part(system, source="task"),)),) if system else ()
+        system_messages = (Message("system", (Part(system, source="task"),)),) if system else ()
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
-        return (*before, Message("user", (prompt,)), *replies)
+        return (*system_messages, Message("user", (prompt,)), *replies)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
@@ -277,8 +277,8 @@ class Question(OneReply):
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
         row, program, limits = item.contest, program_of(reply), self.settings.limits
-        more = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
-        verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
+        options = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
+        verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **options)
         solved = float(all(verdict.passed for verdict in verdicts))
         return Grade(solved, {"tests": len(row.tests), **verdict_metrics(verdicts)})
 
@@ -469,8 +469,8 @@ class ConversationReply(OneAgent, Pure):
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
-        shown = row.messages[: _reply_index(row)]
-        return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in shown)
+        context = row.messages[: _reply_index(row)]
+        return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in context)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self._rows[state.task.id].tools
@@ -486,8 +486,8 @@ class ConversationReply(OneAgent, Pure):
         return Grade(f1(state.answer, gold_answers(state.task)))
 
     def _task(self, row: Conversation) -> Task:
-        before, reply = row.messages[: (index := _reply_index(row))], row.messages[index]
-        public = {"question": "\n\n".join(message.text for message in before)}
+        context, reply = row.messages[: (index := _reply_index(row))], row.messages[index]
+        public = {"question": "\n\n".join(message.text for message in context)}
         return Task(row.id, public, secret_answers(row.model_copy(update={"answer": reply.text})))
 
     @cached_property
@@ -531,13 +531,17 @@ def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversa
     )  # fmt: skip
     system = row.messages[0].content if row.messages[0].role == "system" else ""
     teaching = "\n\n".join(filter(None, (system, tags.teach(tools))))
-    first = ChatMessage(role="system", content=teaching)
+    teaching_message = ChatMessage(role="system", content=teaching)
     # The new system message comes first, or replaces the old one, so positions shift.
     start = row.start or bool(system)
     parts = (row.messages[bool(system) : row.start], row.messages[start:], row.rejected)
     before, after, rejected = (tuple(_calls_as_text(part, tags, row.origin)) for part in parts)
     start = 1 + len(before) if row.start else 0
-    changes = {"messages": (first, *before, *after), "rejected": rejected, "start": start}
+    changes = {
+        "messages": (teaching_message, *before, *after),
+        "rejected": rejected,
+        "start": start,
+    }
     return row.model_copy(update={**changes, "tools": (), "answer": after[-1].content})
 
 
@@ -562,8 +566,8 @@ def _calls_as_text(
             if tool_call.id in results:
                 changes = {**plain, "content": "\n".join(texts), "thought": thought}
                 yield message.model_copy(update=changes)
-                shown = tags.show([ToolResult(tool_call.id, results[tool_call.id])])
-                yield ChatMessage(role="user", content=shown)
+                text = tags.show([ToolResult(tool_call.id, results[tool_call.id])])
+                yield ChatMessage(role="user", content=text)
                 texts, thought = [], ""
         if texts or not message.calls:
             changes = {**plain, "content": "\n".join(texts), "thought": thought}

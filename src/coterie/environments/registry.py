@@ -226,8 +226,8 @@ P = TypeVar("P", bound=PlayedSettings)
 def is_played(name: str) -> bool:
     """Return True if a name is a known data set or environment, a plug-in, or a file of rows."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
-    known = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
-    return name in known or is_spec(name) or is_data_file(name)
+    names = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
+    return name in names or is_spec(name) or is_data_file(name)
 
 
 def is_micro_world(name: str) -> bool:
@@ -271,10 +271,10 @@ def is_environment(name: str) -> bool:
 def played_type(base: type[P], choice: Choice) -> type[P]:
     assert choice.environment is not None, "the choice is complete"
     plugin = find(ENVIRONMENTS, choice.environment)
-    own = settings_type_of(plugin, EnvironmentSettings)
+    settings_type = settings_type_of(plugin, EnvironmentSettings)
     rows = DatasetSettings if choice.dataset is None else dataset_type(choice.dataset)
     _check_together(plugin, choice)
-    return _type(base, own, rows, choice)
+    return _type(base, settings_type, rows, choice)
 
 
 def make_environment(settings: PlayedSettings) -> Environment:
@@ -290,8 +290,8 @@ def make_environment(settings: PlayedSettings) -> Environment:
         if tools.calls == "tags":
             environment.write_as_tags(sources)
         elif sources or tools.calls == "inline":
-            given = f"tools={list(tools.use)} in {tools.calls} calls"
-            problem = f"conversations of a file have tools of their own, not {given}"
+            tools_word = f"tools={list(tools.use)} in {tools.calls} calls"
+            problem = f"conversations of a file have tools of their own, not {tools_word}"
             raise UserError(problem, "leave tools out, or write calls as tags: tools.calls=tags")
         return environment
     if not sources:
@@ -303,10 +303,10 @@ def make_environment(settings: PlayedSettings) -> Environment:
     return with_tools(environment, sources, tools, syntax)
 
 
-def check_no_tools(settings: PlayedSettings, who: str) -> None:
+def check_no_tools(settings: PlayedSettings, subject: str) -> None:
     """Raise ``UserError`` if the settings have tools, which ``who`` does not support."""
     if settings.tools.use:
-        problem = f"{who} does not support tools={list(settings.tools.use)}"
+        problem = f"{subject} does not support tools={list(settings.tools.use)}"
         raise UserError(problem, "leave tools out")
 
 
@@ -317,8 +317,8 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
     rows = ""
     if settings.dataset.name is not None:
         rows = f"{label(settings.dataset.name)} {Rows(settings.dataset).content()}"
-    source, own = find(ENVIRONMENTS, name).source, settings.environment.identity()
-    return digest(label(name), source, environment.version, own, rows)
+    source, identity = find(ENVIRONMENTS, name).source, settings.environment.identity()
+    return digest(label(name), source, environment.version, identity, rows)
 
 
 def _played_in(dataset: str) -> Mapping[str, Any]:

@@ -125,13 +125,13 @@ class Series(Generic[Item]):
         self._begin = begin
         self._items, self._more = list[Item](), begin()
 
-    def __getitem__(self, places: slice) -> list[Item]:
+    def __getitem__(self, indices: slice) -> list[Item]:
         try:
-            self._items += islice(self._more, max(0, places.stop - len(self._items)))
+            self._items += islice(self._more, max(0, indices.stop - len(self._items)))
         except BaseException:  # Ctrl-C ends the iterator
             self._items, self._more = [], self._begin()
             raise
-        return self._items[places]
+        return self._items[indices]
 
 
 def series(generate: Callable[P, Iterator[Item]]) -> Callable[P, Series[Item]]:
@@ -165,8 +165,11 @@ def distinct(
             misses = 0
             identities.add(name)
             yield item
-    n, kind = f"{len(identities):,}", {"train": "training", "heldout": "held-out"}.get(split, split)
-    raise UserError(f"this micro-world has only {n} {kind} tasks", f"use at most {n}")
+    n, split_word = (
+        f"{len(identities):,}",
+        {"train": "training", "heldout": "held-out"}.get(split, split),
+    )
+    raise UserError(f"this micro-world has only {n} {split_word} tasks", f"use at most {n}")
 
 
 def draw(

@@ -111,11 +111,11 @@ class Talk(Answers, Pure, ABC):
         # A message that was cut off ends the dialogue, which then scores 0.
         if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
-        before = state.answer
-        agreed = before is not None and before == answer
-        if before is not None and answer is not None and not agreed:
+        previous = state.answer
+        agreed = previous is not None and previous == answer
+        if previous is not None and answer is not None and not agreed:
             # Comparing mathematics may take seconds, which must not block the event loop.
-            agreed = await asyncio.to_thread(self.same, before, answer)
+            agreed = await asyncio.to_thread(self.same, previous, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
     async def grade(self, state: State, live: Any) -> Grade:
@@ -149,12 +149,12 @@ def read_pool(file: Path) -> tuple[str, ...]:
     The index of a line is for readers of the file; only the order counts.
     """
     pool: list[str] = []
-    for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
+    for position, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
         text = raw.get("format") if isinstance(raw, Mapping) else raw
         text = text.strip() if isinstance(text, str) else ""
         if not 0 < len(text) <= MAX_LENGTH or text in pool:
-            why = f"it has no new format of 1 to {MAX_LENGTH} characters"
-            raise UserError(f"{file}, {place} is broken: {why}", ADVICE)
+            reason = f"it has no new format of 1 to {MAX_LENGTH} characters"
+            raise UserError(f"{file}, {position} is broken: {reason}", ADVICE)
         pool.append(text)
     return tuple(pool)
 

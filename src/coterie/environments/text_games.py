@@ -70,10 +70,10 @@ class Game:
         if "error" in answer:
             raise GameLost(f"{process.needs} failed with {answer['error']} ({self.game['path']})")
         # After a restart of the game all replies come again and must equal the recorded ones.
-        *earlier, last = answer["replies"]
+        *earlier, reply = answer["replies"]
         if earlier and earlier != self.replies:
             raise GameLost("a game that was played again did not repeat its recorded replies")
-        self.commands, self.replies = commands, [*self.replies, last]
+        self.commands, self.replies = commands, [*self.replies, reply]
         return self.replies[-1]
 
 
@@ -128,8 +128,8 @@ class TextGames(Acting):
         if not reply["known"]:
             return Transition(progress, saying(self.refusal(action, reply)))
         end = {"won": SOLVED, "lost": LOST}.get(reply["end"])
-        after = Progress(progress.steps + 1, reply["left"])
-        return Transition(after, () if end else saying(self.text(reply)), end=end)
+        next_progress = Progress(progress.steps + 1, reply["left"])
+        return Transition(next_progress, () if end else saying(self.text(reply)), end=end)
 
     def text(self, reply: dict[str, Any]) -> str:
         commands = f" Possible actions: {', '.join(reply['commands'])}."

@@ -96,16 +96,16 @@ def check_user(
     if persons and settings.is_script:
         check_script(environment)
     elif persons and (template := user_prompt(environment, settings)):
-        shown = ("transcript", *getattr(environment, "user_values", ()))
-        if not {*shown} & {*template_names(template)}:
-            names = " or ".join(map("{{{}}}".format, shown))
+        visible = ("transcript", *getattr(environment, "user_values", ()))
+        if not {*visible} & {*template_names(template)}:
+            names = " or ".join(map("{{{}}}".format, visible))
             problem = "user_simulator.prompt does not show the dialogue"
             raise UserError(problem, f"put {names} into it")
         # Values of the dialogue are known only during the episode.
-        more = dict.fromkeys((*shown, "max_characters"), "")
+        values = dict.fromkeys((*visible, "max_characters"), "")
         for task in tasks:
             for person in persons:
-                fill_prompt(template, task, person, more)
+                fill_prompt(template, task, person, values)
 
 
 def check_script(environment: Environment) -> UserSimulator:
@@ -176,7 +176,9 @@ class ModelUserSimulator:
     async def prompt(
         self, task: Task, transcript: Sequence[TranscriptLine], **more: str
     ) -> Utterance:
-        lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
+        lines = [
+            f"{'You' if speaker == PERSON else 'Assistant'}: {text}" for speaker, text in transcript
+        ]
         more |= {"max_characters": str(self.max_characters)}
         more |= {"transcript": "\n".join([*lines, "You:"])}
         return Utterance("user", fill_prompt(self.template, task, self.person, more))

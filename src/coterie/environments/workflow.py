@@ -78,11 +78,11 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     plans = [plan for valid, _ in by_turn for plan in valid]
     # Results directly follow the message with their calls.
     rounds: list[Round] = [
-        (turn, after.results)
-        for turn, after in pairwise(turns)
-        if turn.speaker.name == actor and after.results
+        (turn, next_turn.results)
+        for turn, next_turn in pairwise(turns)
+        if turn.speaker.name == actor and next_turn.results
     ]
-    seconds = [[one.seconds for one in results] for _, results in rounds]
+    seconds = [[result.seconds for result in results] for _, results in rounds]
     shape = plans[0].shape if plans else Shape(0, 0, 0)
     # The whole trajectory, with results in the form in which the agent saw them.
     text = "".join(turn.whole_text or Tags({}).show(turn.results) for turn in turns)
@@ -113,19 +113,21 @@ def early_calls(rounds: Sequence[Round]) -> int:
             applied.append((plans[-1], []))
         if applied:
             # A call with an error that took no time was refused and did not run.
-            applied[-1][1].append(sum(not one.error or one.seconds > 0 for one in results))
+            applied[-1][1].append(sum(not result.error or result.seconds > 0 for result in results))
     return sum(calls_before_their_turn(plan, counts) for plan, counts in applied)
 
 
 def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
     """Count the early calls of a plan (see :func:`early_calls`); ``counts`` are the numbers of calls by message."""
     ready = list(accumulate(map(len, plan.levels)))[:-1]  # the last level is not limited
-    excess = (so_far - most for so_far, most in zip(accumulate(counts), ready, strict=False))
+    excess = (so_far - limit for so_far, limit in zip(accumulate(counts), ready, strict=False))
     return max(0, max(excess, default=0))
 
 
 def _plans(text: str) -> tuple[list[Plan], int]:
-    sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
+    sources = [
+        segment.body for segment in scan(text)[0] if segment.name == "plan" and segment.closed
+    ]
     plans: list[Plan] = []
     for source in sources:
         with suppress(BrokenPlan):

@@ -106,8 +106,8 @@ class Code(WorkflowAgent):
             public["prelude"] = row.prelude
         texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
         # A test that is itself a program may be broken, so a right program is tried on it, too.
-        more = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
-        texts |= {name: text for name, text in more.items() if text}
+        extra = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
+        texts |= {name: text for name, text in extra.items() if text}
         readers = frozenset({GRADER})
         secrets = {name: Secret(text, name=name, readers=readers) for name, text in texts.items()}
         return Task(f"{self.name}-{row.id}", public, secrets)
@@ -142,28 +142,29 @@ class Code(WorkflowAgent):
         tests = tests_of(task)
         if not tests:
             return Grade(None, {"outcome": "no tests"})
-        program, why = self.program(state.answer or "")
+        program, reason = self.program(state.answer or "")
         common: dict[str, float | int | str] = {
             WELL_FORMED: float(bool(program)),
             "tests": len(tests),
             "public_tests_only": float("tests" in task.public),
         }
         if not program:
-            outcome = "no answer" if state.answer is None else why
+            outcome = "no answer" if state.answer is None else reason
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
         checker, answer = (
             task.secrets[name].reveal(GRADER) if name in task.secrets else ""
             for name in (CHECKER, SOLUTION)
         )
-        more = {
+        options = {
             "prelude": str(task.public.get("prelude", "")),
             "checker": checker,
             "answer": answer,
         }
-        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **more)
+        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **options)
         return Grade(
-            float(all(one.passed for one in verdicts)), {**common, **verdict_metrics(verdicts)}
+            float(all(verdict.passed for verdict in verdicts)),
+            {**common, **verdict_metrics(verdicts)},
         )
 
     def same(self, first: str, second: str) -> bool:
@@ -172,7 +173,7 @@ class Code(WorkflowAgent):
 
 def tests_of(task: Task) -> tuple[ContestTest, ...]:
     listed = json.loads(task.secrets[TESTS].reveal(GRADER))
-    return tuple(ContestTest.model_validate(one) for one in listed)
+    return tuple(ContestTest.model_validate(test) for test in listed)
 
 
 class CodeMaths(WorkflowAgent):

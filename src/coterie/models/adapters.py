@@ -183,7 +183,7 @@ def merged(model: Any) -> Any:
         untie(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # merge_and_unload reports merged layers
-        for layer in (one for one in model.modules() if isinstance(one, Embedding)):
+        for layer in (module for module in model.modules() if isinstance(module, Embedding)):
             weights: Any = layer.get_base_layer()
             dtype = weights.weight.dtype
             weights.float()  # PEFT rounds the update of embeddings, but not of other layers
@@ -195,12 +195,14 @@ def merged(model: Any) -> Any:
 def untie(model: Any) -> None:
     """Copy the weights of the output layer if it shares them with the input embeddings."""
     # The layer itself, below PEFT's wrappers of layers that it adapts or trains.
-    first, last = (
+    embedding, head = (
         getattr(end, "original_module", getattr(end, "base_layer", end))
         for end in (model.get_input_embeddings(), model.get_output_embeddings())
     )
-    if first.weight is last.weight:
-        last.weight = nn.Parameter(first.weight.detach().clone(), first.weight.requires_grad)
+    if embedding.weight is head.weight:
+        head.weight = nn.Parameter(
+            embedding.weight.detach().clone(), embedding.weight.requires_grad
+        )
     # Otherwise the model would be tied again when it is saved and loaded.
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
@@ -328,10 +330,10 @@ def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 def token_values(
     model: Any,
     sequences: Sequence[Ids],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     rule: CostRule | None = None,
     *,
-    before: bool = False,
+    from_parents: bool = False,
 ) -> list[Tensor]:
     """Predict values (float32) at positions of sequences, by a model with a value head.
 
@@ -344,11 +346,11 @@ def token_values(
     """
     head = find_head(model)
     assert head is not None, "the model has no value head (add_head or load_head adds one)"
-    batch = model_batch(model, sequences, places, rule)
+    batch = model_batch(model, sequences, positions, rule)
     # `[B * W, width]`: the state of each node of the tries.
     hidden = hidden_states(model, batch.ids, **batch.inputs).flatten(0, 1)
     # A node that several sequences share is computed once, and its value given to each of them.
-    values_N = head(hidden.index_select(0, batch.at if before else batch.nodes))
+    values_N = head(hidden.index_select(0, batch.at if from_parents else batch.nodes))
     return [values_N.index_select(0, row) for row in batch.rows]
 
 
@@ -422,9 +424,9 @@ def sum_by_torch(raw: Tensor) -> Tensor:
     total = words.new_zeros(())
     for start in range(0, len(words), WORDS):
         part = words[start : start + WORDS]
-        places = torch.arange(start, start + len(part), device=words.device)
+        positions = torch.arange(start, start + len(part), device=words.device)
         # STEP as a signed number, since torch has no unsigned arithmetic; it wraps around alike.
-        mixed = part + (places + 1) * (STEP - (1 << 64))
+        mixed = part + (positions + 1) * (STEP - (1 << 64))
         # A right shift of a signed number repeats its sign, which the mask removes.
         total += ((mixed & LOW) * ((mixed >> 32) & LOW)).sum()
     return total

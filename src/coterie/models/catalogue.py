@@ -84,7 +84,7 @@ def check_hub_name(name: str) -> None:
 
     A name that is similar to a path on this machine, or in a folder ``runs`` here, is not of the hub, either.
     """
-    path, known = expanded(name), ", ".join(names())
+    path, packaged = expanded(name), ", ".join(names())
     if path.is_file():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -93,7 +93,9 @@ def check_hub_name(name: str) -> None:
     is_run = path.parent.name == "runs" and path.parent.is_dir()
     if near or is_run or not _HUB_NAME.fullmatch(name):
         hint = f"did you mean {path.with_name(near)}? " if near else did_you_mean(name, names())
-        fix = f"{hint}use one of {known}, a folder, or a name on the Hugging Face hub (OWNER/NAME)"
+        fix = (
+            f"{hint}use one of {packaged}, a folder, or a name on the Hugging Face hub (OWNER/NAME)"
+        )
         raise UserError(f"there is no model or folder {name!r}", fix)
 
 
@@ -129,11 +131,14 @@ def converted_folder(name: str) -> Path | None:
 def local_models() -> Iterator[tuple[str, int, int, str]]:
     """Yield name, weights, context length and place of all packaged models, then of the converted catalogue models."""
     packaged, converted = _packaged(), map(folder_of, CATALOGUE)
-    for folder in [*packaged, *(one for one in converted if (one / "config.json").is_file())]:
+    for folder in [
+        *packaged,
+        *(folder_ for folder_ in converted if (folder_ / "config.json").is_file()),
+    ]:
         context = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
         weights = count_weights(folder)
-        place = "comes with coterie" if folder in packaged else str(folder)
-        yield folder.name, weights, context, place
+        origin = "comes with coterie" if folder in packaged else str(folder)
+        yield folder.name, weights, context, origin
 
 
 def count_weights(folder: Path) -> int:
@@ -146,10 +151,10 @@ def count_weights(folder: Path) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            again = "put it back from a copy, or save or download it again"
+            remedy = "put it back from a copy, or save or download it again"
             if folder.name in CATALOGUE:
-                again = f"run: coterie models get {folder.name}"
-            raise UserError(f"{file} can't be read: {error}", again) from error
+                remedy = f"run: coterie models get {folder.name}"
+            raise UserError(f"{file} can't be read: {error}", remedy) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total
 

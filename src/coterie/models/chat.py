@@ -130,7 +130,9 @@ class ChatRenderer:
 
     def format_turn(self, text: str) -> str:
         """Return the text of :meth:`encode_turn`, with a closed or empty thought as the template writes it."""
-        return "".join(one if isinstance(one, str) else one.text for one in self._turn_pieces(text))
+        return "".join(
+            piece if isinstance(piece, str) else piece.text for piece in self._turn_pieces(text)
+        )
 
     def parts(
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
@@ -176,8 +178,8 @@ class ChatRenderer:
 
     # -- messages for the template ----------------------------------------------------------------
 
-    def _slot(self, text: str, role: str, what: str) -> Slot:
-        encoded(text, what)
+    def _slot(self, text: str, role: str, description: str) -> Slot:
+        encoded(text, description)
         return Slot(self.control.break_up(text, role), role=role)
 
     def _safe(self, text: str) -> str:
@@ -186,44 +188,52 @@ class ChatRenderer:
     def _join_continued(self, messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
         """Join a turn, its inline results and its continuation into one message."""
         chat: list[TemplateMessage] = []
-        for one in messages:
-            last = chat[-1] if chat else None
-            turn = last.slots[-1].turn if last and last.slots and last.role == "assistant" else None
+        for message in messages:
+            previous = chat[-1] if chat else None
+            turn = (
+                previous.slots[-1].turn
+                if previous and previous.slots and previous.role == "assistant"
+                else None
+            )
             # A turn that ended at a stop string has no end token: the result and the rest belong to
             # it.
             was_cut = turn is not None and turn.ids[-1] not in self.end_ids
-            if one.role == INLINE and not (last and (was_cut or _continues(last))):
-                one = replace(one, role="user")
-            roles = (last.role if last else "", one.role)
-            if last and (one.role == INLINE or (one.role == "assistant" and _continues(last))):
-                slots = (replace(slot, markup=None) for slot in one.slots)
-                chat[-1] = replace(last, slots=(*last.slots, *slots))
-            elif last and roles == ("tool", "user") and not self.tools.users_after_results:
-                chat[-1] = _merge(last, one)
+            if message.role == INLINE and not (previous and (was_cut or _continues(previous))):
+                message = replace(message, role="user")
+            roles = (previous.role if previous else "", message.role)
+            if previous and (
+                message.role == INLINE or (message.role == "assistant" and _continues(previous))
+            ):
+                slots = (replace(slot, markup=None) for slot in message.slots)
+                chat[-1] = replace(previous, slots=(*previous.slots, *slots))
+            elif previous and roles == ("tool", "user") and not self.tools.users_after_results:
+                chat[-1] = _merge(previous, message)
             else:
-                chat.append(one)
+                chat.append(message)
         return chat
 
     def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         """Change roles and merge messages so that the template shows all of them."""
         result: list[TemplateMessage] = []
         after_system = False
-        for at, one in enumerate(chat):
+        for index, message in enumerate(chat):
             # Some templates refuse system messages, or show them only at the beginning.
-            is_changed = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
-            one = replace(one, role="user") if is_changed else one
+            is_changed = message.role == "system" and not self._takes_system(
+                index, chat[index + 1 :]
+            )
+            message = replace(message, role="user") if is_changed else message
             # Many templates refuse two user messages in a row, which a changed role may have made.
-            follows_user = bool(result) and result[-1].role == one.role == "user"
+            follows_user = bool(result) and result[-1].role == message.role == "user"
             if follows_user and (after_system or not self._takes(("user", "user"))):
-                one = _merge(result.pop(), one)
-            result.append(one)
+                message = _merge(result.pop(), message)
+            result.append(message)
             after_system = is_changed
         return result
 
-    def _takes_system(self, at: int, rest: Sequence[TemplateMessage]) -> bool:
-        if at:
+    def _takes_system(self, index: int, rest: Sequence[TemplateMessage]) -> bool:
+        if index:
             return self._takes(("user", "assistant", "system", "user"))
-        roles = [one.role for one in rest]
+        roles = [message.role for message in rest]
         if "tool" in roles and not self.tools.system_with_results:
             return False
         if roles[:1] == ["user"]:
@@ -232,7 +242,7 @@ class ChatRenderer:
 
     def _takes_roles(self, roles: Sequence[str]) -> bool:
         """Return True if the template shows messages of these roles in order."""
-        chat = [{"role": role, "content": f"{WORD}{at}x"} for at, role in enumerate(roles)]
+        chat = [{"role": role, "content": f"{WORD}{index}x"} for index, role in enumerate(roles)]
         return self.template.shows(chat, "system")
 
     def _prepare(
@@ -278,33 +288,38 @@ class ChatRenderer:
         The template writes them for a turn without tokens. The tokens of other turns have the calls already; if the
         template takes results only after calls, these tokens replace its text.
         """
-        first = _count_calls(tree, turn)
-        ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
+        first_call = _count_calls(tree, turn)
+        ids = tuple(self.tools.call_id(first_call + index) for index in range(len(turn.calls)))
         # Calls of a demonstration are content, which must not spell control tokens in the
         # template's text.
         if not turn.ids:
-            safe = [openai_call(one, "", self._safe)["function"] for one in turn.calls]
-            calls = [ToolCall("", one["name"], json_text(one["arguments"])) for one in safe]
+            safe = [openai_call(call, "", self._safe)["function"] for call in turn.calls]
+            calls = [
+                ToolCall("", function["name"], json_text(function["arguments"]))
+                for function in safe
+            ]
             return replace(message, calls=tuple(calls), call_ids=ids)
         if self.tools.results != "calls":
             return message
-        calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
+        calls = [ToolCall("", self._safe(call.name or "tool"), "") for call in turn.calls]
         # `(?!)` matches nowhere, for a model without a syntax of calls.
         opening = getattr(self.tools.syntax, "opening", re.compile(r"(?!)"))
         ends = (*turn.ids[-1:], *self.end, *sorted(self.end_ids))
-        around = opening, tuple(self.decode([one]) for one in ends if one in self.end_ids)
+        around = opening, tuple(self.decode([token]) for token in ends if token in self.end_ids)
         return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
         # Results name their calls by position in the turn that made them.
-        caller = next((one for one in reversed(tree.path(turn.id)) if one.calls), turn)
+        caller = next(
+            (ancestor for ancestor in reversed(tree.path(turn.id)) if ancestor.calls), turn
+        )
         names = {call.id: call.name for call in caller.calls}
-        first, messages = _count_calls(tree, caller), []
-        for one in turn.results:
-            text = replacement or one.text
+        first_call, messages = _count_calls(tree, caller), []
+        for result in turn.results:
+            text = replacement or result.text
             slots = (self._slot(text, "tool", "a tool's result"),) if text else ()
-            name = self._slot(names.get(one.call_id) or "tool", "tool", "the name of a tool")
-            id_ = self.tools.call_id(first + place(one.call_id))
+            name = self._slot(names.get(result.call_id) or "tool", "tool", "the name of a tool")
+            id_ = self.tools.call_id(first_call + place(result.call_id))
             messages.append(TemplateMessage("tool", slots, id_, name))
         return tuple(messages)
 
@@ -390,25 +405,25 @@ class ChatRenderer:
                 result.append(replace(piece, turn=turn, markup=None))
         return result, rewritten
 
-    def _header_before(self, before: str, rest: str, content: Slot) -> str | None:
+    def _header_before(self, prefix: str, rest: str, content: Slot) -> str | None:
         """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
         ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
         content. White space may differ, except in turns that were not sampled.
         """
         core, opener, markup = self.template.core, self.template.opener, content.markup or ""
-        marks, stop = self.template.thoughts, before.rfind(core) if core else -1
+        marks, stop = self.template.thoughts, prefix.rfind(core) if core else -1
         if stop >= 0:
             stop += len(core)
             is_exact = marks and marks.key and content.turn and content.turn.sample is None
-            shown, sampled = before[stop:] + rest, opener + markup
-            same = shown == sampled if is_exact else _squeeze(shown) == _squeeze(sampled)
-            return before[:stop] + opener if same else None
+            rendered, sampled = prefix[stop:] + rest, opener + markup
+            same = rendered == sampled if is_exact else _squeeze(rendered) == _squeeze(sampled)
+            return prefix[:stop] + opener if same else None
         # The template writes no header here, such as after results.
         markup, rest = _squeeze(markup), _squeeze(rest)
         lead = r"\s*".join(map(re.escape, markup.removesuffix(rest)))
-        match = re.search(rf"{lead}\s*\Z" if lead else r"\Z", before)
-        return before[: match.start()] if match and markup.endswith(rest) else None
+        match = re.search(rf"{lead}\s*\Z" if lead else r"\Z", prefix)
+        return prefix[: match.start()] if match and markup.endswith(rest) else None
 
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode the pieces, with sampled ids for own turns."""
@@ -429,15 +444,15 @@ class ChatRenderer:
         """Append the ids of pieces; the previous turn may already have its end of turn."""
         new = self._encode_after("\n" if ids else "", pieces)
         if new and ids and ids[-1] in {*self.end_ids, *self.end}:
-            end, first = self.decode(ids[-1:]), pieces[0]
+            end, first_piece = self.decode(ids[-1:]), pieces[0]
             # The template writes the end of turn that was sampled already: leave out the second
             # one.
             if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
                 new = new[size:]
-            elif isinstance(first, str) and first.lstrip().startswith(end):
+            elif isinstance(first_piece, str) and first_piece.lstrip().startswith(end):
                 # The template has white space before the end of turn, and the sampled turn has
                 # none.
-                new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
+                new = self.control.encode([first_piece.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
                 # The turn ended with another token than the template writes, which then replaces
                 # it.
@@ -452,37 +467,40 @@ class ChatRenderer:
     @cached_property
     def _pads_texts(self) -> bool:
         """True if the tokenizer puts a space before each text, as SentencePiece does."""
-        first, whole = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
-        return whole[len(first) :] != self.control.encode(["a"])
+        newline, joined = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
+        return joined[len(newline) :] != self.control.encode(["a"])
 
-    def _encode_after(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+    def _encode_after(self, prefix: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode pieces that follow a text, without a space from the tokenizer."""
         if self._pads_texts:
             # Encode behind a text that is known to precede, and cut off its tokens.
-            first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
-            if whole[: len(first)] == first:
-                return whole[len(first) :]
+            prefix_ids, all_ids = (
+                self.control.encode([prefix]),
+                self.control.encode([prefix, *pieces]),
+            )
+            if all_ids[: len(prefix_ids)] == prefix_ids:
+                return all_ids[len(prefix_ids) :]
         return self.control.encode(pieces)
 
     # -- turns from other sources -----------------------------------------------------------------
 
     def _turn_pieces(self, text: str) -> list[TextPiece]:
         """Split a turn from another source into template text and content."""
-        what = "a turn that was written elsewhere"
+        description = "a turn that was written elsewhere"
         marks = self.template.thoughts
         if marks is None:
             padding = "" if text.startswith(self.template.padding) else self.template.padding
-            return [padding, self._slot(text, "assistant", what)]
+            return [padding, self._slot(text, "assistant", description)]
         split = marks.split(text, opened=False)
         # The prompt opens the thought, so a sampled text has the closing mark only.
         if marks.opened and not split.lead and marks.close.split()[0] in text:
             split = marks.split(text, opened=True)
-        content = self._slot(split.content, "assistant", what)
+        content = self._slot(split.content, "assistant", description)
         if not split.thought:
             return [marks.plain, content]
         if self.template.opener.strip() and not marks.opened:  # as sampled after a closed thought
-            return [self._slot(text, "assistant", what)]
-        thought = self._slot(split.thought, "assistant", what)
+            return [self._slot(text, "assistant", description)]
+        thought = self._slot(split.thought, "assistant", description)
         return ["" if marks.opened else marks.open, thought, marks.close, content]
 
 
@@ -490,8 +508,8 @@ def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
-def _merge(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
-    return replace(one, slots=(*one.slots, Slot("\n\n"), *other.slots))
+def _merge(message: TemplateMessage, following: TemplateMessage) -> TemplateMessage:
+    return replace(message, slots=(*message.slots, Slot("\n\n"), *following.slots))
 
 
 def _continues(message: TemplateMessage) -> bool:
@@ -502,7 +520,7 @@ def _continues(message: TemplateMessage) -> bool:
 def _count_calls(tree: Tree, turn: Turn) -> int:
     """Count the calls of a speaker before a turn; models number their calls so (Kimi)."""
     path = tree.path(turn.id)[:-1]
-    return sum(len(one.calls) for one in path if one.speaker == turn.speaker)
+    return sum(len(earlier.calls) for earlier in path if earlier.speaker == turn.speaker)
 
 
 def _is_own(turn: Turn, reader: str) -> bool:

@@ -311,10 +311,10 @@ def context_length(config: Any) -> int | None:
     max_positions: int | None = getattr(text, "max_position_embeddings", None)
     # One set of parameters, or one for each type of layer.
     angles = getattr(text, "rope_parameters", None) or {}
-    kinds = [angles] if "rope_type" in angles else [one for one in angles.values() if one]
-    long = [one for one in kinds if one["rope_type"] == "longrope"]
-    lengths = [max_positions, *(one["original_max_position_embeddings"] for one in long)]
-    return min((one for one in lengths if one is not None and one > 0), default=None)
+    kinds = [angles] if "rope_type" in angles else [angle for angle in angles.values() if angle]
+    long = [angle for angle in kinds if angle["rope_type"] == "longrope"]
+    lengths = [max_positions, *(angle["original_max_position_embeddings"] for angle in long)]
+    return min((length for length in lengths if length is not None and length > 0), default=None)
 
 
 def is_adapter(folder: Path | str) -> bool:
@@ -452,10 +452,10 @@ def reading(path: Path, todo: str = COPY) -> Iterator[None]:
     except DAMAGE as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            reason = f"{name}: {first['msg']}"
-            reason = f"it has no {name!r}" if first["type"] == "missing" else reason
+            detail = error.errors()[0]
+            name = ".".join(map(str, detail["loc"]))
+            reason = f"{name}: {detail['msg']}"
+            reason = f"it has no {name!r}" if detail["type"] == "missing" else reason
         raise UserError(f"{path} is cut off or damaged: {reason}", todo) from error
 
 

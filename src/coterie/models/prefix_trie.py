@@ -53,13 +53,13 @@ def build(sequences: Sequence[Ids]) -> Trie:
     depths: list[np.ndarray] = []
     cuts: list[tuple[np.ndarray, int]] = []
     paths: list[np.ndarray] = [arrays[0]] * len(arrays)
-    path = before = np.zeros(0, np.int64)
+    path = previous = np.zeros(0, np.int64)
     count = 0
     # In sorted order, each sequence leaves the path of the one before it at their common prefix:
     # this is a depth-first traversal of the trie.
     for index in lexicographic(sequences):
         ids = arrays[index]
-        shared = shared_length(before, ids)
+        shared = shared_length(previous, ids)
         # Nodes of the old path after the prefix get no more descendants.
         if shared < len(path):
             cuts.append((path[shared:], count))
@@ -70,7 +70,7 @@ def build(sequences: Sequence[Ids]) -> Trie:
             parents.append(np.concatenate(([path[shared - 1] if shared else -1], new[:-1])))
             depths.append(np.arange(shared, len(ids)))
         path = np.concatenate((path[:shared], new))
-        paths[index], before = path, ids
+        paths[index], previous = path, ids
         count += len(new)
     # The last path is never left, so its nodes end with the trie.
     exits = np.full(count, count)
@@ -132,21 +132,21 @@ class CostRule:
     def groups(self, sequences: Sequence[Ids]) -> list[Group]:
         """Group sequences: each joins the trie of the previous one, in sorted order, if that is cheaper."""
         groups: list[Group] = []
-        before = np.zeros(0, np.int64)
+        previous = np.zeros(0, np.int64)
         for index in lexicographic(sequences):
             ids = np.asarray(sequences[index])
             new = Group((index,), len(ids), True)
             if groups:
-                last = groups[-1]
-                nodes = last.nodes + len(ids) - shared_length(before, ids)
+                group = groups[-1]
+                nodes = group.nodes + len(ids) - shared_length(previous, ids)
                 # The previous sequence shares the longest prefix, so no other needs to be compared.
                 # The trie is a chain as long as each sequence extends the one before it.
-                joined = Group((*last.members, index), nodes, last.chain and nodes == len(ids))
-                if self.cost(joined) < self.cost(last) + self.cost(new):
+                joined = Group((*group.members, index), nodes, group.chain and nodes == len(ids))
+                if self.cost(joined) < self.cost(group) + self.cost(new):
                     new = joined
                     groups.pop()
             groups.append(new)
-            before = ids
+            previous = ids
         return groups
 
     def cost(self, group: Group) -> float:
@@ -264,16 +264,16 @@ def _connected(tries: dict[int, list[int]]) -> list[list[int]]:
     for item, numbers in tries.items():
         for number in numbers:
             owners.setdefault(number, []).append(item)
-    place = {item: at for at, item in enumerate(tries)}
+    rank = {item: index for index, item in enumerate(tries)}
     groups: list[list[int]] = []
     seen: set[int] = set()
     for item in tries:
         group = [] if item in seen else [item]
         seen.add(item)
-        for one in group:  # grows
-            others = {other for number in tries[one] for other in owners[number]} - seen
-            seen |= others
-            group += others
+        for trie in group:  # grows
+            neighbors = {neighbor for number in tries[trie] for neighbor in owners[number]} - seen
+            seen |= neighbors
+            group += neighbors
         if group:
-            groups.append(sorted(group, key=place.__getitem__))
+            groups.append(sorted(group, key=rank.__getitem__))
     return groups

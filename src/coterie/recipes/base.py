@@ -88,8 +88,8 @@ class Recipe(ABC):
         """Return the environment's only actor, an agent. Raises ``UserError`` for other environments."""
         agents, actors = agents_of(self.environment), self.environment.actors
         if len(actors) != 1 or not agents:
-            played = self.settings.played
-            problem = f"{self.name} trains one agent, and {played} has {', '.join(actors)}"
+            benchmark = self.settings.played
+            problem = f"{self.name} trains one agent, and {benchmark} has {', '.join(actors)}"
             raise UserError(problem, advice)
         return agents[0]
 
@@ -132,17 +132,21 @@ class Recipe(ABC):
         for tree, selection in load_selections(run, iteration):
             yield players[selection.agent], tree, selection
 
-    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+    def training_view(
+        self, run: Run, tree: Tree, selection: Selection, leaf: str | None = None
+    ) -> View:
         """Return the agent's view of the path to ``leaf`` (default: of the selection) under its recontext rule."""
-        leaf = leaf or one.leaf
-        if one.context is None:
-            return view(tree, leaf, one.agent)
-        edit, render = self.edits[one.context], self.renderer(one.agent).render
-        return recontext(tree, leaf, one.agent, name=one.context, edit=edit, render=render)
+        leaf = leaf or selection.leaf
+        if selection.context is None:
+            return view(tree, leaf, selection.agent)
+        edit, render = self.edits[selection.context], self.renderer(selection.agent).render
+        return recontext(
+            tree, leaf, selection.agent, name=selection.context, edit=edit, render=render
+        )
 
-    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+    def make_pair(self, tree: Tree, selection: Selection, chosen: View, rejected: View) -> Pair:
         """Pair two alternatives of one turn. Pairs of one tree share a group."""
-        return turn_pair(chosen, rejected, weight=one.weight, group=tree.task)
+        return turn_pair(chosen, rejected, weight=selection.weight, group=tree.task)
 
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for invalid settings within seconds."""
@@ -175,8 +179,8 @@ class Recipe(ABC):
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
         # The counts of earlier iterations tell the environment where to continue.
-        *before, count = self.draws(iteration)
-        return self.environment.tasks("train", count, self.settings.seed, before)
+        *previous_counts, count = self.draws(iteration)
+        return self.environment.tasks("train", count, self.settings.seed, previous_counts)
 
     def dialogues(self) -> int:
         """Return the maximum number of training dialogues of all iterations; 0 if unknown."""
@@ -240,9 +244,11 @@ class Recipe(ABC):
         required = tuple(stage.step for stage in after)
         # Stages of the same kind do the same work, so that a dry run can estimate a stage from a
         # trial.
-        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
+        stage_kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
         settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
-        return Stage(Step(iteration, name), done, required, (*settings, *depends), roles, kind)
+        return Stage(
+            Step(iteration, name), done, required, (*settings, *depends), roles, stage_kind
+        )
 
     # -- for the loop -------------------------------------------------------------------------
 
@@ -271,7 +277,7 @@ class Recipe(ABC):
         for stage in self.stages():
             # The hashes of the inputs are included, so that a change also invalidates all later
             # stages.
-            inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
+            inputs = [f"{step} {prints.get(step, '')}" for step in stage.after]
             depends = (inputs, *stage.depends, *([args] if args else []))
             prints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
         return prints
@@ -297,9 +303,9 @@ class Recipe(ABC):
         """Return the rows of the trajectories that an iteration trains a role on."""
         return [
             row
-            for player, tree, one in self.trained_on(run, iteration)
+            for player, tree, selection in self.trained_on(run, iteration)
             if player == (role or self.main_role)
-            for row in rows(self.training_view(run, tree, one), one.weight)
+            for row in rows(self.training_view(run, tree, selection), selection.weight)
             if row.targets
         ]
 
@@ -308,11 +314,14 @@ class Recipe(ABC):
         return [
             self.make_pair(
                 tree,
-                one,
-                *(self.training_view(run, tree, one, leaf) for leaf in (one.leaf, one.rejected)),
+                selection,
+                *(
+                    self.training_view(run, tree, selection, leaf)
+                    for leaf in (selection.leaf, selection.rejected)
+                ),
             )
-            for player, tree, one in self.trained_on(run, iteration)
-            if player == (role or self.main_role) and one.rejected is not None
+            for player, tree, selection in self.trained_on(run, iteration)
+            if player == (role or self.main_role) and selection.rejected is not None
         ]
 
     # -- roles and tasks ----------------------------------------------------------------------
@@ -366,9 +375,11 @@ class Recipe(ABC):
     def heldout_tasks(self) -> list[Task]:
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
-    def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
+    def seeded(self, training: TrainingSettings, iteration: int) -> TrainingSettings:
         # Runs with other seeds and other iterations shuffle their rows differently.
-        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
+        return training.model_copy(
+            update={"seed": training.seed + self.settings.seed * 1000 + iteration}
+        )
 
     # -- playing ------------------------------------------------------------------------------
 
@@ -381,8 +392,8 @@ class Recipe(ABC):
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
     ) -> Stage:
         """Make the stage that evaluates the policies of an iteration. ``uses`` are settings beyond its own."""
-        own = ("evaluate", "turn_tokens", "engine", *uses)
-        return self.stage(version, EVALUATION, self.evaluate, after, uses=own)
+        settings_keys = ("evaluate", "turn_tokens", "engine", *uses)
+        return self.stage(version, EVALUATION, self.evaluate, after, uses=settings_keys)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Play one episode on each held-out task with the newest version of each role."""
@@ -450,8 +461,8 @@ def _identity(value: object) -> object:
     """Return what results depend on in a setting or group; a group may leave out keys by ``identity()``."""
     if not isinstance(value, Settings):
         return value
-    if own := getattr(value, "identity", None):
-        return own()
+    if identity := getattr(value, "identity", None):
+        return identity()
     return {name: _identity(getattr(value, name)) for name in type(value).model_fields}
 
 

@@ -105,13 +105,15 @@ class DenseTree(Recipe):
         return stages
 
     def sections(self, run: Run) -> list[Section]:
-        selects = [one for one in self.steps() if one.stage == "select" and run.is_finished(one)]
+        selects = [
+            step for step in self.steps() if step.stage == "select" and run.is_finished(step)
+        ]
         if not selects:
             return []
         i = selects[-1].iteration
         return [_histogram(run, i), _selected(self, run, i)]
 
-    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = (
             *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
             # A tree stops growing when it has its pairs, so the rule of pairs also changes what is
@@ -121,7 +123,7 @@ class DenseTree(Recipe):
         selection, training = ("pairs", "budget"), ("objective", "train")
         # Outside sets are files, whose contents are not part of the settings.
         sets = self.mix_identity
-        rollout = self.stage(i, "rollout", self.sample, before, uses=sampling)
+        rollout = self.stage(i, "rollout", self.sample, previous, uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["search.value"])
         select = self.stage(i, "select", self.pair, [reward], uses=selection)
         train = self.stage(
@@ -142,8 +144,8 @@ class DenseTree(Recipe):
         writer = TreeWriter(run.store, i, progress, sampled_tokens([sampler]), by_rollout=True)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> Search:
-            tree, known = writer.load(task)
-            return self.search(driver.branches(task, tree, sessions), sampler, known)
+            tree, recorded = writer.load(task)
+            return self.search(driver.branches(task, tree, sessions), sampler, recorded)
 
         def note(search: Search) -> None:
             count = len(search.rollouts)
@@ -155,9 +157,9 @@ class DenseTree(Recipe):
                 progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
         # Rollouts that an interrupted run has stored are not counted again.
-        known = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
+        finished = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
         title = f"trees {i}"
-        progress.start(s.search.runs * len(tasks) - known, title)
+        progress.start(s.search.runs * len(tasks) - finished, title)
         with going_on(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
@@ -254,9 +256,9 @@ class DenseTree(Recipe):
     async def value_tree(self, run: Run, tree: Tree) -> Done:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         values = TreeValues(tree.root, self.settings.search.value)
-        known = rollouts(run.store, tree.iteration, tree.task)[tree.task]
+        recorded = rollouts(run.store, tree.iteration, tree.task)[tree.task]
         # A path that was sampled twice counts once, so that its success is not weighted double.
-        for path, rollout in distinct_rollouts(tree, known, set()):
+        for path, rollout in distinct_rollouts(tree, recorded, set()):
             values.add(path, rollout.reward or 0.0)
         credit = []
         for node, value in values.items():
@@ -289,7 +291,7 @@ class DenseTree(Recipe):
         """
         s = self.settings.pairs
         if s.rule == "first_difference":
-            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            scores = {leaf: outcome.score or 0.0 for leaf, outcome in tree.outcomes.items()}
             pairs = first_differences(tree, scores, self.agent, s)
         else:
             pairs = dense_pairs(tree, self.values(run, tree), s)
@@ -331,7 +333,9 @@ class DenseTree(Recipe):
         sets = (
             (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
         )
-        return sorted((one.name, count, one.content()) for one, count in sets)
+        return sorted(
+            (preferences.name, count, preferences.content()) for preferences, count in sets
+        )
 
     @cached_property
     def heldout_questions(self) -> HeldOutQuestions:
@@ -361,8 +365,8 @@ class DenseTree(Recipe):
                 # Only the user's messages of the prompt are searched, because a reply may quote
                 # anything.
                 if not any(
-                    one.role == "user" and self.heldout_questions.occurs_in(one.content)
-                    for one in row.messages[: row.start]
+                    message.role == "user" and self.heldout_questions.occurs_in(message.content)
+                    for message in row.messages[: row.start]
                 )
             ]
             progress.start(len(rows), f"pairs of {preferences.name}")
@@ -372,7 +376,7 @@ class DenseTree(Recipe):
             counts[f"mixed_{preferences.name}"] = len(rows)
             # A set that is too small is used once and not repeated, unlike in the released code.
             lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
-            counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
+            counts |= {f"{reason}_{preferences.name}": n for reason, n in lacking.items() if n}
         return pairs, counts
 
 
@@ -416,11 +420,11 @@ def _histogram(run: Run, iteration: int) -> Section:
 def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
     """Return bins of equal width as labels and counts. Zero has a separate bin."""
     bins = [("0", sum(not count for count in counts))]
-    most = max(counts, default=0)
+    largest = max(counts, default=0)
     # Rounded up, so that the bars reach the largest count.
-    width = -(-most // BINS)
-    for low in range(1, most + 1, max(width, 1)):
-        high = min(low + width - 1, most)
+    width = -(-largest // BINS)
+    for low in range(1, largest + 1, max(width, 1)):
+        high = min(low + width - 1, largest)
         label = f"{low}" if low == high else f"{low}-{high}"
         bins.append((label, sum(low <= count <= high for count in counts)))
     return bins

@@ -82,8 +82,8 @@ class FileTraining(Recipe):
         # Without held-out rows there is nothing to evaluate or to measure.
         if not self.holds_out:
             return [train]
-        before = [self.evaluation(0), self._measured(0)]
-        return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
+        measurements = [self.evaluation(0), self._measured(0)]
+        return [*measurements, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
     @property
     def holds_out(self) -> bool:
@@ -102,21 +102,23 @@ class FileTraining(Recipe):
 
     def headlines(self, run: Run) -> list[Headline]:
         base, trained = (run.metrics(Step(version, MEASURE)) for version in (0, 1))
-        (before, interval), (after, last) = (
+        (base_text, interval), (trained_text, last_interval) = (
             _texts(measured, "loss") for measured in (base, trained)
         )
-        if not before:
+        if not base_text:
             return []
-        change = float(trained["loss"]) - float(base["loss"]) if after else 0.0
+        change = float(trained["loss"]) - float(base["loss"]) if trained_text else 0.0
         steps = [step for step in _steps(run) if "heldout_loss" in step]
         # Step 0 is the base model, so that the curve also shows what the first steps change.
-        points = (Point(0, float(base["loss"]), f"base: loss {before}"),)
+        points = (Point(0, float(base["loss"]), f"base: loss {base_text}"),)
         curve = Series("held out", points + _points(steps, "heldout_loss"))
         chart = Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,))
-        interval += f" → {last}" * bool(after)
+        interval += f" → {last_interval}" * bool(trained_text)
         detail = f"95% interval {interval}, {base['held out']:,} held-out rows"
-        moved = signed(change, 3) if after else "before training"
-        headlines = [Headline("Held-out loss", before, after or None, moved, detail, chart)]
+        moved = signed(change, 3) if trained_text else "before training"
+        headlines = [
+            Headline("Held-out loss", base_text, trained_text or None, moved, detail, chart)
+        ]
         accuracy, interval = _texts(trained, "accuracy")
         if accuracy:
             margins = (Point(0, 0.0, "base: 0"), Point(1, float(trained["margin"]), "trained"))
@@ -190,7 +192,7 @@ class FileTraining(Recipe):
             *([] if not dropped or self._model[0].template.thoughts else [("warning", thoughts)]),
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
-            *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
+            *((f"left out: {reason}", f"{count:,}") for reason, count in left_out.items() if count),
         )
         return replace(plan, rows=len(self.training_items), details=details)
 
@@ -204,11 +206,11 @@ class FileTraining(Recipe):
         long = {origin: count for origin, count in lengths.items() if count > limit}
         if long:
             named = ", ".join(f"{origin} ({long[origin]:,})" for origin in [*long][:NAMED])
-            longest, more = max(long.values()), ", ..." if len(long) > NAMED else ""
+            longest, ellipsis = max(long.values()), ", ..." if len(long) > NAMED else ""
             # A row beyond the model's context does not fit with any max_length.
             fits = which == "training" and longest <= self._model[1]
             raise UserError(
-                f"{len(long)} {which} rows have more than {limit:,} tokens: {named}{more}",
+                f"{len(long)} {which} rows have more than {limit:,} tokens: {named}{ellipsis}",
                 f"raise train.max_length to {longest} (and train.tokens_per_microbatch), " * fits
                 + "or leave them out with long_rows=drop",
             )
@@ -275,10 +277,10 @@ async def target_logprobs(
     logprobs: list[list[float]] = [[] for _ in rows]
     progress.start(len(rows), title)
     try:
-        for first, indices in by_first.items():
+        for first_token, indices in by_first.items():
             for start in range(0, len(indices), CHUNK):
                 chunk = indices[start : start + CHUNK]
-                results = await engine.logprobs([first], [rows[n].ids[1:] for n in chunk])
+                results = await engine.logprobs([first_token], [rows[n].ids[1:] for n in chunk])
                 for n, values in zip(chunk, results, strict=True):
                     # Continuations begin at token 1, so the value of the token at p is at p - 1.
                     logprobs[n] = [values[p - 1] for turn in rows[n].predicted for p in turn]

@@ -101,7 +101,7 @@ class Gap(Recipe):
 
     def sections(self, run: Run) -> list[Section]:
         rl = [0, 1] if self.settings.reinforces else []
-        steps = [one for i in rl for one in step_sections(self, self.settings, run, i)]
+        steps = [section for i in rl for section in step_sections(self, self.settings, run, i)]
         return [_traces(self, run), *steps]
 
     def _imitation(self) -> list[Stage]:
@@ -112,10 +112,10 @@ class Gap(Recipe):
         train = self.stage(0, "train", self.imitate_traces, [select], uses=training, trains=role)
         return [rollout, select, train, self.evaluation(1, [train])]
 
-    def _reinforcement(self, after: list[Stage]) -> list[Stage]:
+    def _reinforcement(self, previous: list[Stage]) -> list[Stage]:
         # Iteration 1 after supervised fine-tuning, else iteration 0.
-        i, uses = len(after), [*reinforce_uses(self.settings), "tools"]
-        stage = self.stage(i, REINFORCE, self.reinforce, after, uses=uses, trains=self.main_role)
+        i, uses = len(previous), [*reinforce_uses(self.settings), "tools"]
+        stage = self.stage(i, REINFORCE, self.reinforce, previous, uses=uses, trains=self.main_role)
         return [stage, self.evaluation(i + 1, [stage])]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -132,8 +132,10 @@ class Gap(Recipe):
         """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
         selections, counts, s = list[Selection](), Counter[str](), self.settings
         # Tasks with gold facts exist only for the expert's traces.
-        known = self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
-        tasks = {task.id: task for task in known}
+        expert_tasks = (
+            self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
+        )
+        tasks = {task.id: task for task in expert_tasks}
         for tree in run.store.trees(i, "rollout"):
             for outcome, _ in tree.trajectories():
                 reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
@@ -161,13 +163,14 @@ class Gap(Recipe):
             )
 
     def _check_form(self) -> None:
-        own = self.settings.environment
-        closed = isinstance(own, AgentSettings) and own.prompt == "closed"
+        agent_settings = self.settings.environment
+        closed = isinstance(agent_settings, AgentSettings) and agent_settings.prompt == "closed"
         # The control without tools changes the prompt and the traces together; one alone would
         # mislead.
         if closed != self.closed:
             raise UserError(
-                f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
+                f"traces.form={self.settings.traces.form} with "
+                f"environment.prompt={getattr(agent_settings, 'prompt', None)}",
                 "for the control without tools use traces.form=closed environment.prompt=closed tools=[]; otherwise "
                 "remove all three",
             )
@@ -183,8 +186,8 @@ class Gap(Recipe):
 
     def roles(self) -> tuple[Role, ...]:
         critic = self.settings.reinforces and self.settings.has_critic
-        own = super().roles()
-        return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
+        base_roles = super().roles()
+        return (*base_roles, Role(CRITIC, self.settings.model, head=True)) if critic else base_roles
 
     def plan(self) -> Plan:
         s = self.settings
@@ -269,9 +272,9 @@ class Gap(Recipe):
         left_out["can't be read"] += len(broken)
         reasons = [f"row {number} {broken[number]}" for number in sorted(broken)]
         if broken:
-            more = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
+            ellipsis = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
             listed = "; ".join(reasons[:MAX_LISTED])
-            progress.say(f"{self.file}: {len(broken)} left out: {listed}{more}")
+            progress.say(f"{self.file}: {len(broken)} left out: {listed}{ellipsis}")
         if not unique and broken:
             raise UserError(
                 f"no trace of {self.file} can be trained on: {reasons[0]}",
@@ -356,8 +359,8 @@ class Gap(Recipe):
         lengths = sorted(len(row.ids) for row in rows)
         max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
         too_long = sum(length > max_length for length in lengths) / len(lengths)
-        at = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
-        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
+        at_quantile = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
+        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at_quantile.items())
         if too_long > allowed:
             raise UserError(
                 f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "

@@ -71,8 +71,12 @@ class ImitationSettings(TrainingSettings):
     def identity(self) -> str:
         """Hash of the settings that change results."""
         # Without `target_tokens` the hash is the same as of the usual settings.
-        own = self.plain.identity()
-        return own if self.target_tokens is None else digest(own, self.target_tokens)
+        plain_identity = self.plain.identity()
+        return (
+            plain_identity
+            if self.target_tokens is None
+            else digest(plain_identity, self.target_tokens)
+        )
 
 
 class GapSettings(ReinforceRecipeSettings):

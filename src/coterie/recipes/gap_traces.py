@@ -82,8 +82,10 @@ class TraceRow(SetRow):
         for name in ("messages", "conversations"):
             if name in value:
                 # The prompt of the run's environment replaces the system message of the file.
-                turns = [one for one in parse_messages(value[name]) if one.role != "system"]
-                if [one.role for one in turns] != ["user", "assistant"]:
+                turns = [
+                    message for message in parse_messages(value[name]) if message.role != "system"
+                ]
+                if [turn.role for turn in turns] != ["user", "assistant"]:
                     raise ValueError("a trace is one message of the user and one of the assistant")
                 return {"instruction": turns[0].content, "output": turns[1].content}
         # Null means a missing field, so that its default applies.
@@ -126,7 +128,9 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
         raise ValueError(
             f"has an observation that is never closed (character {tags[-1].start() + 1})"
         )
-    return tuple((one.start(), end.end()) for one, end in zip(tags[::2], tags[1::2], strict=True))
+    return tuple(
+        (start.start(), end.end()) for start, end in zip(tags[::2], tags[1::2], strict=True)
+    )
 
 
 FILE = Speaker("tool", "file")
@@ -144,27 +148,27 @@ class TracePieces:
 
 def split_trace(trace: str) -> TracePieces:
     """Split a trace into messages and observations. Raises ``ValueError`` like :func:`observations`."""
-    messages, texts, at = list[str](), list[str](), 0
+    messages, texts, position = list[str](), list[str](), 0
     for start, end in observations(trace):
         # Spaces after an observation belong to it, so that messages begin with their first word.
-        after = end + len(trace[end:]) - len(trace[end:].lstrip())
-        before = trace[at:start]
-        message = before.rstrip()
+        next_position = end + len(trace[end:]) - len(trace[end:].lstrip())
+        segment = trace[position:start]
+        message = segment.rstrip()
         # Observations without a message in between are joined into one.
         if message or not messages:
             messages.append(message)
-            texts.append(before[len(message) :] + trace[start:after])
+            texts.append(segment[len(message) :] + trace[start:next_position])
         else:
-            texts[-1] += trace[at:after]
-        at = after
-    return TracePieces((*messages, trace[at:].rstrip()), tuple(texts))
+            texts[-1] += trace[position:next_position]
+        position = next_position
+    return TracePieces((*messages, trace[position:].rstrip()), tuple(texts))
 
 
 def format_error(trace: str, calls: Tags) -> str:
     """Return why an agent with this call format cannot have written a trace, or an empty string."""
     # Every message before an observation must end with a call of a tool of this run.
-    *before, last = split_trace(trace).messages
-    for text in before:
+    *earlier, last_message = split_trace(trace).messages
+    for text in earlier:
         if not text:
             return "has an observation before the first message"
         if (stop := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
@@ -173,9 +177,11 @@ def format_error(trace: str, calls: Tags) -> str:
         # Sampling would have stopped at the call, so an agent cannot have written the rest.
         if stop < len(text):
             return f"continues after {text[:stop][-40:]!r}, where a message ends"
-    end = stopped_at(last, calls.stop)
+    end = stopped_at(last_message, calls.stop)
     return (
-        "" if last.endswith(f"</{ANSWER}>") and end == len(last) else "does not end with its answer"
+        ""
+        if last_message.endswith(f"</{ANSWER}>") and end == len(last_message)
+        else "does not end with its answer"
     )
 
 
@@ -217,12 +223,12 @@ class TraceEnvironment(Pure):
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         # Only the first prompt comes from the wrapped environment, so it gets a state without
         # turns.
-        first = self.environment.see(replace(state, turns=(), data=None), actor)
+        task_messages = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
             for turn in state.turns
         )
-        return (*first, *rest)
+        return (*task_messages, *rest)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         """Return the tools of the wrapped environment, whose calls end a message."""
@@ -234,9 +240,9 @@ class TraceEnvironment(Pure):
         """Return the next observation of the file, or end after the last message."""
         texts = self.by_task[state.task.id].observations
         # After the n-th message of the agent follows the n-th observation of the file.
-        at = sum(t.speaker != FILE for t in state.turns)
-        if at <= len(texts):
-            part = Part(texts[at - 1], source="file")
+        index = sum(t.speaker != FILE for t in state.turns)
+        if index <= len(texts):
+            part = Part(texts[index - 1], source="file")
             return Transition(seen=(Observation(FILE, (part,)),))
         return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 

@@ -121,22 +121,26 @@ class Moat(Recipe):
     def stages(self) -> list[Stage]:
         """Return the stages of all iterations. Success and J are also measured before the first one."""
         # Iteration 0 is the supervised start, if there is one.
-        first = int(self.settings.start.enabled)
-        stages = self.supervised(0, (), ("start.tasks", "start.train", "train")) if first else []
-        stages += self.measurement(first, stages)
-        for i in range(first, self.settings.rounds):
+        first_iteration = int(self.settings.start.enabled)
+        stages = (
+            self.supervised(0, (), ("start.tasks", "start.train", "train"))
+            if first_iteration
+            else []
+        )
+        stages += self.measurement(first_iteration, stages)
+        for i in range(first_iteration, self.settings.rounds):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
         return stages
 
-    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
         # The tasks of an iteration depend on how many the earlier ones have drawn.
         s, draws = self.settings, [self.draws(i)]
         # The control trains on gold rows of the tasks that the other methods sample on.
         if s.parts == "sft":
-            stages = self.supervised(i, before, ["improve.train", "train"], draws)
+            stages = self.supervised(i, previous, ["improve.train", "train"], draws)
             return [*stages, *self.measurement(i + 1, stages)]
-        rollout = self.stage(i, "rollout", self.sample, before, draws, uses=("rollout", "engine"))
+        rollout = self.stage(i, "rollout", self.sample, previous, draws, uses=("rollout", "engine"))
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
         stages = [rollout, reward]
         if s.parts != "grounder":  # planning agent alignment
@@ -155,20 +159,22 @@ class Moat(Recipe):
         return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
 
     def supervised(
-        self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
+        self, i: int, previous: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
     ) -> list[Stage]:
         return [
             self.stage(
-                *(i, name, partial(self.teach, role=role), before, depends), uses=uses, trains=role
+                *(i, name, partial(self.teach, role=role), previous, depends),
+                uses=uses,
+                trains=role,
             )
             for name, role in (("align", PLANNER), ("improve", GROUNDER))
         ]
 
-    def measurement(self, version: int, after: Sequence[Stage]) -> list[Stage]:
+    def measurement(self, version: int, previous: Sequence[Stage]) -> list[Stage]:
         """Return the stages that measure J and, for tasks that can be graded, success."""
-        measure = self.stage(version, WHOLE, self.measure, after, uses=self.measured)
+        measure = self.stage(version, WHOLE, self.measure, previous, uses=self.measured)
         graded = self.environment.ungraded is None
-        return [measure, *([self.evaluation(version, after)] if graded else [])]
+        return [measure, *([self.evaluation(version, previous)] if graded else [])]
 
     measured = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
     """Settings that J depends on."""
@@ -363,9 +369,9 @@ class Moat(Recipe):
     def validate(self, task: Task, correction: Correction, actions: str) -> Correction:
         """Return the correction, or an unreadable one if the actions to train on have problems."""
         # Accepted actions are checked as well, because they are trained on.
-        domain, known = self.environment.domain.name, known_results(task)
+        domain, results = self.environment.domain.name, known_results(task)
         actions = actions if correction.verdict == "accepted" else correction.actions
-        if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
+        if correction.verdict == "unreadable" or check(actions, domain, results=results).problems:
             return Correction("unreadable")
         return correction
 
@@ -527,8 +533,8 @@ class Moat(Recipe):
         turns = [WrittenTurn(PLANNER, target.plan, DATA)]
         if role == GROUNDER:
             turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
-        *_, last = write_path(self.environment, task, tree, turns, self.renderers)
-        return list(rows(view(tree, last.id, role)))
+        *_, last_turn = write_path(self.environment, task, tree, turns, self.renderers)
+        return list(rows(view(tree, last_turn.id, role)))
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         yield from super().trained_on(run, iteration)

@@ -163,13 +163,13 @@ class Optima(Recipe):
             settings.dpo.reward.custom_terms()
 
     def stages(self) -> list[Stage]:
-        before, stages = list[Stage](), list[Stage]()
-        for i, kind in enumerate(self.settings.kinds()):
+        previous, stages = list[Stage](), list[Stage]()
+        for i, method in enumerate(self.settings.kinds()):
             # Each policy is evaluated before it is trained further.
-            stages.append(self.evaluation(i, before))
-            stages += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
-            before = stages[-1:]
-        return [*stages, self.evaluation(self.settings.iterations, before)]
+            stages.append(self.evaluation(i, previous))
+            stages += self.sft(i, previous) if method == "sft" else self.dpo(i, previous)
+            previous = stages[-1:]
+        return [*stages, self.evaluation(self.settings.iterations, previous)]
 
     def sections(self, run: Run) -> list[Section]:
         from coterie.recipes.optima_report import sections
@@ -178,9 +178,9 @@ class Optima(Recipe):
 
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
-    def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def sft(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = ("rollout", "engine")
-        rollout = self.stage(i, "rollout", self.sample, before, [self.draws(i)], uses=sampling)
+        rollout = self.stage(i, "rollout", self.sample, previous, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
         select = self.stage(i, "select", self.demonstrate, [reward], uses=["select"])
         training = ("train", "from_initial")
@@ -206,12 +206,15 @@ class Optima(Recipe):
             # Without a fixed denominator, R_token divides by the longest dialogue of the task
             # (equation 1).
             judge = TreeJudge(self.settings.reward, None, base, self.agents, settings, show)
-            key, outcomes = ItemKey(i, "reward", tree.task), [one for one, _ in tree.graded()]
+            key, outcomes = (
+                ItemKey(i, "reward", tree.task),
+                [outcome for outcome, _ in tree.graded()],
+            )
             try:
                 judgments = await judge(tree, outcomes)
             except EngineError as error:
                 return Done(key, self.conduct(tree, [], failed=1), failure=str(error))
-            credit = tuple(one for judgment in judgments for one in judgment.credit)
+            credit = tuple(credit_ for judgment in judgments for credit_ in judgment.credit)
             return Done(key, self.conduct(tree, outcomes), credit=credit)
 
         await on_trees(run.store, i, score, progress, f"reward {i}", in_flight=IN_FLIGHT)
@@ -240,13 +243,13 @@ class Optima(Recipe):
 
     # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
-    def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def dpo(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = (
             *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
             *("rollout.top_p", "rollout.max_tokens", "engine"),
         )
         training = ("dpo.objective", "dpo.train", "train")
-        rollout = self.stage(i, "rollout", self.search, before, [self.draws(i)], uses=sampling)
+        rollout = self.stage(i, "rollout", self.search, previous, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["dpo.reward"], alone=True)
         select = self.stage(i, "select", self.pair, [reward], uses=["dpo.select"])
         train = self.stage(i, "train", self.prefer, [select], uses=training, trains=POLICY)
@@ -268,9 +271,11 @@ class Optima(Recipe):
         samplers = dict.fromkeys(self.agents, sampler)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
-            tree, known = writer.load(task)
+            tree, recorded = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, judge, samplers, s.search, rollouts=known, seed=driver.seed)
+            return TreeSearch(
+                branches, judge, samplers, s.search, rollouts=recorded, seed=driver.seed
+            )
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)
@@ -400,7 +405,7 @@ class Optima(Recipe):
             "trajectories": len(outcomes),
             "failed": failed,
             "truncated": sum(outcome.ending == LENGTH for outcome in outcomes),
-            "leaks": sum(count_leaks(some, self.agents) for some in turns),
+            "leaks": sum(count_leaks(dialogue_turns, self.agents) for dialogue_turns in turns),
             "repeats": sum(map(count_repeats, turns)),
         }
 
@@ -413,9 +418,9 @@ class Optima(Recipe):
         }
         return {
             tree.task: [
-                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
-                for one, _ in tree.trajectories()
-                if (leaf := one.leaf) in parts["task"]
+                Reward(leaf, outcome.sample, {name: part[leaf] for name, part in parts.items()})
+                for outcome, _ in tree.trajectories()
+                if (leaf := outcome.leaf) in parts["task"]
             ]
             for tree in run.store.trees(iteration, "rollout")
         }

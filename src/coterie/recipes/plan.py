@@ -120,7 +120,7 @@ class Plan:
             *self.details,
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} requested"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
-            *(one.line(self.available, self.device) for one in self.memory),
+            *(memory.line(self.available, self.device) for memory in self.memory),
             ("longest first prompt", f"{self.longest_prompt} tokens{cut}"),
             ("training dialogues", f"at most {self.dialogues:,}"),
             ("held-out dialogues", f"{self.evaluations:,}"),
@@ -265,8 +265,8 @@ def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> Memor
     """Plan the memory of a training in this process or on ranks of its own."""
     shared = shared_group(s, name)
     ranks, sharded = rank_count(model.settings, shared)
-    places: dict[str, Any] = {"device": s.engine.device_name, "ranks": ranks, "sharded": sharded}
-    return training_memory(name, [model], shared=shared, **places)
+    options: dict[str, Any] = {"device": s.engine.device_name, "ranks": ranks, "sharded": sharded}
+    return training_memory(name, [model], shared=shared, **options)
 
 
 def rank_count(training: TrainingSettings, key: str) -> tuple[int, bool]:
@@ -300,14 +300,21 @@ def cluster_needs(
     s: RecipeSettings, trainings: Sequence[TrainingSettings], policies: int = 1
 ) -> Needs:
     """Return the servers and ranks of a run; each policy has its own servers."""
-    own = [getattr(s, "policy_training", None), *trainings]  # the first of reinforcement learning
-    launched = [one for one in own if one is not None and launches(one)]
-    ranks = max((accelerate_config(one)["num_processes"] for one in launched), default=0)
+    all_trainings = [
+        getattr(s, "policy_training", None),
+        *trainings,
+    ]  # the first of reinforcement learning
+    launched = [
+        training for training in all_trainings if training is not None and launches(training)
+    ]
+    ranks = max((accelerate_config(training)["num_processes"] for training in launched), default=0)
     # External servers are no processes of this run.
     served = s.engine.kind == "vllm" and not s.engine.vllm.urls
     servers = policies * s.engine.vllm.servers if served else 0
     size = s.engine.vllm.tensor_parallel_size
-    reinforced = own[0] is not None and launches(own[0])  # its ranks live while servers sample
+    reinforced = all_trainings[0] is not None and launches(
+        all_trainings[0]
+    )  # its ranks live while servers sample
     return Needs(servers, size, ranks, together=s.engine.keep_servers or reinforced)
 
 
@@ -336,7 +343,7 @@ def content_of(task: Task, environment: Environment) -> str:
 
     Users may write the same request and want different things.
     """
-    secrets = [sorted(readable_secrets(task, who).items()) for who in persons_of(environment)]
+    secrets = [sorted(readable_secrets(task, person).items()) for person in persons_of(environment)]
     return f"{sorted(task.public.items())} {secrets}"
 
 
@@ -383,12 +390,12 @@ def _first_prompt(
 
     Renders only the tasks with the longest or shortest texts.
     """
-    some = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
+    candidates = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
     hint = max(formats_of(environment), key=len, default=None) if longest else None
     lengths = (
-        len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
-        for task in some
-        for agent, first in first_prompts(environment, task, variant=hint).items()
+        len(renderer.render(prompt.messages, prompt.tree, agent, tools=prompt.tools))
+        for task in candidates
+        for agent, prompt in first_prompts(environment, task, variant=hint).items()
     )
     return max(lengths) if longest else min(lengths)
 
@@ -456,8 +463,8 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
             problem += f" at most engine.vllm.lora_rank={engine.vllm.lora_rank}"
             raise UserError(problem, f"set engine.vllm.lora_rank={training.rank}")
         targets = set(training.lora_targets) - {ALL_LINEAR}
-        if others := sorted(targets - set(engine.vllm.lora_modules)):
+        if unserved := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(
-                f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules lacks",
-                f"add {', '.join(others)} to engine.vllm.lora_modules",
+                f"{name}.lora_targets has {', '.join(unserved)}, which engine.vllm.lora_modules lacks",
+                f"add {', '.join(unserved)} to engine.vllm.lora_modules",
             )

@@ -191,9 +191,9 @@ class Reinforce(Recipe):
     settings: RLSettings
 
     def stages(self) -> list[Stage]:
-        before, uses = self.evaluation(0), reinforce_uses(self.settings)
+        first_evaluation, uses = self.evaluation(0), reinforce_uses(self.settings)
         training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
-        return [before, training, self.evaluation(1, [training])]
+        return [first_evaluation, training, self.evaluation(1, [training])]
 
     def sections(self, run: Run) -> tuple[Section, ...]:
         return step_sections(self, self.settings, run, 0)
@@ -366,8 +366,10 @@ def _groups(
             (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
         ]
         groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
-        for drawn, task in groups:
-            paths = paths_of(run.store, iteration, drawn, [task], agents, PathReward(s.reward))
+        for drawn_iteration, task in groups:
+            paths = paths_of(
+                run.store, iteration, drawn_iteration, [task], agents, PathReward(s.reward)
+            )
             for agent in agents:
                 group = [path for path in paths if path.agent == agent]
                 # Only groups with different rewards have advantages that are not 0.
@@ -400,22 +402,22 @@ def _group(
         side = (
             "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
         )
-        shown = described(path.outcome, _facts(path, advantage))
+        facts = described(path.outcome, _facts(path, advantage))
         rows = tuple((path.agent, row) for row in path.rows)
         # With a critic, each token has its own advantage, and all rollouts are trained on.
         is_trained = (bool(advantage) or s.has_critic) and not left_out
         name = f"rollout {path.outcome.sample}"
-        samples.append(Shown(name, shown, rows, trained=is_trained, side=side))
+        samples.append(Shown(name, facts, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
-    why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:
-        why += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
+        intro += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
     else:
         same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
-        why += f"{same} nothing is learned from this group."
+        intro += f"{same} nothing is learned from this group."
     if s.reward.kl:
-        why += " The divergence from the reference is also taken off for each token."
-    return example(run.store.task(paths[0].task), samples, recipe.renderer, why)
+        intro += " The divergence from the reference is also taken off for each token."
+    return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
 
 
 def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
@@ -434,7 +436,7 @@ def _text(record: Metrics, name: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _spaced(numbers: Sequence[int], most: int) -> list[int]:
+def _spaced(numbers: Sequence[int], limit: int) -> list[int]:
     # Counted from the end, so that the last step is always included.
-    every = -(-len(numbers) // most)
+    every = -(-len(numbers) // limit)
     return sorted({*numbers[::-1][::every]})

@@ -74,8 +74,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     @property
     def rounds(self) -> int:
         """Number of iterations."""
-        own: int = getattr(self, "iterations", 1)
-        return own
+        iterations: int = getattr(self, "iterations", 1)
+        return iterations
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -85,8 +85,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     @property
     def turn_tokens(self) -> int:
         """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
-        own: int = getattr(self, "max_tokens", 256)
-        return getattr(getattr(self, "rollout", None), "max_tokens", own)
+        max_tokens: int = getattr(self, "max_tokens", 256)
+        return getattr(getattr(self, "rollout", None), "max_tokens", max_tokens)
 
 
 S = TypeVar("S", bound=RecipeSettings)
@@ -106,12 +106,12 @@ def _method(
         # replace.
         defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
         defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
-    own: type[S] = create_model(
+    method_settings: type[S] = create_model(
         base.__name__, __base__=base, __module__=base.__module__, __doc__=meaning, **defaults
     )
     # In `create_model` the name would become a field, and it is a variable of the class.
-    own.recipe = name
-    return own
+    method_settings.recipe = name
+    return method_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,14 +108,15 @@ class SweetRL(Recipe):
         # Programs are graded by tests, and web pages by a similarity without a fixed limit of
         # success.
         self.min_difference = getattr(settings, "min_difference", None)
-        kind, dataset = (
+        environment_type, dataset = (
             (Coding, "colbench_code") if self.min_difference is None else (Frontend, "websight")
         )
-        if not isinstance(self.environment, kind):
+        if not isinstance(self.environment, environment_type):
             raise UserError(
-                f"{self.name} needs an environment for {kind.__name__.lower()}, and {settings.played} is not one",
+                f"{self.name} needs an environment for {environment_type.__name__.lower()}, and {settings.played} "
+                "is not one",
                 f"remove dataset and environment, use dataset={dataset}, or derive your environment from "
-                f"{kind.__module__}.{kind.__name__}",
+                f"{environment_type.__module__}.{environment_type.__name__}",
             )
 
     def roles(self) -> tuple[Role, ...]:
@@ -183,7 +184,7 @@ class SweetRL(Recipe):
 
         A pair is a success and a failure, or of web pages two dialogues whose similarities differ enough.
         """
-        selections, shares, least = (
+        selections, shares, min_share = (
             list[Selection](),
             rewards(run, self.environment.reward),
             self.settings.min_reward,
@@ -191,12 +192,14 @@ class SweetRL(Recipe):
         for tree in run.store.trees(FIRST, "rollout"):
             leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                selections += [Selection(leaf, AGENT) for leaf, share in leaves if share >= least]
+                selections += [
+                    Selection(leaf, AGENT) for leaf, share in leaves if share >= min_share
+                ]
             else:
                 pairs = (
                     difference_pairs(leaves, self.min_difference)
                     if self.min_difference
-                    else trajectory_pairs(leaves, least)
+                    else trajectory_pairs(leaves, min_share)
                 )
                 selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
         run.select(FIRST, selections)
@@ -218,8 +221,8 @@ class SweetRL(Recipe):
         # With log-ratios as advantages (equation 3), the loss of equation 2 is DPO on whole
         # dialogues.
         if s.critic.kind == "likelihood":
-            own = (s.critic.objective, self.trainings()["critic.train"])
-            return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
+            objective_and_training = (s.critic.objective, self.trainings()["critic.train"])
+            return prefer(self, run, FIRST, items, *objective_and_training, progress, role=CRITIC)
         from coterie.training.losses import (
             Classifier,
             Objective,
@@ -244,10 +247,10 @@ class SweetRL(Recipe):
                 count, reward = s.candidates.count, self.environment.reward
                 branching = CandidateSampling(driver, sampler, sessions, SECOND, "rollout", count)
                 items = {
-                    ItemKey(SECOND, "rollout", one.task.id, one.key): partial(
-                        _branch_dialogue, branching, one
+                    ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key): partial(
+                        _branch_dialogue, branching, dialogue
                     )
-                    for one in dialogues_to_branch(run, s.candidates.share, reward)
+                    for dialogue in dialogues_to_branch(run, s.candidates.share, reward)
                 }
                 await do_items(
                     *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
@@ -339,8 +342,8 @@ class SweetRL(Recipe):
             engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
             # Without normalization, log-ratios are summed over a turn and not divided by its length
             # L.
-            whole = s.objective.normalise == "none"
-            step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
+            is_sum = s.objective.normalise == "none"
+            step: StepCritic = LikelihoodCritic(engine, base, "none" if is_sum else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
         critic = models.load(CRITIC, FIRST + 1, merge=False)
@@ -395,9 +398,11 @@ class SweetRL(Recipe):
         for tree, selection in load_selections(run, iteration):
             yield role, tree, selection
 
-    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+    def training_view(
+        self, run: Run, tree: Tree, selection: Selection, leaf: str | None = None
+    ) -> View:
         """Return a dialogue as the policy saw it; the critic's prompts may contain the reference c."""
-        leaf = leaf or one.leaf
+        leaf = leaf or selection.leaf
         # Only the critic's rows contain the reference, never the policy's.
         if not (self.trains_critic(tree.iteration) and self.settings.critic.privileged):
             return view(tree, leaf, AGENT)
@@ -405,11 +410,11 @@ class SweetRL(Recipe):
         edit = with_reference(run.store.task(tree.task))
         return recontext(tree, leaf, AGENT, name=PRIVILEGED, edit=edit, render=render)
 
-    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+    def make_pair(self, tree: Tree, selection: Selection, chosen: View, rejected: View) -> Pair:
         """Pair whole dialogues in round 0, and turns in round 1."""
         if tree.iteration == FIRST:
             return trajectory_pair(chosen, rejected, group=tree.task)
-        return turn_pair(chosen, rejected, group=tree.turns[one.leaf].parent)
+        return turn_pair(chosen, rejected, group=tree.turns[selection.leaf].parent)
 
     def prefer(self, run: Run, iteration: int, phase: str, progress: Progress) -> Metrics:
         """Train the policy by DPO on the selected pairs, starting from the base model."""
@@ -441,9 +446,9 @@ class SweetRL(Recipe):
         shares, items = rewards(run, self.environment.reward), []
         for tree in run.store.trees(FIRST, "rollout"):
             for outcome, _ in tree.trajectories():
-                own = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
+                agent_view = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
                 succeeded = shares[tree.task, outcome.sample] >= self.settings.min_reward
-                items.append(labeled_trajectory(own, succeeded, group=tree.task))
+                items.append(labeled_trajectory(agent_view, succeeded, group=tree.task))
         return items
 
 
@@ -563,9 +568,9 @@ async def score_candidates(
 
 
 def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
-    who, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
+    trained_model, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
     passes = f"passes a share of {s.min_reward:g} or more of the tests"
-    if least := recipe.min_difference:
+    if min_difference := recipe.min_difference:
         passes = f"has a similarity of {s.min_reward:g} or more"
     if i == SECOND:
         reason = (
@@ -574,15 +579,15 @@ def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
         )
     elif s.method == "rejection_ft":
         reason = f"Selected: the answer {passes}."
-    elif least:
-        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {least:g} higher."
+    elif min_difference:
+        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {min_difference:g} higher."
     else:
         reason = f"A pair: the answer of the chosen dialogue {passes}, the other one does not."
-    privileged = who == "critic" and s.critic.privileged
+    privileged = trained_model == "critic" and s.critic.privileged
     return Section(
         f"pairs-{i}",
-        f"{'Turns' if i == SECOND else 'Dialogues'} that the {who} was trained on",
-        f"Marked tokens are trained into the {who}. "
+        f"{'Turns' if i == SECOND else 'Dialogues'} that the {trained_model} was trained on",
+        f"Marked tokens are trained into the {trained_model}. "
         + "It sees the reference; the policy never does." * privileged,
         examples=selected_examples(recipe, run, i, reason=reason),
     )

@@ -92,8 +92,10 @@ class Replay:
         tokens: Metrics = {"tokens": dialogue_tokens(state.turns)}
         # A dialogue that exceeds the context could not have been sampled from this model.
         if room > self.context:
-            why = f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
-            return Done(key, tokens, failure=why)
+            reason = (
+                f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
+            )
+            return Done(key, tokens, failure=reason)
         # A reward in the file replaces the tests, which would have to run in the sandbox.
         if row.reward is not None:
             turns = sum(turn.speaker.name == AGENT for turn in state.turns)
@@ -131,14 +133,14 @@ class Replay:
                 tree.add(turn, replayed.request)
                 # As in sampling, a prompt must leave room for a reply of at least `MIN_ROOM`
                 # tokens.
-                before = len(context.ids) - len(turn.ids)
-                room = max(room, before + max(len(turn.ids), MIN_ROOM))
+                prompt_length = len(context.ids) - len(turn.ids)
+                room = max(room, prompt_length + max(len(turn.ids), MIN_ROOM))
             turns += (turn,)
-        last = turns[-1].text
-        tagged = self.environment.answer(last)
+        last_text = turns[-1].text
+        tagged = self.environment.answer(last_text)
         # Without an answer in the file or in tags, the visible part of the last message is the
         # answer.
-        answer = row.answer or tagged or visible(last).strip()
+        answer = row.answer or tagged or visible(last_text).strip()
         ending = TURNS if tagged is None else ANSWERED
         return tree, State(task, 0, turns=turns, answer=answer, end=ending), room
 

@@ -81,9 +81,9 @@ def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
         # Of equal mount points, the later one hides the earlier one.
         if real.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
             best = (mount.mountpoint, mount.fstype.lower())
-    kind = best[1]
-    foreign_fuse = kind.startswith("fuse.") and kind not in SAFE_FUSE
-    return kind if kind in UNSAFE or foreign_fuse else None
+    filesystem = best[1]
+    foreign_fuse = filesystem.startswith("fuse.") and filesystem not in SAFE_FUSE
+    return filesystem if filesystem in UNSAFE or foreign_fuse else None
 
 
 @contextmanager
@@ -165,12 +165,12 @@ def copy_step(
         f"FROM source.selection WHERE :marks AND item IN {items}",
     ):
         db.execute(statement, values)
-    for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
-        own = kind_key(db, renamed.get(settings, settings), name)
+    for setting_name, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
+        kind_id = kind_key(db, renamed.get(settings, settings), name)
         db.execute(
             "INSERT INTO main.credit SELECT :own, tree + :trees, node, value, digest FROM source.credit "
             f"WHERE kind = :kind AND tree IN {trees}",
-            {**values, "own": own, "kind": kind},
+            {**values, "own": kind_id, "kind": setting_name},
         )
 
 
@@ -197,9 +197,9 @@ class Store:
         Raises ``UserError`` if another process writes it, or if it is damaged (not without ``check``).
         """
         path = Path(path).absolute()
-        if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
+        if filesystem := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
             raise UserError(
-                f"{path} is on a {kind} file system, where SQLite can lose committed work",
+                f"{path} is on a {filesystem} file system, where SQLite can lose committed work",
                 "put the run folder on a local disk; copy or export it when the run has ended",
             )
         if read_only and not path.exists():
@@ -244,10 +244,10 @@ class Store:
                 self._joined = False
 
     @contextmanager
-    def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
+    def beside(self, other_path: Path) -> Iterator[sqlite3.Connection]:
         """Open a :meth:`transaction` with another store attached read-only as ``source``, for :func:`copy_step`."""
-        with explained(other):
-            self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
+        with explained(other_path):
+            self._db.execute("ATTACH ? AS source", (f"{other_path.absolute().as_uri()}?mode=ro",))
         try:
             with self.transaction() as db:
                 yield db
@@ -431,7 +431,7 @@ class Store:
         )
         with explained(self.path):
             for calls, results in self._checked(find, (), "the tool calls"):
-                by_call = {one.call_id: one for one in value_of(tables.RESULTS, results)}
+                by_call = {result.call_id: result for result in value_of(tables.RESULTS, results)}
                 for call in value_of(tables.CALLS, calls):
                     if call.id in by_call:
                         yield call, by_call[call.id]
@@ -504,12 +504,17 @@ class Store:
             "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id"
         )
         with explained(self.path):
-            tree = self._fill(key, (one for _, one in self.turns(key)))
+            tree = self._fill(key, (turn for _, turn in self.turns(key)))
             for row in self._checked(find, key[:1], _name(key)):
-                id_, agent, parent, previous, keep, ids, kept, messages, tools = row
-                shown, offered = value_of(tables.MESSAGES, messages), _tools(tools) if tools else ()
-                place = (id_, agent, parent, previous, keep)
-                request = Request(*place, numbers_of(ids, IDS), kept, shown, offered)
+                id_, agent, parent, previous, keep, ids, kept_messages, messages, tools = row
+                message_delta, offered = (
+                    value_of(tables.MESSAGES, messages),
+                    _tools(tools) if tools else (),
+                )
+                header = (id_, agent, parent, previous, keep)
+                request = Request(
+                    *header, numbers_of(ids, IDS), kept_messages, message_delta, offered
+                )
                 tree.requests[request.id] = request
             return tree
 

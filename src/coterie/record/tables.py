@@ -78,12 +78,12 @@ def value_of(adapter: TypeAdapter[T], text: str) -> T:
 
 
 @cache
-def _defaults(kind: type) -> list[tuple[str, object]]:
+def _defaults(record_type: type) -> list[tuple[str, object]]:
     """Return the fields of a dataclass with their defaults (``MISSING`` without one)."""
     missing = dataclasses.MISSING
     return [
-        (one.name, one.default if one.default_factory is missing else one.default_factory())
-        for one in dataclasses.fields(kind)
+        (field.name, field.default if field.default_factory is missing else field.default_factory())
+        for field in dataclasses.fields(record_type)
     ]
 
 
@@ -273,11 +273,11 @@ def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None =
 
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     """Insert a row with the digest of its values, and return its row id."""
-    places = ", ".join("?" * (len(row) + 1))
+    placeholders = ", ".join("?" * (len(row) + 1))
     # Keys that are numbered in order of insertion differ between equal stores, so the digest skips
     # them.
     values = (*row, digest_of(*row[PLACES[table] :]))
-    return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
+    return db.execute(f"INSERT INTO {table} VALUES ({placeholders})", values).lastrowid or 0
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool = True) -> bool:
@@ -343,8 +343,8 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     try:
         text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        what = f"public fields of task {task.id!r} are not JSON: {error}"
-        raise UserError(what, "use numbers, strings, lists and dicts") from error
+        problem = f"public fields of task {task.id!r} are not JSON: {error}"
+        raise UserError(problem, "use numbers, strings, lists and dicts") from error
     if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
         raise UserError(
             f"public fields of task {task.id!r} are not plain JSON",
@@ -384,8 +384,8 @@ def write_item(
     row = insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
     if tree is not None:
         write_tree(db, item.key, tree)
-    for one in credit:
-        _add_credit(db, one)
+    for credit_value in credit:
+        _add_credit(db, credit_value)
     for position, selection in enumerate(selections):
         for turn in (selection.leaf, selection.rejected):
             # A selection may be of a tree that an earlier stage has written.
@@ -414,8 +414,8 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
     # All samples of a task are items of their own, and add their turns to one tree.
-    place = (tree.iteration, tree.stage, tree.task, tree.root)
-    db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", place)
+    tree_key = (tree.iteration, tree.stage, tree.task, tree.root)
+    db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", tree_key)
     find = "SELECT key FROM tree WHERE root = ?"
     row: int = db.execute(find, (tree.root,)).fetchone()[0]
     db.executemany("INSERT OR IGNORE INTO blob VALUES (?, ?)", tree.images.items())
@@ -459,11 +459,11 @@ def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
         text = json_of(request.tools)
         row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
         toolset = row[0] if row else insert(db, "toolset", (None, text))
-    place = (request.agent, request.parent, request.previous, request.keep)
+    header = (request.agent, request.parent, request.previous, request.keep)
     # Four bytes for each token, less than as JSON text.
     ids = np.array(request.ids, dtype=IDS).tobytes()
-    shown = (request.keep_messages, json_of(request.messages))
-    insert(db, "request", (tree, toolset, request.id, *place, ids, *shown))
+    message_delta = (request.keep_messages, json_of(request.messages))
+    insert(db, "request", (tree, toolset, request.id, *header, ids, *message_delta))
 
 
 def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, position: int) -> None:
@@ -489,8 +489,8 @@ def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, pos
 
 def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
     ending, score = outcome.ending, None if outcome.score is None else float(outcome.score)
-    place = (outcome.leaf, outcome.sample, ending.reason, int(ending.truncated))
-    row = (*place, outcome.answer, score)
+    header = (outcome.leaf, outcome.sample, ending.reason, int(ending.truncated))
+    row = (*header, outcome.answer, score)
     find = "SELECT leaf, sample, reason, truncated, answer, score FROM outcome WHERE (tree, leaf) = (?, ?)"
     old = db.execute(find, (tree, outcome.leaf)).fetchone()
     if old is None:
@@ -508,11 +508,11 @@ def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
     trees = db.execute(find, (credit.node, credit.node)).fetchone()
     if trees is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
-    (tree,), kind = trees, kind_key(db, credit.settings, credit.name)
+    (tree,), kind_id = trees, kind_key(db, credit.settings, credit.name)
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
-    old = db.execute(find, (kind, tree, credit.node)).fetchone()
+    old = db.execute(find, (kind_id, tree, credit.node)).fetchone()
     if old is None:
-        insert(db, "credit", (kind, tree, credit.node, float(credit.value)))
+        insert(db, "credit", (kind_id, tree, credit.node, float(credit.value)))
     # Repeating a stage must give the same number; new settings have another kind.
     elif old != (credit.value,):
         raise ValueError(

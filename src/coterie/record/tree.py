@@ -231,15 +231,15 @@ class Tree:
         # them.
         deltas = [request]
         while (previous := deltas[-1].previous) is not None:
-            before = self.turns[previous].prompt
-            assert before is not None, "the previous turn has a request"
-            deltas.append(self.requests[before])
+            previous_prompt = self.turns[previous].prompt
+            assert previous_prompt is not None, "the previous turn has a request"
+            deltas.append(self.requests[previous_prompt])
         messages = deltas.pop().messages
-        for one in reversed(deltas):
+        for delta in reversed(deltas):
             # Running messages: the previous prompt and the turn that answered it. The next prompt
             # keeps the first of them, and adds its own.
-            messages = (*messages, Message("assistant", turn=one.previous))
-            messages = messages[: one.keep_messages] + one.messages
+            messages = (*messages, Message("assistant", turn=delta.previous))
+            messages = messages[: delta.keep_messages] + delta.messages
         return messages
 
 

@@ -56,8 +56,8 @@ class ToolResult:
     """Number of characters removed from its text."""
 
 
-def call_id(place: int) -> str:
-    return f"c{place}"
+def call_id(index: int) -> str:
+    return f"c{index}"
 
 
 def place(id_: str) -> int:

@@ -60,10 +60,10 @@ def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets
                 "model_usage": _usage(tree, path),
             })  # fmt: skip
     # A failed dialogue is a sample with an error.
-    for key, why in store.failures(iteration, stage):
+    for key, reason in store.failures(iteration, stage):
         if key.task:
             number = int(key.sample) if key.sample.isdecimal() else 0
-            error = {"message": why, "traceback": "", "traceback_ansi": ""}
+            error = {"message": reason, "traceback": "", "traceback_ansi": ""}
             samples.append({**_sample(store.task(key.task), number), "error": error})
     samples.sort(key=lambda sample: (sample["id"], sample["epoch"]))
     # Tasks that cannot be graded do not lower the mean.
@@ -123,8 +123,8 @@ def _sum(usages: Iterable[Usage]) -> Usage:
     total: dict[str, Counter[str]] = {}
     for usage in usages:
         for model, counts in usage.items():
-            whole = sum(counts[name] for name in ("input_tokens", "output_tokens"))
-            total.setdefault(model, Counter()).update({**counts, "total_tokens": whole})
+            all_tokens = sum(counts[name] for name in ("input_tokens", "output_tokens"))
+            total.setdefault(model, Counter()).update({**counts, "total_tokens": all_tokens})
     return total
 
 
@@ -182,17 +182,17 @@ class _MessageWriter:
         for part in parts:
             is_secret = part.source.startswith("secret:") and not self._secrets
             text = f"<{part.source}>" if is_secret else part.text
-            kind = "reasoning" if part.source == THOUGHT else "text"
+            content_type = "reasoning" if part.source == THOUGHT else "text"
             # Adjacent parts of the same kind become one.
-            if content and content[-1]["type"] == kind:
-                content[-1][kind] += text
+            if content and content[-1]["type"] == content_type:
+                content[-1][content_type] += text
             else:
-                content.append({"type": kind, kind: text})
+                content.append({"type": content_type, content_type: text})
             if part.image is not None:
                 data = base64.b64encode(self._store.image(part.image)).decode()
                 content.append({"type": "image", "image": f"data:image/png;base64,{data}"})
-        is_text = all(one["type"] == "text" for one in content)
-        return "".join(one["text"] for one in content) if is_text else content
+        is_text = all(part_["type"] == "text" for part_ in content)
+        return "".join(part_["text"] for part_ in content) if is_text else content
 
 
 def _call(turn: Turn, call: ToolCall) -> Fields:

@@ -53,10 +53,10 @@ class SampledPath:
         if self.total is None or self.reward is None:
             raise ValueError(f"path {self.path} has failed: it has no reward")
         rewards = [0.0] * tokens
-        for place, reward in (*self.steps, (tokens - 1, self.reward)):
-            if not 0 <= place < tokens:
-                raise ValueError(f"path {self.path} has a reward at token {place} of {tokens}")
-            rewards[place] += reward
+        for position, reward in (*self.steps, (tokens - 1, self.reward)):
+            if not 0 <= position < tokens:
+                raise ValueError(f"path {self.path} has a reward at token {position} of {tokens}")
+            rewards[position] += reward
         return rewards
 
 
@@ -116,12 +116,12 @@ def gae(
     """
     advantages: list[float] = []
     # From the last token backwards; these are A_{t+1} and V_{t+1}.
-    following, after = 0.0, bootstrap
+    following, next_value = 0.0, bootstrap
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         # delta_t + gamma lam A_{t+1}, with both terms of the docstring in one expression.
-        following = reward + gamma * after - value + gamma * lam * following
+        following = reward + gamma * next_value - value + gamma * lam * following
         advantages.append(following)
-        after = value
+        next_value = value
     advantages.reverse()
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
@@ -197,7 +197,7 @@ def with_advantages(
     """Return the rows with the result of :func:`gae` for the trained tokens."""
     # A path's rows follow each other, and so do their tokens in the numbers of the path.
     by_row = zip(rows, _split(rows, advantages), _split(rows, returns), strict=True)
-    return [replace(row, advantages=own, returns=later) for row, own, later in by_row]
+    return [replace(row, advantages=advantages, returns=later) for row, advantages, later in by_row]
 
 
 def trained_values(rows: Sequence[Row]) -> list[float]:
@@ -208,13 +208,13 @@ def trained_values(rows: Sequence[Row]) -> list[float]:
 def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
     """Return the index of each trained turn's last token, which gets its reward, among the path's trained tokens."""
     ends: dict[str, int] = {}
-    before = 0
+    end = 0
     for row in rows:
         for target in row.targets:
             # A row's first token is never trained (nothing predicts it), so it does not count.
-            before += target.stop - max(target.start, 1)
+            end += target.stop - max(target.start, 1)
             if target.stop > 1:
-                ends[target.turn] = before - 1
+                ends[target.turn] = end - 1
     return ends
 
 

@@ -110,7 +110,9 @@ class Judge:
 
 def judge_question(situation: Situation, a: str, b: str) -> list[Utterance]:
     """Build the prompt of one comparison."""
-    dialogue = "\n".join(f"{who}: {what}" for who, what in situation.dialogue) or "(nothing yet)"
+    dialogue = (
+        "\n".join(f"{speaker}: {text}" for speaker, text in situation.dialogue) or "(nothing yet)"
+    )
     blocks = {
         "Task": situation.task,
         "Reference solution": situation.reference,
@@ -168,9 +170,12 @@ class LikelihoodCritic:
         """Return log-ratios in nats, with one pass over the prompt for each model."""
         # SWEET-RL, equation 3: log pi_critic - log pi_ref of each candidate, under the critic's
         # prompt.
-        both = (one.logprobs(prompt, candidates) for one in (self.critic, self.reference))
-        ours, before = await asyncio.gather(*both)
-        ratios = [sum(one) - sum(other) for one, other in zip(ours, before, strict=True)]
+        both = (engine.logprobs(prompt, candidates) for engine in (self.critic, self.reference))
+        ours, reference = await asyncio.gather(*both)
+        ratios = [
+            sum(critic_logprobs) - sum(reference_logprobs)
+            for critic_logprobs, reference_logprobs in zip(ours, reference, strict=True)
+        ]
         # The sum favors long or short candidates; the paper takes the mean over tokens.
         if self.normalise == "tokens":
             lengths = map(len, candidates)
@@ -202,9 +207,9 @@ class HeadCritic:
         if not prompt or not all(map(len, candidates)):
             raise EngineError("values need a prompt and candidates, none of them empty")
         sequences = [(*prompt, *candidate) for candidate in candidates]
-        longest, most = max(map(len, sequences), default=0), self.loaded.context_length
-        if longest > most:
-            raise EngineError(f"context overflow: {longest} tokens, but the critic takes {most}")
+        longest, limit = max(map(len, sequences), default=0), self.loaded.context_length
+        if longest > limit:
+            raise EngineError(f"context overflow: {longest} tokens, but the critic takes {limit}")
         start = len(prompt)
         # All candidates have the same prompt, which runs once in a trie, and tries are kept within
         # the budget of a pass.
@@ -225,9 +230,9 @@ class HeadCritic:
         chosen = [sequences[i] for i in part]
         # Pool over the candidate's own tokens only, not over the prompt.
         begin = start if self.pool == "mean" else -1
-        places = [range(len(ids))[begin:] for ids in chosen]
+        positions = [range(len(ids))[begin:] for ids in chosen]
         with torch.inference_mode():
-            values = token_values(self.loaded.model, chosen, places, self.rule)
+            values = token_values(self.loaded.model, chosen, positions, self.rule)
             return [float(value.mean()) for value in values]
 
 
@@ -295,8 +300,8 @@ async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]
         for segment in view.segments:
             beginnings.setdefault(segment.pieces[0].ids[0], []).append(segment)
     losses: dict[str, float] = {}
-    for first, segments in beginnings.items():
-        scores = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
+    for first_token, segments in beginnings.items():
+        scores = await engine.logprobs([first_token], [segment.ids[1:] for segment in segments])
         for segment, logprobs in zip(segments, scores, strict=True):
             losses |= _of_turns(segment, logprobs)
     return losses
@@ -328,7 +333,7 @@ async def mean_loglikelihoods(
     rest = [[*prompt[shared:], *target] for prompt in prompts]
     scores = await model.logprobs(list(prompts[0][:shared]), rest)
     # Scores cover the rest of each prompt as well; only the target's tokens count.
-    return [math.fsum(one[-len(target) :]) / len(target) for one in scores]
+    return [math.fsum(logprobs[-len(target) :]) / len(target) for logprobs in scores]
 
 
 def perplexity(mean_loglikelihood: float) -> float:

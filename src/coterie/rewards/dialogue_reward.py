@@ -140,7 +140,7 @@ _NAME = re.compile(r"^\s*\w+\s*=\s*")
 def quotes(text: str, hidden: Sequence[str]) -> bool:
     """Return True if a text contains a hidden text, ignoring spaces and the name of its result."""
     bare = _bare(text)
-    needles = (_bare(_NAME.sub("", one)) for one in hidden)
+    needles = (_bare(_NAME.sub("", secret)) for secret in hidden)
     # Short values, such as a number, occur in a text by chance.
     return any(len(needle) >= SHORTEST and needle in bare for needle in needles)
 
@@ -419,12 +419,12 @@ class PathReward:
         if graded.environment_reward is None or graded.outcome.score is None:
             return None
         if self.settings.malformed is not None and _breaks_form(graded):
-            own = {"malformed": self.settings.malformed}
+            components = {"malformed": self.settings.malformed}
         else:
             measures = self._measures(graded)
-            own = {"environment": graded.environment_reward, "measures": measures}
+            components = {"environment": graded.environment_reward, "measures": measures}
         return {
-            **own,
+            **components,
             "repeats": -self.settings.repeats * count_repeats(graded.own_turns),
             "overlong": self._overlong(graded),
             **self._custom(graded),
@@ -449,12 +449,15 @@ class PathReward:
         s = self.settings
         if not s.overlong:
             return 0.0
-        limit, buffer, own = s.overlong_limit, s.overlong_buffer, graded.own_turns
+        limit, buffer, agent_turns = s.overlong_limit, s.overlong_buffer, graded.own_turns
         assert limit is not None and buffer is not None, "checked in the settings"
         # Only the agent's tokens count, not observations. An unsampled turn (of a script) has no
         # finish reason, and counts as ended.
-        last, tokens = own[-1].sample if own else None, sum(len(turn.ids) for turn in own)
-        finish, ending = last.finish if last else "end", graded.outcome.ending
+        last_sample, tokens = (
+            agent_turns[-1].sample if agent_turns else None,
+            sum(len(turn.ids) for turn in agent_turns),
+        )
+        finish, ending = last_sample.finish if last_sample else "end", graded.outcome.ending
         return overlong_penalty(
             tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong
         )

@@ -75,7 +75,7 @@ class TreeValues(dict[str, NodeValue]):
         """Return the values of a node's siblings."""
         if node not in self.parents:
             return []
-        return [self[one] for one in self.children[self.parents[node]] if one != node]
+        return [self[sibling] for sibling in self.children[self.parents[node]] if sibling != node]
 
 
 REQUEST = "request"
@@ -141,11 +141,15 @@ class InstructedSampler:
 
 def add_request(prompt: Prompt, request: str) -> Prompt:
     """Append a request to the last message of a prompt."""
-    *before, last = prompt.messages
+    *context, last_message = prompt.messages
     # A message that refers to a turn has its text in the tree; the instructed copy is literal.
-    parts = last.parts if last.turn is None else prompt.tree.turns[last.turn].parts
-    instructed = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
-    return replace(prompt, messages=(*before, instructed))
+    parts = (
+        last_message.parts
+        if last_message.turn is None
+        else prompt.tree.turns[last_message.turn].parts
+    )
+    instructed = Message(last_message.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
+    return replace(prompt, messages=(*context, instructed))
 
 
 def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -159,11 +163,11 @@ def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
     """Return samplers by label: greedy, then better and worse steps in turn (``fixed_instruct``: only worse ones)."""
-    others = [
+    instructed = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))
         for label in range(1, count)
     ]
-    return [greedy, *others]
+    return [greedy, *instructed]
 
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
@@ -259,14 +263,14 @@ class DenseSearch(Search):
         # The first search varies only the first step.
         if not self.rollouts:
             node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
-            return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
+            return [Rollout(search, n, node, labels=labels) for n, labels in enumerate(indices)]
         if self.is_done():
             return []
         # A stored path whose environment no longer repeats it has no position to start from.
-        known = self.branches.nodes()
+        nodes = self.branches.nodes()
         for node in self.best_first(rng):
-            if node in known and (indices := self.new_indices(node, rng)):
-                return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
+            if node in nodes and (indices := self.new_indices(node, rng)):
+                return [Rollout(search, n, node, labels=labels) for n, labels in enumerate(indices)]
         # No random index below any open node was new, so the tree counts as complete.
         return []
 
@@ -286,12 +290,12 @@ class DenseSearch(Search):
         C is the largest difference between its value and a sibling's, D its mean distance to the end, L the maximum
         number of steps, and N the number of its visits and of searches that started at it.
         """
-        own = self.values[node]
-        contrast = max((abs(own.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
-        count = own.visits + self._starts.get(node, 0)
+        value = self.values[node]
+        contrast = max((abs(value.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
+        count = value.visits + self._starts.get(node, 0)
         return (
             CONTRAST * contrast**0.25
-            + DEPTH * own.distance / self.steps
+            + DEPTH * value.distance / self.steps
             + NOVELTY * math.sqrt(1 + count) / (2 + count)
         )
 
@@ -320,16 +324,16 @@ class DenseSearch(Search):
         # All labels were sampled, so an earlier rollout took this index.
         return True
 
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
-        return {self.agent: self.samplers[self._label(rollout, at)]}
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
+        return {self.agent: self.samplers[self._label(rollout, position)]}
 
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
         """Return the seed of a node and label, which all rollouts share."""
-        return int(self.key("dense", self._node(at), self._label(rollout, at))[:15], 16)
+        return int(self.key("dense", self._node(position), self._label(rollout, position))[:15], 16)
 
-    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
         """Return the node's child with the rollout's next label, if any."""
-        child = self._child.get((self._node(at), self._label(rollout, at)))
+        child = self._child.get((self._node(position), self._label(rollout, position)))
         return None if child is None else self.tree.turns.get(child)
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
@@ -341,17 +345,17 @@ class DenseSearch(Search):
         changed: dict[str, None] = {}
         # The rollouts of a search share one start node, which counts once. The root's count stays
         # 0.
-        for node in {one.search: one.start for one in rollouts}.values():
+        for node in {rollout_.search: rollout_.start for rollout_ in rollouts}.values():
             self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
-        for path, one in distinct_rollouts(self.tree, rollouts, self._indices):
+        for path, rollout in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
             # Labels count agent steps only, so the n-th agent turn belongs to the n-th label.
             for step, (parent, node) in enumerate(zip(nodes, path, strict=False)):
-                self._child[parent, one.labels[step]] = node
+                self._child[parent, rollout.labels[step]] = node
                 # Equal texts of two labels are one node, which keeps the labels of its first path.
-                self._labels.setdefault(node, one.labels[: step + 1])
+                self._labels.setdefault(node, rollout.labels[: step + 1])
             self._ended.add(nodes[-1])
-            self.values.add(path, one.reward or 0.0)
+            self.values.add(path, rollout.reward or 0.0)
             changed |= dict.fromkeys(nodes[:-1])
         # Pairs are formed among siblings, so only the nodes above new leaves can have new ones.
         for node in changed:
@@ -363,28 +367,28 @@ class DenseSearch(Search):
         rest = label if self.settings.children == "sampling" else 0
         return (label, *(rest,) * (self.steps - 1))
 
-    def _node(self, at: Position) -> str:
+    def _node(self, position: Position) -> str:
         # Observations are not nodes of this search, so go back to the last agent turn.
-        agent_turns = (t.id for t in reversed(at.state.turns) if t.speaker.kind == "agent")
+        agent_turns = (t.id for t in reversed(position.state.turns) if t.speaker.kind == "agent")
         return next(agent_turns, self.tree.root)
 
-    def _label(self, rollout: Rollout, at: Position) -> int:
-        return rollout.labels[sum(turn.speaker.kind == "agent" for turn in at.state.turns)]
+    def _label(self, rollout: Rollout, position: Position) -> int:
+        return rollout.labels[sum(turn.speaker.kind == "agent" for turn in position.state.turns)]
 
 
 def distinct_rollouts(
     tree: Tree, rollouts: Sequence[Rollout], indices: set[tuple[int, ...]]
 ) -> Iterator[tuple[list[str], Rollout]]:
     """Yield finished rollouts with new indices up to their ends, each with its agent turns; add to ``indices``."""
-    for one in rollouts:
-        if one.leaf is None:
+    for rollout in rollouts:
+        if rollout.leaf is None:
             continue
-        path = agent_path(tree, one.leaf)
+        path = agent_path(tree, rollout.leaf)
         # Labels after the end of the path were never used.
-        index = one.labels[: len(path)]
+        index = rollout.labels[: len(path)]
         if index not in indices:
             indices.add(index)
-            yield path, one
+            yield path, rollout
 
 
 def agent_path(tree: Tree, leaf: str) -> list[str]:

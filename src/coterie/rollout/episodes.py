@@ -81,15 +81,15 @@ def rare_collections() -> Iterator[None]:
 
     Blocks may overlap in any order; the end of the last one restores the thresholds.
     """
-    before = _thresholds[0] if _thresholds else gc.get_threshold()
-    _thresholds.append(before)
-    gc.set_threshold(before[0] and max(before[0], 500_000), *before[1:])
+    thresholds = _thresholds[0] if _thresholds else gc.get_threshold()
+    _thresholds.append(thresholds)
+    gc.set_threshold(thresholds[0] and max(thresholds[0], 500_000), *thresholds[1:])
     try:
         yield
     finally:
         _thresholds.pop()
         if not _thresholds:
-            gc.set_threshold(*before)
+            gc.set_threshold(*thresholds)
 
 
 def first_prompts(
@@ -107,9 +107,9 @@ async def first_prompts_async(
         async with Sessions(1, SECONDS) as sessions:
             resources = (sessions, 0, Shared(), SECONDS, variant)
             branches = Branches(environment, {}, task, tree, *resources)
-            at = await branches.start()
+            position = await branches.start()
             agents = agents_of(environment)
-            prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
+            prompts = {agent: branches.prompt(position, agent, seed=0, draw=0) for agent in agents}
             await branches.close()
     except EnvironmentFault as error:
         raise UserError(
@@ -240,39 +240,53 @@ class Driver:
         branches = self.branches(episode.task, tree, sessions, episode.variant)
         agent_responses: list[Response] = []
         try:
-            at = await branches.start()
-            while at.state.end is None:
-                acting = branches.acting(at)
-                seeds = {actor: self._seed(episode, at, n) for n, actor in enumerate(acting)}
+            position = await branches.start()
+            while position.state.end is None:
+                acting = branches.acting(position)
+                seeds = {actor: self._seed(episode, position, n) for n, actor in enumerate(acting)}
                 try:
-                    responses = await branches.respond(at, seeds, episode.sample)
+                    responses = await branches.respond(position, seeds, episode.sample)
                 except OutOfContext as error:
-                    at = branches.cut(at, error)
+                    position = branches.cut(position, error)
                     continue
                 kinds = [self.environment.actors[actor] for actor in acting]
                 answers = zip(kinds, responses, strict=True)
-                agent_responses += [one for kind, one in answers if kind == "agent"]
-                at = await branches.advance(at, responses)
+                agent_responses += [response for kind, response in answers if kind == "agent"]
+                position = await branches.advance(position, responses)
                 if self.environment.pure:
                     branches.forget()
-            grade = await branches.grade(at)
+            grade = await branches.grade(position)
         finally:
             await branches.close()
-        tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
+        tree.end(
+            Outcome(
+                position.node,
+                episode.sample,
+                position.state.end,
+                position.state.answer,
+                grade.score,
+            )
+        )
         tokens = sum(response.tokens for response in agent_responses)
         thought = sum(response.thought_tokens for response in agent_responses)
         truncated = sum(response.turn.truncated for response in agent_responses)
         metrics = {**grade.metrics, MESSAGES: len(agent_responses), CUT_OFF: truncated}
         metrics |= {THOUGHT_TOKENS: thought} if thought else {}
-        credit = _credit(branches, at.node, grade)
+        credit = _credit(branches, position.node, grade)
         return EpisodeResult(episode, tree, None, tokens, metrics, credit)
 
-    def _seed(self, episode: Episode, at: Position, place: int) -> int:
+    def _seed(self, episode: Episode, position: Position, index: int) -> int:
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
-        return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
+        return int(digest("seed", *key, len(position.state.turns) + index)[:15], 16)
 
 
 def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
-    rewards = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
-    rewards |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
-    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in rewards.items())
+    rewards = {
+        (node, f"{REWARD}:{actor}"): reward for (node, actor), reward in branches.rewards.items()
+    }
+    rewards |= {
+        (leaf, f"{FINAL_REWARD}:{actor}"): reward for actor, reward in grade.rewards.items()
+    }
+    return tuple(
+        Credit(node, name, reward, ENVIRONMENT) for (node, name), reward in rewards.items()
+    )

@@ -53,9 +53,12 @@ class AgentContext:
         """Return the context with the messages of a request and the agent's turn."""
         assert request is not None, "only turns with tokens are stored as deltas"
         # The running prompt is the kept beginning, the request's new tokens and the sampled turn.
-        own, kept = Message("assistant", turn=turn.id), self.messages[: request.keep_messages]
+        reply, kept_messages = (
+            Message("assistant", turn=turn.id),
+            self.messages[: request.keep_messages],
+        )
         ids = self.ids[: request.keep] + request.ids + turn.ids
-        return AgentContext(turn.id, ids, (*kept, *request.messages, own))
+        return AgentContext(turn.id, ids, (*kept_messages, *request.messages, reply))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +182,13 @@ class TokenSampler:
             )
         if room < sampling.max_tokens or prompt.stop:
             # Ask for no more tokens than the context has left.
-            most, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
-            sampling = replace(sampling, max_tokens=most, stop=stop)
+            max_tokens, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
+            sampling = replace(sampling, max_tokens=max_tokens, stop=stop)
         completions = await self.engine.sample(prompt_ids, seeds, sampling)
         draws = draws or [prompt.draw] * len(seeds)
         return [
-            self._response(prompt, request, *one) for one in zip(completions, draws, strict=True)
+            self._response(prompt, request, *completion_and_draw)
+            for completion_and_draw in zip(completions, draws, strict=True)
         ]
 
     def _response(
@@ -207,8 +211,8 @@ class TokenSampler:
         # The spans are only stored if the tokens come from several versions.
         spans = versions if len(versions) > 1 else ()
         sample = Sample(request.id, completion.ids, *behavior, *distribution, spans)
-        own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
-        turn = make_turn(prompt.parent, who, own, sample=sample, calls=calls, draw=draw)
+        turn_parts, speaker = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
+        turn = make_turn(prompt.parent, speaker, turn_parts, sample=sample, calls=calls, draw=draw)
         return Response(turn, request, len(completion.ids))
 
 
@@ -239,7 +243,7 @@ class TextSampler:
         )
         model = self.endpoint.settings.model
         text, stop = reply.text, ""
-        if matches := [(text.index(one), one) for one in prompt.stop if one in text]:
+        if matches := [(text.index(stop), stop) for stop in prompt.stop if stop in text]:
             place_of_stop, stop = min(matches)  # some endpoints ignore stop strings
             text = text[:place_of_stop]
         if not stop and reply.finish == "stop":
@@ -261,15 +265,15 @@ class TextSampler:
 
 def _calls(reply: Reply) -> tuple[ToolCall, ...]:
     """Convert the calls of a reply; the last call of a truncated reply is not run."""
-    last = len(reply.calls) - 1 if reply.finish == "length" else -1
+    cut_call = len(reply.calls) - 1 if reply.finish == "length" else -1
     return tuple(
         ToolCall(
             call_id(number),
-            whole_text(one.name),
-            whole_text(one.arguments),
-            CUT if number == last else "" if one.name else NAMELESS,
+            whole_text(call.name),
+            whole_text(call.arguments),
+            CUT if number == cut_call else "" if call.name else NAMELESS,
         )
-        for number, one in enumerate(reply.calls)
+        for number, call in enumerate(reply.calls)
     )
 
 
@@ -296,17 +300,17 @@ def utterances(prompt: Prompt) -> list[Utterance]:
         elif turn.calls and message.role == "assistant":
             calling += 1
             calls = tuple(
-                ToolCall(f"c{calling:04}{number:04}", one.name or "unnamed", _arguments(one))
-                for number, one in enumerate(turn.calls)
+                ToolCall(f"c{calling:04}{number:04}", call.name or "unnamed", _arguments(call))
+                for number, call in enumerate(turn.calls)
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
             # Parts of the message replace the text of each result, as when old results are
             # shortened.
             instead = "".join(part.text for part in message.parts)
-            for one in turn.results:
-                id_ = f"c{calling:04}{place(one.call_id):04}"
-                result.append(Utterance("tool", instead or one.text, call_id=id_))
+            for call_result in turn.results:
+                id_ = f"c{calling:04}{place(call_result.call_id):04}"
+                result.append(Utterance("tool", instead or call_result.text, call_id=id_))
         else:
             result.append(utterance(message, prompt))
     return result
@@ -344,7 +348,9 @@ class UserSampler:
         dialogue = (utterance(message, prompt) for message in prompt.messages)
         # For the simulator the roles are reversed: its own turns are the person's.
         names = {"assistant": PERSON}
-        transcript = [(names.get(one.role, "agent"), one.text) for one in dialogue]
+        transcript = [
+            (names.get(utterance.role, "agent"), utterance.text) for utterance in dialogue
+        ]
         reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)
         person, parts = Speaker("person", prompt.agent), [Part(reply or "…", source=PERSON)]
         turn = make_turn(prompt.parent, person, parts, author=self.simulator.name)

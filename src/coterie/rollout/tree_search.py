@@ -91,21 +91,21 @@ class TreeGrower:
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
 
-    async def _play(self, at: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        if at.state.end is not None:
-            return [replace(rollout, leaf=at.node) for rollout in rollouts]
+    async def _play(self, position: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        if position.state.end is not None:
+            return [replace(rollout, leaf=position.node) for rollout in rollouts]
         try:
             # One column per actor, with a response for each rollout.
-            actors = enumerate(self.branches.acting(at))
+            actors = enumerate(self.branches.acting(position))
             columns = await gather_all(
-                [self._responses(at, rollouts, actor, index) for index, actor in actors]
+                [self._responses(position, rollouts, actor, index) for index, actor in actors]
             )
         except OutOfContext as error:  # without an earlier turn of an agent, the rollouts fail
-            leaf = self.branches.cut(at, error).node
+            leaf = self.branches.cut(position, error).node
             return [replace(rollout, leaf=leaf) for rollout in rollouts]
         # Transposed: one tuple of simultaneous responses for each rollout.
         samples: list[Responses] = list(zip(*columns, strict=True))
-        merged = [self._add(at, responses) for responses in samples]
+        merged = [self._add(position, responses) for responses in samples]
         # Rollouts that are at the same node now, also by merging, step the environment once.
         groups: dict[str, tuple[Responses, list[Rollout]]] = {}
         for rollout, responses, nodes in zip(rollouts, samples, merged, strict=True):
@@ -114,20 +114,20 @@ class TreeGrower:
             group.append(replace(rollout, sampled=sampled))
         # Several continuations need a session each, so the session is forked for them.
         several = len(groups) > 1
-        work = [self._advance(at, nodes, group, several) for nodes, group in groups.values()]
+        work = [self._advance(position, nodes, group, several) for nodes, group in groups.values()]
         return [rollout for group in await gather_all(work) for rollout in group]
 
     async def _advance(
-        self, at: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
+        self, position: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
     ) -> list[Rollout]:
         async def work() -> list[Rollout]:
-            then = await self.branches.advance(at, nodes, others_follow=others_follow)
+            then = await self.branches.advance(position, nodes, others_follow=others_follow)
             return await self._play(then, rollouts)
 
         return await self._or_failures(work(), rollouts)
 
     async def _responses(
-        self, at: Position, rollouts: Sequence[Rollout], actor: str, index: int
+        self, position: Position, rollouts: Sequence[Rollout], actor: str, index: int
     ) -> list[Response]:
         """Return an actor's response in each rollout: a known turn, or a new sample.
 
@@ -137,29 +137,32 @@ class TreeGrower:
         groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
         for number, rollout in enumerate(rollouts):
             # An existing turn costs no tokens.
-            if (turn := self.known(rollout, at)) is not None:
+            if (turn := self.known(rollout, position)) is not None:
                 responses[number] = self._response(turn, 0)
                 continue
-            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, index)
+            sampler, seed = (
+                self.samplers(rollout, position)[actor],
+                self.seed(rollout, position, index),
+            )
             seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
             seeds.setdefault(seed, []).append(number)
-        work = [self._candidates(at, actor, *group) for group in groups.values()]
+        work = [self._candidates(position, actor, *group) for group in groups.values()]
         for candidates in await gather_all(work):
             responses |= candidates
         return [responses[number] for number in range(len(rollouts))]
 
     async def _candidates(
         self,
-        at: Position,
+        position: Position,
         actor: str,
         sampler: CandidateSampler,
         seeds: Mapping[int, Sequence[int]],
     ) -> dict[int, Response]:
-        context = context_at(at, actor)
+        context = context_at(position, actor)
         candidates = await sample_in_context(
             self.branches.environment,
-            at.state,
-            self.branches.prompt(at, actor, next(iter(seeds)), 0),
+            position.state,
+            self.branches.prompt(position, actor, next(iter(seeds)), 0),
             lambda prompt: sampler.candidates(prompt, context, list(seeds)),
         )
         # Rollouts with equal seeds share one sample, whose tokens are counted once.
@@ -173,12 +176,12 @@ class TreeGrower:
         request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
         return Response(turn, request, tokens)
 
-    def _add(self, at: Position, responses: Responses) -> Responses:
+    def _add(self, position: Position, responses: Responses) -> Responses:
         """Add responses to the tree, or replace them by the siblings that they are merged with."""
         tree, nodes = self.branches.tree, tuple[Response, ...]()
         for response in responses:
             # Simultaneous turns are chained, so this id depends on the nodes chosen before it.
-            turn = chain(self.branches.environment, at, (*nodes, response))[-1]
+            turn = chain(self.branches.environment, position, (*nodes, response))[-1]
             sibling = None
             # An equal turn is the same node already; only a new one can be merged.
             if turn.id not in tree.turns:
@@ -246,7 +249,10 @@ def node_values(tree: Tree, rollouts: Iterable[Rollout]) -> dict[str, Value]:
             for node in (tree.root, *(turn.id for turn in tree.path(rollout.leaf))):
                 rewards.setdefault(node, []).append(rollout.reward)
     # ``fsum`` is exact, so the value does not depend on the order of the rollouts.
-    return {node: Value(math.fsum(own) / len(own), len(own)) for node, own in rewards.items()}
+    return {
+        node: Value(math.fsum(node_rewards) / len(node_rewards), len(node_rewards))
+        for node, node_rewards in rewards.items()
+    }
 
 
 def choose(
@@ -276,7 +282,7 @@ def choose(
     # Subtracting the maximum keeps ``exp`` in range and does not change the softmax.
     highest = values[best[0]].mean
     differences = (values[node].mean - highest for node in best)
-    weights = [math.exp(one / settings.softmax_temperature) for one in differences]
+    weights = [math.exp(difference / settings.softmax_temperature) for difference in differences]
     return rng.choices(best, weights)[0]
 
 
@@ -284,11 +290,11 @@ def _has_grandchild(tree: Tree, node: str) -> bool:
     return any(tree.children(child.id) for child in tree.children(node))
 
 
-def _near(text: str, others: Sequence[str], settings: SearchSettings) -> bool:
+def _near(text: str, texts: Sequence[str], settings: SearchSettings) -> bool:
     return any(
-        Levenshtein.distance(text, other) / (max(len(text), len(other)) + 1)
+        Levenshtein.distance(text, candidate) / (max(len(text), len(candidate)) + 1)
         < settings.choice_distance
-        for other in others
+        for candidate in texts
     )
 
 
@@ -331,17 +337,17 @@ class Search(ABC):
         """Return the rollouts of a search, all from one node; empty when the tree is complete."""
 
     @abstractmethod
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         """Return the samplers of a rollout at a position, by actor."""
 
     @abstractmethod
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
         """Return the seed of a rollout's next turn; ``index`` is the actor's among the acting ones."""
 
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
         return never_merge(turn, siblings)
 
-    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
         """Return the existing turn that a rollout takes at a position, if any."""
         return None
 
@@ -397,13 +403,13 @@ class Search(ABC):
             if leaf is None or leaf in self.judgments or leaf in new or leaf in failures:
                 continue
             try:
-                at = await self.branches.position(leaf)
-                assert at.state.end is not None, "a rollout is played to the end"
-                if (score := (await self.branches.grade(at)).score) is None:
+                position = await self.branches.position(leaf)
+                assert position.state.end is not None, "a rollout is played to the end"
+                if (score := (await self.branches.grade(position)).score) is None:
                     raise EngineError("the dialogue could not be graded")
                 # The sample number counts all rollouts of the tree.
                 sample = len(self.rollouts) + rollout.number
-                new[leaf] = Outcome(leaf, sample, at.state.end, at.state.answer, score)
+                new[leaf] = Outcome(leaf, sample, position.state.end, position.state.answer, score)
             except EngineGone:
                 raise
             except EngineError as error:
@@ -419,7 +425,7 @@ class Search(ABC):
         self.judgments |= zip(new, judgments, strict=True)
         for outcome in new.values():
             self.tree.end(outcome)
-        credit = [one for judgment in judgments for one in judgment.credit]
+        credit = [credit_value for judgment in judgments for credit_value in judgment.credit]
         results = []
         # A leaf without a reward fails every rollout that ended there.
         for rollout in rollouts:
@@ -459,8 +465,12 @@ class TreeSearch(Search):
 
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
         """Return a similar sibling. Truncated turns are never merged."""
-        whole = [one for one in siblings if not one.truncated and not turn.truncated]
-        near = (one for one in whole if _same(turn.text, one.text, self.settings.merge_distance))
+        complete = [sibling for sibling in siblings if not sibling.truncated and not turn.truncated]
+        near = (
+            sibling
+            for sibling in complete
+            if _same(turn.text, sibling.text, self.settings.merge_distance)
+        )
         return next(near, None)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
@@ -474,10 +484,10 @@ class TreeSearch(Search):
         open_values = {node: value for node, value in values.items() if node in nodes}
         return choose(self.tree, open_values, starts, self.settings, rng)
 
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         return self.samplers
 
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
         # The actor's index keeps simultaneous actors from sharing a seed.
-        depth = len(at.state.turns) + index
+        depth = len(position.state.turns) + index
         return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)

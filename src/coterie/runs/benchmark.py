@@ -396,25 +396,25 @@ MEASURE = "measure"
 """Text metric of grades whose scores can't be compared if it differs."""
 
 
-def win_rate(store: Store, other: Store, name: str) -> WinRate:
+def win_rate(store: Store, other_store: Store, name: str) -> WinRate:
     """Compare the first dialogues of two evaluations, without the tasks that one of them left out.
 
     Raises ``UserError`` if the evaluations have different tasks or measures.
     """
     # Compare the newest attempt of each evaluation.
-    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other)]
-    first, second = (held_out_draws(*side, samples=1) for side in sides)
+    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other_store)]
+    first_draws, second = (held_out_draws(*side, samples=1) for side in sides)
     metrics = [m for side, attempt in sides for m in side.metrics(attempt, EVALUATION).values()]
     measures = {str(m[MEASURE]) for m in metrics if MEASURE in m}
     skipped, second_skipped = (left_out(*side) for side in sides)
-    both = sorted(first.keys() & second.keys())
+    both = sorted(first_draws.keys() & second.keys())
     # Tasks that one side could not grade are not compared, but both must have drawn them.
-    tasks_differ = first.keys() | skipped != second.keys() | second_skipped
+    tasks_differ = first_draws.keys() | skipped != second.keys() | second_skipped
     if tasks_differ or not both or len(measures) > 1:
         differing = f"measures: {', '.join(measures)}" if len(measures) > 1 else "tasks"
         problem = f"against={name} was evaluated with other {differing}"
         raise UserError(problem, "evaluate both policies with the same settings, to the end")
-    pairs = [(first[task][0].score, second[task][0].score) for task in both]
+    pairs = [(first_draws[task][0].score, second[task][0].score) for task in both]
     # 1 for a win, 0.5 for a tie, 0 for a loss.
     wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in pairs]
     n, rate, ties = len(wins), sum(wins) / len(wins), wins.count(0.5)
@@ -481,8 +481,8 @@ async def write_dialogues(
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for tree in store.outlines(iteration, stage):
             task = store.task(tree.task)
-            first = next(iter((await first_prompts_async(environment, task)).values()))
-            messages = ("".join(part.text for part in m.parts) for m in first.messages)
+            first_prompt = next(iter((await first_prompts_async(environment, task)).values()))
+            messages = ("".join(part.text for part in m.parts) for m in first_prompt.messages)
             row: dict[str, Any] = {
                 "step": step,
                 "data_source": settings.played,

@@ -72,10 +72,12 @@ class RunTracker:
     def of(self, role: str) -> Tracker:
         """Return a tracker that prefixes metrics with the role and continues the step count of the run."""
         # Earlier trainings of the run come first on the common axis of optimizer steps.
-        before = self._steps()
+        previous_steps = self._steps()
 
         def write(metrics: Mapping[str, float], step: int) -> None:
-            self.log({f"{role}/{metric}": n for metric, n in metrics.items()}, before + step)
+            self.log(
+                {f"{role}/{metric}": n for metric, n in metrics.items()}, previous_steps + step
+            )
 
         return Tracker(write)
 
@@ -277,11 +279,11 @@ def find_run(name: str) -> tuple[Path, int | None] | None:
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
-    before, after = flatten(old), flatten(new.model_dump(mode="json"))
+    old_values, new_values = flatten(old), flatten(new.model_dump(mode="json"))
     return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
+        f"{name}: {old_values.get(name)} -> {new_values.get(name)}"
+        for name in sorted(old_values.keys() | new_values.keys())
+        if old_values.get(name) != new_values.get(name)
     ]
 
 

@@ -49,27 +49,27 @@ class Role:
 
 def check_roles(roles: Sequence[Role]) -> None:
     """Raise ``UserError`` for equal names, a role without a model, and models that can't share a base."""
-    known = {role.name: role for role in roles}
+    by_name = {role.name: role for role in roles}
     for role in roles:
-        if [one.name for one in roles].count(role.name) > 1:
+        if [other_role.name for other_role in roles].count(role.name) > 1:
             raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
         if not role.model:
             raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
         if role.shares is None:
             continue
-        if role.shares not in known:
+        if role.shares not in by_name:
             raise UserError(
                 f"{role.name!r} shares with {role.shares!r}, which is no role", "name one"
             )
-        other = known[role.shares]
-        if role.head or other.head:
+        base_role = by_name[role.shares]
+        if role.head or base_role.head:
             raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
+                f"{role.name!r} and {base_role.name!r} share a base, and one of them has a value head",
                 "give the role with the head its own model",
             )
-        if identity(role.model) != identity(other.model):
+        if identity(role.model) != identity(base_role.model):
             raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
+                f"{role.name!r} and {base_role.name!r} share a base, but {role.model} and {base_role.model} differ "
                 "in their weights or tokenizers",
                 "give both the same model, or remove `shares` to give each its own model",
             )
@@ -77,10 +77,13 @@ def check_roles(roles: Sequence[Role]) -> None:
 
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
     """Raise ``UserError`` unless stages have unique names and follow the stages that they need."""
-    before: set[Step] = set()
+    earlier: set[Step] = set()
     for stage in stages:
-        step, missing = stage.step, [one for one in stage.after if one not in before]
-        if step in before:
+        step, missing = (
+            stage.step,
+            [required for required in stage.after if required not in earlier],
+        )
+        if step in earlier:
             raise UserError(
                 f"the recipe {recipe} has two stages called {step}", "give each a unique name"
             )
@@ -89,7 +92,7 @@ def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
                 f"the recipe {recipe} has the {step} without the {missing[0]} before it",
                 "correct `after`, or put the stages in the order in which they run",
             )
-        before.add(step)
+        earlier.add(step)
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
@@ -114,16 +117,22 @@ def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
     done = [s for s in stages if run.is_finished(s.step)]
     # The last finished stage of each kind is the estimate for those to come.
     seconds = {s.kind: run.metrics(s.step).get("seconds") for s in done}
-    seconds_by_kind = {kind: float(one) for kind, one in seconds.items() if one is not None}
-    left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
-    later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
-    here = stage.step.iteration
-    number = iterations.index(here) + 1 if here in iterations else None
+    seconds_by_kind = {
+        kind: float(stage_seconds)
+        for kind, stage_seconds in seconds.items()
+        if stage_seconds is not None
+    }
+    remaining = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
+    later = [seconds_by_kind.get(s.kind) for s in remaining if s.kind != stage.kind]
+    iteration = stage.step.iteration
+    number = iterations.index(iteration) + 1 if iteration in iterations else None
     # The remaining time is only shown if every kind of remaining stage has been measured.
     unknown = None in later or stage.step.stage == REINFORCE
-    after = None if unknown else sum(one or 0.0 for one in later)
-    same = sum(s.kind == stage.kind for s in left)
-    return StagePlace(here, number, len(iterations), seconds_by_kind.get(stage.kind), after, same)
+    later_seconds = None if unknown else sum(stage_seconds or 0.0 for stage_seconds in later)
+    same = sum(s.kind == stage.kind for s in remaining)
+    return StagePlace(
+        iteration, number, len(iterations), seconds_by_kind.get(stage.kind), later_seconds, same
+    )
 
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
@@ -142,7 +151,7 @@ def run_steps(
     progress: Progress,
     steps: Sequence[Step] | None = None,
     *,
-    after: Callable[[], None] = lambda: None,
+    on_stage_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each."""
     stages = {stage.step: stage for stage in recipe.stages()}
@@ -156,7 +165,7 @@ def run_steps(
             if not run.is_finished(step):
                 progress.stage(stage_place(run, list(stages.values()), stages[step]))
                 _run_stage(recipe, run, stages[step], progress)
-                after()
+                on_stage_end()
     finally:
         recipe.close()
 
@@ -201,7 +210,9 @@ def _changed_files(run: Run) -> list[str]:
             # Plug-ins are named as FILE:NAME.
             names = (text, text.rpartition(":")[0]) if isinstance(text, str) else ()
             files = [Path(name) for name in names if name and Path(name).is_file()]
-            named += [f"{key}: {one} has changed" for one in files if one.stat().st_mtime > started]
+            named += [
+                f"{key}: {file} has changed" for file in files if file.stat().st_mtime > started
+            ]
     return named
 
 

@@ -119,9 +119,11 @@ class ReinforcementLoop:
                         self._records[step] = await self._step(step, queue)
                         self._step_count = step + 1
                         pace.add(1, now := time.monotonic())
-                        left = pace.left(now, evidence=0.0)
+                        seconds_left = pace.left(now, evidence=0.0)
                         line = describe_step(self._step_count, steps.count, self._records[step])
-                        progress.say(f"{line}, {duration(left)} left" if left else line)
+                        progress.say(
+                            f"{line}, {duration(seconds_left)} left" if seconds_left else line
+                        )
                         # The first groups show whether sampling is much worse than the start's
                         # greedy score.
                         if step == 0:
@@ -251,12 +253,12 @@ class ReinforcementLoop:
         """Return the age in steps of the weights before a step and of the ``max_staleness`` versions before them."""
         ages: dict[str, int] = {}
         for policy in self.policies:
-            for before in range(max(step - self.settings.rollout.max_staleness, 0), step + 1):
-                done = updates_after(self._records, before, policy.role)
+            for earlier_step in range(max(step - self.settings.rollout.max_staleness, 0), step + 1):
+                done = updates_after(self._records, earlier_step, policy.role)
                 # The same names as ``Learner.version``, which samples store as their writer.
                 version = f"{policy.version}.{done}" if done else f"{policy.version}"
                 # The newest counts if a step changed nothing.
-                ages[f"{policy.role}@{version}"] = step - before
+                ages[f"{policy.role}@{version}"] = step - earlier_step
         return ages
 
     async def _sample(self, step: int, samples: StepSamples) -> None:
@@ -268,8 +270,8 @@ class ReinforcementLoop:
         # Dynamic sampling (DAPO, section 3.2): draw until enough groups have different rewards.
         while samples.rounds < s.rounds:
             # Tasks repeat only after all have been drawn, so all earlier draws of the stage count.
-            before = [s.draw_count] * samples.draws
-            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, before)
+            previous_counts = [s.draw_count] * samples.draws
+            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, previous_counts)
             # A small data set may repeat a task within the step, but its group is played once.
             tasks = [task for task in tasks if task.id not in samples.tasks]
             samples.draws += 1
@@ -375,7 +377,7 @@ class ReinforcementLoop:
         for warning in warnings:
             self._progress.say(f"warning: {warning}")
 
-    def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:
+    def _is_flat(self, earlier: Sequence[Metrics], samples: StepSamples) -> bool:
         """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
 
         With gamma < 1 or step rewards, tokens have different returns even if the rewards of paths are equal.
@@ -384,7 +386,7 @@ class ReinforcementLoop:
             return False
         totals = [path.sampled.total for path in samples.paths]
         new = [{"reward": total, "reward_error": 0} for total in totals if total is not None]
-        return not new or is_constant([*before, *new])
+        return not new or is_constant([*earlier, *new])
 
     def _check_learning_signal(self, step: int) -> None:
         patience = self.settings.steps.patience
@@ -477,8 +479,8 @@ def _has_gradient(learner: Learner, rows: Sequence[Row], s: ReinforceSettings) -
 
 
 def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
-    played = (path for path in paths if path.task in tasks and path.agent in agents)
-    return [row for path in played for row in path.rows]
+    agent_paths = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in agent_paths for row in path.rows]
 
 
 def step_metrics(

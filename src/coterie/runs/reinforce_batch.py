@@ -105,8 +105,8 @@ def _of_sample(
         path_reward = _whole(outcome, agent, bool(steps), rewards)
         graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
-        whole = None if terms is None else add_terms(terms)
-        sampled = SampledPath(tree.task, outcome.leaf, whole, steps, agent)
+        total_reward = None if terms is None else add_terms(terms)
+        sampled = SampledPath(tree.task, outcome.leaf, total_reward, steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
@@ -193,16 +193,16 @@ def critic_batch(
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
     # Score the rows of all paths together, then split the results by path.
     rows = [row for path in graded for row in path.rows]
-    rows_with_values, after = with_values(critic, rows, training)
+    rows_with_values, next_values = with_values(critic, rows, training)
     trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
     stop = 0
     for path in graded:
         start, stop = stop, stop + len(path.rows)
-        path_rows, last = rows_with_values[start:stop], after[start:stop]
+        path_rows, path_ends = rows_with_values[start:stop], next_values[start:stop]
         # Rows that are too long for the critic have no values.
         if any(row.values is None for row in path_rows if row.predicted):
             continue
-        ends = [value for value in last if value is not None]
+        ends = [value for value in path_ends if value is not None]
         # A path that a limit cut off would have continued, so V after its last token stands for the
         # rest.
         bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
@@ -317,8 +317,8 @@ def prepare(
     else:
         batch = group_batch(fresh, s.advantage)
         if s.reward.kl:  # the costs differ, but they are not rewards
-            before = group_batch(before_kl, s.advantage)
-            batch = replace(batch, informative=before.informative, counts=before.counts)
+            without_kl = group_batch(before_kl, s.advantage)
+            batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
     # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
     chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
     counts["paths_masked"] = len(batch.paths) - len(chosen)
@@ -364,9 +364,9 @@ def _by_role(
     """Apply ``do`` to the rows of each role, in one batch per role, and return the changed paths."""
     done: dict[int, AgentPath] = {}
     for policy in policies:
-        played = [n for n, path in enumerate(paths) if path.agent in policy.config.agents]
-        rows = iter(do(policy, [row for n in played for row in paths[n].rows]))
-        for n in played:
+        indices = [n for n, path in enumerate(paths) if path.agent in policy.config.agents]
+        rows = iter(do(policy, [row for n in indices for row in paths[n].rows]))
+        for n in indices:
             done[n] = replace(paths[n], rows=tuple(next(rows) for _ in paths[n].rows))
     return [done[n] for n in range(len(paths))]
 
@@ -380,8 +380,8 @@ def _costly(path: AgentPath, weight: float) -> AgentPath:
         if row.reference is None or row.logprobs is None:
             costs += [0.0] * count
         else:
-            first = row.unpredicted
-            costs += kl_rewards(row.logprobs[first:], row.reference[first:], weight)
+            start = row.unpredicted
+            costs += kl_rewards(row.logprobs[start:], row.reference[start:], weight)
     # The costs become step rewards; indices count the trained tokens of the whole path.
     steps = (*path.sampled.steps, *enumerate(costs))
     return replace(path, sampled=replace(path.sampled, steps=steps))

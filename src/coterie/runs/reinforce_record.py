@@ -35,12 +35,16 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
     parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
-    learned = {"grad_norm": "gradient", "entropy": "entropy", "reference_kl": "KL to the reference"}
+    learning_metrics = {
+        "grad_norm": "gradient",
+        "entropy": "entropy",
+        "reference_kl": "KL to the reference",
+    }
     roles = trained_roles(metrics)
     for role in roles:
         values = [
             f"{short} {float(metrics[f'{role}/{name}']):.3g}"
-            for name, short in {**OF_ROLES, **learned}.items()
+            for name, short in {**OF_ROLES, **learning_metrics}.items()
             if f"{role}/{name}" in metrics
         ]
         parts += values if len(roles) == 1 else [f"{role} ({', '.join(values)})"]
@@ -164,15 +168,16 @@ def step_folder(run: Run, role: str, step: int) -> Path:
     """Return the checkpoint of a role after a step. Raises ``UserError`` if it is not kept."""
     from coterie.training.checkpoint import checkpoint_folder
 
-    kept = list[int]()
+    available = list[int]()
     for iteration in run.store.iterations(REINFORCE):
-        kept = kept_steps(run, iteration, [role])
-        if step in kept:
+        available = kept_steps(run, iteration, [role])
+        if step in available:
             updates = updates_after(step_records(run.store, iteration, REINFORCE), step, role)
             return checkpoint_folder(run.training_folder(iteration, role), updates)
     raise UserError(
         f"{run.folder} has no checkpoint of {role} after step {step} of reinforcement learning",
-        f"use one of: {', '.join(map(str, kept)) or 'none'} (steps.save_every and steps.keep_last say which are kept)",
+        f"use one of: {', '.join(map(str, available)) or 'none'} (steps.save_every and steps.keep_last say which are "
+        "kept)",
     )
 
 

@@ -90,8 +90,8 @@ class AdvantageSettings(Settings):
     def _refuse_unused(self) -> Self:
         fields = type(self).model_fields
         # One number per path leaves nothing to discount, and groups have their own normalization.
-        own = ("gamma", "lam", "whiten")
-        changed = [name for name in own if getattr(self, name) != fields[name].default]
+        gae_keys = ("gamma", "lam", "whiten")
+        changed = [name for name in gae_keys if getattr(self, name) != fields[name].default]
         if changed and self.baseline != "values":
             raise ValueError(
                 f"{', '.join(changed)} have no effect with baseline={self.baseline}, where a path has one advantage; "

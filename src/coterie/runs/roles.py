@@ -138,7 +138,11 @@ class Roles:
         """Return the role that owns the shared base of a role; ``None`` if it does not share."""
         if role.shares is not None:
             return role.shares
-        return role.name if any(one.shares == role.name for one in self.known.values()) else None
+        return (
+            role.name
+            if any(sharing_role.shares == role.name for sharing_role in self.known.values())
+            else None
+        )
 
     def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
         path = self.path(role.name, version)
@@ -275,10 +279,10 @@ class Learner:
         """Return the folder of the current weights for servers. The one before is kept, for servers that restart."""
         if not self.trainer.done:
             return self._models.path(self.role, self.config.version)
-        place = self._models.engines.weights_folder(self.trainer.folder)
-        folder = place / f"{SERVED}{self.trainer.done:08d}"
+        weights_folder = self._models.engines.weights_folder(self.trainer.folder)
+        folder = weights_folder / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
-            _forget_served(place, keep=1)
+            _forget_served(weights_folder, keep=1)
             self.trainer.publish(folder)
         return folder
 

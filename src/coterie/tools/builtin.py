@@ -49,10 +49,12 @@ class CodeTool:
 
     def __init__(self, settings: CodeToolSettings) -> None:
         self._settings = settings
-        what = "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        description = (
+            "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        )
         stdin = "What it reads from standard input."
         schema = text_schema("code", code="The program, all of it.", stdin=stdin)
-        self.tools = (Tool(settings.name, what, schema),)
+        self.tools = (Tool(settings.name, description, schema),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
         self.identity = digest("code", settings.model_dump_json())
 
@@ -194,26 +196,28 @@ class VisualInspector:
             yield {TOOL.name: self._inspect}
 
     async def _inspect(self, arguments: Mapping[str, Any]) -> str:
-        name, question = (str(arguments.get(one, "")).strip() for one in ("file_path", "question"))
-        most = self._settings.page_bytes
+        name, question = (
+            str(arguments.get(argument, "")).strip() for argument in ("file_path", "question")
+        )
+        max_bytes = self._settings.page_bytes
         if name.startswith(("http://", "https://")):
             fetched = await self._fetcher.fetch(name, ("image/",))
             image, is_whole = fetched.body, fetched.whole
         else:
             # One byte more than allowed shows whether the file is too large.
-            image = await asyncio.to_thread(self._read, name, most + 1)
-            is_whole = len(image) <= most
+            image = await asyncio.to_thread(self._read, name, max_bytes + 1)
+            is_whole = len(image) <= max_bytes
         if not is_whole:
-            raise ToolError(f"the image is larger than {most:,} bytes")
-        kind = _kind(image)
-        url = f"data:{kind};base64,{base64.b64encode(image).decode()}"
+            raise ToolError(f"the image is larger than {max_bytes:,} bytes")
+        media_type = _kind(image)
+        url = f"data:{media_type};base64,{base64.b64encode(image).decode()}"
         prompt = f"Question: {question}" if question else "Describe the image."
         chat = [Utterance("system", ROLE), Utterance("user", prompt, images=(url,))]
         s = self._settings
         reply = await self._endpoint.chat(chat, max_tokens=s.answer_tokens, top_p=s.top_p)
         return reply.text
 
-    def _read(self, name: str, most: int) -> bytes:
+    def _read(self, name: str, max_bytes: int) -> bytes:
         """Read an image of the folder, without following links out of it."""
         missing = ToolError(f"there is no image {name[:200]!r}")
         if not self._settings.folder:
@@ -225,15 +229,15 @@ class VisualInspector:
                 raise missing
             # The resolved path has no links; a link created since then is refused.
             with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-                return stream.read(most)
+                return stream.read(max_bytes)
         except (OSError, ValueError, RuntimeError) as error:
             raise missing from error
 
 
 def _kind(image: bytes) -> str:
     """Return the media type by the first bytes, not by header or file name. Raises ``ToolError``."""
-    for start, kind in STARTS.items():
+    for start, media_type in STARTS.items():
         # RIFF files may also hold sound or video.
-        if image.startswith(start) and (kind != "image/webp" or image[8:12] == b"WEBP"):
-            return kind
+        if image.startswith(start) and (media_type != "image/webp" or image[8:12] == b"WEBP"):
+            return media_type
     raise ToolError("it is not an image of a kind that is read: PNG, JPEG, GIF or WebP")

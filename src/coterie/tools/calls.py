@@ -109,8 +109,8 @@ class Tags:
         """Add a description of the tools to the system prompt."""
         text = self.teach(tools)
         if messages and messages[0].role == "system":
-            first = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
-            return (first, *messages[1:])
+            first_message = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
+            return (first_message, *messages[1:])
         return (Message.of("system", text), *messages)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
@@ -123,7 +123,7 @@ class Tags:
             # A tag that is never closed ends where the next one opens.
             until = tags[number + 1].start() if number + 1 < len(tags) else len(text)
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
-            error = "" if closing else _unclosed(name, finish, last=until == len(text))
+            error = "" if closing else _unclosed(name, finish, is_last=until == len(text))
             for piece in self._pieces(name, body):
                 argument = self.arguments(name, piece)
                 calls.append(
@@ -157,7 +157,7 @@ class Tags:
         text = f"<{call.name}>{body}</{call.name}>"
         # Not every value can stand between tags, so the text is parsed again and compared.
         calls = self.parse(text, "stop_string")
-        read = [json.loads(one.arguments) for one in calls if not one.error]
+        read = [json.loads(call.arguments) for call in calls if not call.error]
         if read != [expected] or calls[0].name != call.name:
             raise UserError(
                 f"the call {call.name}({call.arguments}) cannot be written as a tag",
@@ -199,8 +199,8 @@ def _example(tool: Tool) -> str:
     if not isinstance(properties, Mapping):
         return "{}"
     kinds = {
-        name: one.get("type", "value") if isinstance(one, Mapping) else "value"
-        for name, one in properties.items()
+        name: schema.get("type", "value") if isinstance(schema, Mapping) else "value"
+        for name, schema in properties.items()
     }
     return json.dumps(kinds, ensure_ascii=False)
 
@@ -214,12 +214,16 @@ def closing(text: str, stops: Sequence[str]) -> str:
     """Return the closing tag of the last unclosed tag, which some servers cut off, or an empty string."""
     # Position of the last opening tag of each stop string.
     positions = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
-    last = max(positions, default=-1)
-    return positions[last] if last >= 0 and positions[last] not in text[last:] else ""
+    last_position = max(positions, default=-1)
+    return (
+        positions[last_position]
+        if last_position >= 0 and positions[last_position] not in text[last_position:]
+        else ""
+    )
 
 
-def _unclosed(name: str, finish: Finish, *, last: bool) -> str:
-    if last and finish == "length":
+def _unclosed(name: str, finish: Finish, *, is_last: bool) -> str:
+    if is_last and finish == "length":
         return f"not run: the message was cut off before </{name}>"
     return f"not run: <{name}> is not closed; write </{name}> after the call"
 
@@ -367,14 +371,14 @@ def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
     # Nothing is looked up outside of this schema.
     resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
     schemas = [schema]
-    for one in schemas:  # grows
+    for subschema in schemas:  # grows
         for name in ("$ref", "$dynamicRef"):
-            reference = one.get(name)
+            reference = subschema.get(name)
             part = resolver.lookup(reference).contents if isinstance(reference, str) else {}
             if not isinstance(part, Mapping | bool):
                 raise ValueError(f"{reference!r} is not a schema")
         schemas += [
-            part for part in specification.subresources_of(one) if isinstance(part, Mapping)
+            part for part in specification.subresources_of(subschema) if isinstance(part, Mapping)
         ]
 
 
@@ -382,16 +386,16 @@ def validate_calls(
     calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> tuple[ToolCall, ...]:
     """Return the calls with an error on each invalid one and those beyond ``max_calls``; existing errors stay."""
-    known = {tool.name: tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools}
 
-    def error(place: int, call: ToolCall) -> str:
-        if max_calls is not None and place >= max_calls:
+    def error(index: int, call: ToolCall) -> str:
+        if max_calls is not None and index >= max_calls:
             return too_many(max_calls)
-        return _fault(call, known)[:MAX_ERROR]
+        return _fault(call, by_name)[:MAX_ERROR]
 
     return tuple(
-        call if call.error else replace(call, error=error(place, call))
-        for place, call in enumerate(calls)
+        call if call.error else replace(call, error=error(index, call))
+        for index, call in enumerate(calls)
     )
 
 
@@ -399,10 +403,10 @@ def too_many(max_calls: int) -> str:
     return f"not run: only {max_calls} calls of this message are run"
 
 
-def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
-    tool = known.get(call.name)
+def _fault(call: ToolCall, by_name: Mapping[str, Tool]) -> str:
+    tool = by_name.get(call.name)
     if tool is None:
-        names = ", ".join(known) or "none"
+        names = ", ".join(by_name) or "none"
         return f"there is no tool {call.name!r}; the tools are: {names}"
     try:
         # Python also reads NaN and Infinity, which JSON does not have.
@@ -444,15 +448,15 @@ def _validator(draft: Any) -> Any:
     """Return a validator whose time is limited, and whose patterns take linear time, on text of a model."""
     # Patterns take exponential time in Python's backtracking search, and ``uniqueItems`` quadratic
     # time in jsonschema; a model could write such arguments.
-    own = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
-    checks = {**draft.VALIDATORS, **own, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
+    own_checks = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
+    checks = {**draft.VALIDATORS, **own_checks, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
     return extend(draft, {name: _count_steps(check) for name, check in checks.items()})
 
 
 def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
     def count(*args: Any) -> Any:
-        _steps.set(left := _steps.get() - 1)
-        if left < 0:
+        _steps.set(steps_left := _steps.get() - 1)
+        if steps_left < 0:
             raise _TooLong("its schemas refer to each other too often")
         return check(*args)
 
@@ -461,7 +465,7 @@ def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unique(_: Any, unique: bool, value: object, __: Any) -> Iterator[ValidationError]:
     items = value if unique and isinstance(value, list) else []
-    if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
+    if len({json.dumps(item, sort_keys=True) for item in items}) < len(items):
         yield ValidationError("an item of the list is there twice")
 
 
@@ -538,10 +542,10 @@ async def run_calls(
     results: list[ToolResult] = []
     for stage in stages(calls, alone):
         # Wait for all calls of the stage, so that none is still running after an error.
-        for one in await asyncio.gather(*map(answer, stage), return_exceptions=True):
-            if isinstance(one, BaseException):
-                raise one
-            results.append(one)
+        for answered in await asyncio.gather(*map(answer, stage), return_exceptions=True):
+            if isinstance(answered, BaseException):
+                raise answered
+            results.append(answered)
     return tuple(results)
 
 
@@ -549,7 +553,12 @@ def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
     """Group calls: adjacent read-only (or broken) calls, or one call that changes something."""
     # Adjacent read-only calls share the key -1; a call that changes something has its own.
     groups = groupby(
-        enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
+        enumerate(calls),
+        lambda index_and_call: (
+            index_and_call[0]
+            if index_and_call[1].name in alone and not index_and_call[1].error
+            else -1
+        ),
     )
     return [[call for _, call in group] for _, group in groups]
 

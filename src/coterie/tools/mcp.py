@@ -154,7 +154,9 @@ class McpSource:
         self.tools = self._listed.tools
         self.identity = self._listed.identity
         arguments = {tool.name: _only_text(tool.parameters) for tool in self.tools}
-        self.tags: Mapping[str, Tag] = {tool: Tag(one) for tool, one in arguments.items() if one}
+        self.tags: Mapping[str, Tag] = {
+            tool: Tag(argument) for tool, argument in arguments.items() if argument
+        }
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
@@ -196,8 +198,8 @@ class LinkLost(ToolUnavailable):
 class Session:
     """Calls of a run's tools, over one connection at a time. Close it after use."""
 
-    def __init__(self, settings: McpSettings, known: ToolList) -> None:
-        self._settings, self._known = settings, known
+    def __init__(self, settings: McpSettings, listed: ToolList) -> None:
+        self._settings, self._known = settings, listed
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -241,12 +243,12 @@ class Session:
                 await connection.ready()
                 # Only a new connection, or an announced change, needs another look at the tools.
                 if connection.checked != (changes := connection.changes):
-                    now = convert_tools(await connection.tools(), self._settings)
+                    current = convert_tools(await connection.tools(), self._settings)
                     # Prompts describe the tools as they were when the run started.
-                    if now.identity != self._known.identity:
+                    if current.identity != self._known.identity:
                         self._changed = UserError(
                             f"the tools of the MCP server `{self._settings.server}` have changed "
-                            f"({_changes(self._known, now)})",
+                            f"({_changes(self._known, current)})",
                             "restore the server's tools, or start a new run",
                         )
                         raise self._changed
@@ -325,14 +327,14 @@ class Connection:
         await asyncio.wait({self._owner})
         self._client.exception()  # mark as retrieved
 
-    def lost(self, why: str) -> LinkLost:
+    def lost(self, reason: str) -> LinkLost:
         """Return an error with the reason and the end of the server's stderr."""
         with suppress(ValueError):  # the file is closed
             size = os.fstat(self._log.fileno()).st_size
             # ``pread`` keeps the position at which the command writes.
             self._stderr = os.pread(self._log.fileno(), MAX_QUOTE, max(0, size - MAX_QUOTE))
         wrote = " ".join(self._stderr.decode(errors="replace").split())
-        text = f"the MCP server `{self._settings.server}`: {why}"
+        text = f"the MCP server `{self._settings.server}`: {reason}"
         return LinkLost(f"{text}; it wrote: {wrote}" if wrote else text)
 
     def _late(self) -> LinkLost:
@@ -373,10 +375,10 @@ class Connection:
                 # Task groups wrap errors; the innermost one tells the reason.
                 while isinstance(cause, BaseExceptionGroup):
                     cause = cause.exceptions[0]
-                why = str(cause) or type(cause).__name__
+                reason = str(cause) or type(cause).__name__
                 if not self._client.done():
                     late = isinstance(cause, TimeoutError)
-                    self._client.set_exception(self._late() if late else self.lost(why))
+                    self._client.set_exception(self._late() if late else self.lost(reason))
             finally:
                 self._ended.set()
 
@@ -414,16 +416,16 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
     """Convert a server's tools. Raises ``UserError`` for an empty list or an unusable tool."""
     if not rows:
         raise UserError(f"{settings.server} has no tools", "give a server with tools")
-    names = {_OTHER.sub("_", one.name)[:MAX_NAME]: one.name for one in rows}
+    names = {_OTHER.sub("_", row.name)[:MAX_NAME]: row.name for row in rows}
     fields, tools = [], []
-    for one in rows:
-        hint = one.annotations is not None and bool(one.annotations.read_only_hint)
-        reads = hint or one.name in settings.read_only
+    for row in rows:
+        hint = row.annotations is not None and bool(row.annotations.read_only_hint)
+        reads = hint or row.name in settings.read_only
         # The hash covers the full texts, although prompts get shorter ones.
-        fields.append([one.name, one.description, one.input_schema, reads])
-        description = cut_text(one.description or "", MAX_DESCRIPTION)
-        name = _OTHER.sub("_", one.name)[:MAX_NAME]
-        tools.append(Tool(name, description, one.input_schema, alone=not reads))
+        fields.append([row.name, row.description, row.input_schema, reads])
+        description = cut_text(row.description or "", MAX_DESCRIPTION)
+        name = _OTHER.sub("_", row.name)[:MAX_NAME]
+        tools.append(Tool(name, description, row.input_schema, alone=not reads))
     try:
         check_tools(tools)
     except UserError as error:
@@ -432,8 +434,8 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
     return ToolList(tuple(tools), names, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _changes(before: ToolList, now: ToolList) -> str:
-    old, new = ({one.name: one for one in each.tools} for each in (before, now))
+def _changes(old_list: ToolList, new_list: ToolList) -> str:
+    old, new = ({tool.name: tool for tool in each.tools} for each in (old_list, new_list))
     changes = [f"gone: {name}" for name in old if name not in new]
     changes += [
         f"{'changed' if name in old else 'new'}: {name}"
@@ -450,18 +452,18 @@ def text_of(result: types.CallToolResult) -> str:
     return "\n".join(map(_part, result.content))
 
 
-def _part(one: types.ContentBlock) -> str:
-    match one:
+def _part(block: types.ContentBlock) -> str:
+    match block:
         case types.TextContent():
-            return one.text
+            return block.text
         case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
             return text
         case types.EmbeddedResource(resource=inner):
             return f"[resource {inner.uri}, {inner.mime_type or 'of no known type'}: not shown]"
         case types.ResourceLink():
-            return f"[link to {one.uri}: {one.name}]"
+            return f"[link to {block.uri}: {block.name}]"
     # Base64 has 4 characters for 3 bytes.
-    return f"[{one.type}, {one.mime_type}, about {3 * len(one.data) // 4:,} bytes: not shown]"
+    return f"[{block.type}, {block.mime_type}, about {3 * len(block.data) // 4:,} bytes: not shown]"
 
 
 # -- a server: coterie serve tools --------------------------------------------------------------
@@ -510,8 +512,8 @@ class ToolServer:
             opening = [source.open() for source in self._sources]
             if one_client:
                 opening += [owner.open_session(0, self._shared) for owner in owners]
-            for one in opening:
-                self._functions |= await stack.enter_async_context(one)
+            for opening_source in opening:
+                self._functions |= await stack.enter_async_context(opening_source)
             yield
 
     async def listen(self, listener: socket.socket, ready: Callable[[], None]) -> None:

@@ -174,16 +174,16 @@ class RetrieverTool:
 
         async def here(queries: Sequence[str]) -> list[Answer]:
             hits = await asyncio.to_thread(retriever.search, queries, s.topk)
-            return [[passage for passage, _ in one] for one in hits]
+            return [[passage for passage, _ in hit_list] for hit_list in hits]
 
         yield here
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
     blocks = []
-    for number, one in enumerate(passages, 1):
-        title = f' (Title: "{one.title}")' if one.title else ""
-        blocks.append(f"Doc {number}{title}\n{one.text}")
+    for number, passage in enumerate(passages, 1):
+        title = f' (Title: "{passage.title}")' if passage.title else ""
+        blocks.append(f"Doc {number}{title}\n{passage.text}")
     return "\n\n".join(blocks) or NOTHING
 
 
@@ -288,10 +288,15 @@ async def _ask_server(
         if len(rows) != len(queries):
             raise ValueError(f"{len(rows)} results for {len(queries)} queries")
         documents = [
-            [one.document if isinstance(one, _Scored) else one for one in row[: s.topk]]
+            [
+                document.document if isinstance(document, _Scored) else document
+                for document in row[: s.topk]
+            ]
             for row in rows
         ]
-        return [[Passage(str(one.id), one.contents) for one in row] for row in documents]
+        return [
+            [Passage(str(document.id), document.contents) for document in row] for row in documents
+        ]
 
     assert s.url is not None
     body = {"queries": list(queries), "topk": s.topk, "return_scores": True}
@@ -305,7 +310,7 @@ async def _ask_server(
         return [refusal]
     # The server refused the batch, so ask each query alone to find out which one it refuses.
     alone = await asyncio.gather(*(_ask_server(http, s, [query]) for query in queries))
-    return [one for (one,) in alone]
+    return [passages for (passages,) in alone]
 
 
 # -- web_search ---------------------------------------------------------------------------------
@@ -471,8 +476,8 @@ class WebSearch:
         if not words:
             return []
         hits = []
-        for place in best(self._index.get_scores(words), self._settings.num).tolist():
-            row = self._rows[place]
+        for index in best(self._index.get_scores(words), self._settings.num).tolist():
+            row = self._rows[index]
             lines = [line.strip() for line in row.text.splitlines() if line.strip()]
             # The line with most words of the query is the snippet.
             line = max(lines, key=lambda line: sum(word in line.lower() for word in words))
@@ -485,9 +490,9 @@ def observation(query: str, hits: Sequence[WebHit]) -> str:
     if not hits:
         return f"No results found for query: {query}"
     blocks = []
-    for place, hit in enumerate(hits, 1):
+    for number, hit in enumerate(hits, 1):
         lines = [
-            f"{place}. [{hit.title}]({hit.link})",
+            f"{number}. [{hit.title}]({hit.link})",
             *([f"Date published: {hit.date}"] if hit.date else []),
             *([f"Source: {hit.source}"] if hit.source else []),
             hit.link,
@@ -511,12 +516,12 @@ class PageFile:
 
     def __init__(self, file: Path) -> None:
         self.rows: dict[str, PageRow] = {}
-        for place, fields in numbered(file):
+        for position, fields in numbered(file):
             try:
                 row = PageRow.model_validate(fields)
             except ValidationError as error:
                 raise UserError(
-                    f"{file}, {place}, is not a page: {error.errors()[0]['msg']}",
+                    f"{file}, {position}, is not a page: {error.errors()[0]['msg']}",
                     'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
                 ) from error
             if row.url in self.rows:

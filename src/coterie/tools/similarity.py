@@ -118,10 +118,12 @@ class Similarity:
         values = await asyncio.to_thread(self._measure.features, fresh)
         features |= zip((page.hash for page in fresh), values, strict=True)
         comparisons = []
-        for (reference, other, white), (_, page) in zip(triples, pairs, strict=True):
-            own = features[reference.hash]
-            raw = round(self._measure.similarity(own, features[other.hash]), 6)
-            blank = round(self._measure.similarity(own, features[white.hash]), 6)
+        for (reference, page_picture, white), (_, page) in zip(triples, pairs, strict=True):
+            reference_features = features[reference.hash]
+            raw = round(
+                self._measure.similarity(reference_features, features[page_picture.hash]), 6
+            )
+            blank = round(self._measure.similarity(reference_features, features[white.hash]), 6)
             score = min(1.0, max(0.0, (raw - blank) / max(1 - blank, BLANK))) if page else 0.0
             comparisons.append(Comparison(None if 1 - blank < BLANK else score, raw, blank))
             for hash_ in (reference.hash, white.hash):
@@ -166,14 +168,14 @@ class Layout:
         """Return color, edges, words and height of pages."""
         return [self._of(_open(page).convert("RGB"), page.text) for page in pages]
 
-    def similarity(self, first: Any, second: Any) -> float:
-        words = sorted(first[2] | second[2])
-        counts = (np.array([one[2][word] for word in words]) for one in (first, second))
+    def similarity(self, features: Any, second: Any) -> float:
+        words = sorted(features[2] | second[2])
+        counts = (np.array([side[2][word] for word in words]) for side in (features, second))
         parts = (
-            _overlap(first[0], second[0]),
-            _overlap(first[1], second[1]),
+            _overlap(features[0], second[0]),
+            _overlap(features[1], second[1]),
             _overlap(*counts),
-            min(first[3], second[3]) / max(first[3], second[3]),
+            min(features[3], second[3]) / max(features[3], second[3]),
         )
         return float(np.dot((0.45, 0.25, 0.2, 0.1), parts))
 
@@ -192,9 +194,9 @@ def _cells(values: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([grid.ravel() for grid in grids])
 
 
-def _overlap(first: NDArray[Any], second: NDArray[Any]) -> float:
-    total = float((first + second).sum())
-    return 1 - float(np.abs(first - second).sum()) / total if total else 1.0
+def _overlap(histogram: NDArray[Any], second: NDArray[Any]) -> float:
+    total = float((histogram + second).sum())
+    return 1 - float(np.abs(histogram - second).sum()) / total if total else 1.0
 
 
 class Encoder:
@@ -222,8 +224,8 @@ class Encoder:
                 rows.extend(torch.nn.functional.normalize(values, dim=-1).cpu().numpy())
         return rows
 
-    def similarity(self, first: Any, second: Any) -> float:
-        return float(first @ second)
+    def similarity(self, embedding: Any, second: Any) -> float:
+        return float(embedding @ second)
 
 
 Loaded = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
@@ -238,9 +240,9 @@ def _load_clip(settings: SimilaritySettings) -> Loaded:
     from coterie.models import loading
 
     source = loading.resolve(settings.model)
-    kind = loading.read_part(AutoConfig, source, "its config.json").model_type
-    if kind != "clip":
-        raise UserError(f"{source} is not a CLIP model ({kind})", f"use one, such as {CLIP}")
+    model_type = loading.read_part(AutoConfig, source, "its config.json").model_type
+    if model_type != "clip":
+        raise UserError(f"{source} is not a CLIP model ({model_type})", f"use one, such as {CLIP}")
     processor = loading.read_part(CLIPImageProcessorPil, source, "its preprocessor_config.json")
     loading.check_safetensors(source)
     model = loading.with_weights(CLIPModel, source)

@@ -234,14 +234,14 @@ class Fetcher:
                 async with self._client.stream("GET", web_url(url, s)) as response:
                     if response.status_code != 200:
                         raise PageError(f"the server answers with status {response.status_code}")
-                    kind = (
+                    media_type = (
                         response.headers.get("content-type", "").lower().partition(";")[0].strip()
                     )
-                    if kind and not kind.startswith(kinds):
-                        raise PageError(f"it is {kind[:100]}, which is not read")
+                    if media_type and not media_type.startswith(kinds):
+                        raise PageError(f"it is {media_type[:100]}, which is not read")
                     body = b"".join([piece async for piece in decompress(response, s.page_bytes)])
-                    charset, whole = response.charset_encoding or "", len(body) < s.page_bytes
-                    return Fetched(str(response.url), kind, charset, body, whole)
+                    charset, is_whole = response.charset_encoding or "", len(body) < s.page_bytes
+                    return Fetched(str(response.url), media_type, charset, body, is_whole)
         except TimeoutError as error:
             raise PageError(f"it took longer than {s.page_seconds:g} seconds") from error
         except httpx2.TooManyRedirects as error:
@@ -250,23 +250,23 @@ class Fetcher:
             raise PageError(f"it can't be read: {error or type(error).__name__}") from error
 
 
-async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+async def decompress(response: httpx2.Response, limit: int) -> AsyncIterator[bytes]:
     """Yield the decompressed body; ``most`` limits both the compressed and the decompressed bytes."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise PageError(f"it is packed as {coding[:100]}, which was not asked for")
     unpack = None if coding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
-    sent, left = 0, most
+    sent, bytes_left = 0, limit
     async for piece in response.aiter_raw():
         try:
             # The limit is passed to zlib, so a small response can't unpack to gigabytes.
-            data = piece[:left] if unpack is None else unpack.decompress(piece, left)
+            data = piece[:bytes_left] if unpack is None else unpack.decompress(piece, bytes_left)
         except zlib.error as error:
             raise PageError(f"it can't be unpacked: {error}") from error
         yield data
         sent += len(piece)
-        left -= len(data)
-        if left <= 0 or sent >= most or (unpack is not None and unpack.eof):
+        bytes_left -= len(data)
+        if bytes_left <= 0 or sent >= limit or (unpack is not None and unpack.eof):
             return
 
 
@@ -441,7 +441,7 @@ class CrawlPage:
 
     async def _read(self, arguments: Mapping[str, Any]) -> str:
         """Return the texts of the pages, in order. Raises ``EngineError`` if the model fails permanently."""
-        urls = [one.strip() for one in str(arguments["urls"]).split(SEPARATOR) if one.strip()]
+        urls = [url.strip() for url in str(arguments["urls"]).split(SEPARATOR) if url.strip()]
         if not urls:
             raise ToolError("there is no URL")
         if len(urls) > MAX_URLS:
@@ -451,14 +451,14 @@ class CrawlPage:
             *(self._format(url, goal, MESSAGE.get()) for url in urls), return_exceptions=True
         )
         blocks, failed = [], 0
-        for place, (url, one) in enumerate(zip(urls, results, strict=True), 1):
-            if isinstance(one, PageError):
+        for number, (url, result) in enumerate(zip(urls, results, strict=True), 1):
+            if isinstance(result, PageError):
                 failed += 1
-                blocks.append(f"Page {place} [{plain_url(url)}] was not read: {one}")
-            elif isinstance(one, BaseException):
-                raise one  # after all requests have ended
+                blocks.append(f"Page {number} [{plain_url(url)}] was not read: {result}")
+            elif isinstance(result, BaseException):
+                raise result  # after all requests have ended
             else:
-                blocks.append(f"Page {place} {one}")
+                blocks.append(f"Page {number} {result}")
         text = "\n\n".join(blocks)
         if failed == len(urls):
             raise ToolError(text)

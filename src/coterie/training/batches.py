@@ -37,10 +37,10 @@ def steps_for_targets(
     counts = [row.target_count for row in batch.items]
     order = Order(batch.groups, settings.seed, settings.batch_rows)
     # Steps of all epochs (rounded up) in which the training sees at least `tokens` targets.
-    most = -(-tokens // sum(counts)) * order.steps_per_epoch
+    max_steps = -(-tokens // sum(counts)) * order.steps_per_epoch
     # Number of targets after each step, counted over all epochs.
-    seen = list(accumulate(sum(counts[i] for i in step) for step in order.steps(0, most)))
-    steps = min(range(most), key=lambda place: abs(seen[place] - tokens)) + 1
+    seen = list(accumulate(sum(counts[i] for i in step) for step in order.steps(0, max_steps)))
+    steps = min(range(max_steps), key=lambda index: abs(seen[index] - tokens)) + 1
     return steps, -(-steps // order.steps_per_epoch)
 
 
@@ -127,7 +127,9 @@ def prepare_model(
         _check_weights(model, settings)
         # From here on the trained weights are known by name: `Prepared.training` sets the flags.
         trained = model.active_adapter if isinstance(model, PeftModel) else None
-        names = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+        names = frozenset(
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        )
         prepared_model = Prepared(model, trained, names, settings.gradient_checkpointing)
         # The caller may sample from its own model between steps, as it was before. A wrapper for a
         # new adapter is used by the training alone.
@@ -189,12 +191,12 @@ def _check_weights(model: Any, settings: TrainingSettings) -> None:
             "give the same value of load_in_4bit to the training and to load()",
         )
     # Layers in 4 bits and adapters have dtypes of their own, so look at the embeddings.
-    own = model.get_input_embeddings().weight.dtype
-    if own != getattr(torch, settings.dtype):
-        kind = str(own).removeprefix("torch.")
+    weight_dtype = model.get_input_embeddings().weight.dtype
+    if weight_dtype != getattr(torch, settings.dtype):
+        dtype_name = str(weight_dtype).removeprefix("torch.")
         raise UserError(
-            f"the weights are {kind}, but the training has dtype={settings.dtype}",
-            f"set dtype={kind} in the training, or load the model with dtype=torch.{settings.dtype}",
+            f"the weights are {dtype_name}, but the training has dtype={settings.dtype}",
+            f"set dtype={dtype_name} in the training, or load the model with dtype=torch.{settings.dtype}",
         )
 
 
@@ -245,10 +247,10 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
             # others.
             values = getattr(row, name)
             if values is None or len(values) != row.target_count:
-                given = "no" if values is None else len(values)
+                value_count = "no" if values is None else len(values)
                 raise UserError(
-                    f"row {row.origin or '?'} has {given} {name} for {row.target_count} targets, but the objective "
-                    f"{objective.name} needs one for each",
+                    f"row {row.origin or '?'} has {value_count} {name} for {row.target_count} targets, but the "
+                    f"objective {objective.name} needs one for each",
                     "compute them first (coterie.training.reference, coterie.rewards.advantages)",
                 )
     too_long, empty = len(items) - len(short), len(short) - len(indices)
@@ -290,15 +292,15 @@ class Order:
         steps = self.steps_per_epoch * settings.epochs
         return min(steps, settings.max_steps or steps)
 
-    def steps(self, first: int, stop: int) -> Iterator[list[int]]:
+    def steps(self, start: int, stop: int) -> Iterator[list[int]]:
         """Yield the item indices of each step in ``range(first, stop)``, counted over all epochs."""
         order: list[int] = []
-        for step in range(first, stop):
-            epoch, place = divmod(step, self.steps_per_epoch)
+        for step in range(start, stop):
+            epoch, index = divmod(step, self.steps_per_epoch)
             # A resumed training starts within an epoch, and needs the order of that epoch too.
-            if not order or place == 0:
+            if not order or index == 0:
                 order = self._of_epoch(epoch)
-            yield order[place * self.batch_rows : (place + 1) * self.batch_rows]
+            yield order[index * self.batch_rows : (index + 1) * self.batch_rows]
 
     def _of_epoch(self, epoch: int) -> list[int]:
         groups: dict[str, list[int]] = {}

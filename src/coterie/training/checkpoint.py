@@ -119,9 +119,9 @@ def load_optimizer(
     with reading(file, _advice(checkpoint)):
         tensors = load_file(file)
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
+        group, _, rest = name.partition("/")
         # Names are `optimizer/WEIGHT/KEY`, with dots but no slashes in the name of a weight.
-        if kind == "optimizer":
+        if group == "optimizer":
             weight, _, field = rest.rpartition("/")
             optimizer.state[weights[weight]][field] = _shard_like(tensor, weights[weight])
     torch.set_rng_state(tensors["random/cpu"])

@@ -80,11 +80,11 @@ class Tally:
         Every rank calls this and gets the same result.
         """
         # `gather_object` joins the lists of all ranks, so each rank gives a list with one element.
-        own = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
+        local_parts = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
         self.parts.clear()
         everywhere: dict[str, list[list[float]]] = {}
-        for one in gather_object(own):
-            for name, parts in one.items():
+        for rank_parts in gather_object(local_parts):
+            for name, parts in rank_parts.items():
                 everywhere.setdefault(name, []).extend(parts)
         result: dict[str, float] = {}
         for name, parts in sorted(everywhere.items()):
@@ -136,7 +136,9 @@ class Objective(Generic[Item]):
 
     def losses(self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the loss of each item, shape ``(items,)``."""
-        return torch.stack([self.loss(*one) for one in zip(items, read, strict=True)])
+        return torch.stack(
+            [self.loss(*item_and_logprobs) for item_and_logprobs in zip(items, read, strict=True)]
+        )
 
     def measures(
         self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]

@@ -83,7 +83,8 @@ class ModelShape:
             inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
         # By identity, so that tied embeddings count once.
         embeddings = {
-            id(one.weight): one.weight.numel() for one in (model.get_input_embeddings(), output)
+            id(module.weight): module.weight.numel()
+            for module in (model.get_input_embeddings(), output)
         }
         return cls(
             weights=sum(sizes),
@@ -119,8 +120,8 @@ class ModelShape:
         from coterie.models.adapters import ALL_LINEAR  # torch takes seconds to import
 
         names = set(settings.lora_targets)
-        whole = settings.method == "full" or ALL_LINEAR in names
-        return set(self.linear) if whole else names & set(self.linear)
+        is_full = settings.method == "full" or ALL_LINEAR in names
+        return set(self.linear) if is_full else names & set(self.linear)
 
     @property
     def cache_token(self) -> int:
@@ -206,15 +207,15 @@ class TrainedModel:
             # recomputed.
             residual = self.weight_bytes if self.settings.method == "full" else compute
             per_token = shape.layers * residual * shape.hidden + ends
-            other = max(logits, self.tokens * (layer + backward))
+            temporary = max(logits, self.tokens * (layer + backward))
         else:
             per_token = shape.layers * layer + ends
-            other = max(logits, self.tokens * backward)
+            temporary = max(logits, self.tokens * backward)
         passes = {"activations": self.tokens * per_token, "logits": logits}
         # Logits are freed before the backward pass reaches the layers: the peak is one or the
         # other.
-        if other > logits:
-            passes = {"activations": self.tokens * per_token + other}
+        if temporary > logits:
+            passes = {"activations": self.tokens * per_token + temporary}
         if mixed:
             # Autocast computes with bfloat16 copies of float32 weights, and keeps them for the
             # backward pass.
@@ -231,7 +232,7 @@ class TrainedModel:
             size = max(shape.largest, min(shards * BUCKET, shape.weights)) // shards
             update = {"update": UPDATE * size}
         # Activations are freed before the update starts, so only the larger of the two counts.
-        return gradients | max(passes, update, key=lambda one: sum(one.values()))
+        return gradients | max(passes, update, key=lambda term: sum(term.values()))
 
     def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
         """Return the bytes per token that one layer keeps for its backward pass."""
@@ -314,7 +315,7 @@ class MemoryPlan:
             )
 
     def _terms(self) -> list[tuple[str, str]]:
-        by_size = sorted(self.terms.items(), key=lambda one: -one[1])
+        by_size = sorted(self.terms.items(), key=lambda item: -item[1])
         return [(name, in_gib(size)) for name, size in by_size]
 
 
@@ -366,7 +367,7 @@ def training_memory(
     # The models take their steps one after another: all keep their states, and the largest step
     # counts.
     steps = [model.step(on_gpu=device != "cpu", shards=shards) for model in models]
-    step = max(steps, key=lambda one: sum(one.values()))
+    step = max(steps, key=lambda term: sum(term.values()))
     terms.update(step)
     # Data parallel ranks copy gradients into the buckets that they exchange.
     if ranks > 1 and not sharded:
@@ -390,8 +391,8 @@ def training_memory(
         terms["libraries"] += LIBRARIES
     terms.update(sampling or {})
     sizes = {name: size for name, size in terms.items() if size}
-    own = advice(key, shared or key, policy.settings, ranks=sampling is None)
-    return MemoryPlan(key, sizes, own)
+    hints = advice(key, shared or key, policy.settings, ranks=sampling is None)
+    return MemoryPlan(key, sizes, hints)
 
 
 def cache_memory(

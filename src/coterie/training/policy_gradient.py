@@ -71,10 +71,10 @@ def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
 
 def path_tokens(row: Row) -> int:
     """Return the trained tokens of the row's path. Raises ``UserError`` if unknown, or fewer than the row's own."""
-    own = sum(map(len, row.predicted))
-    if row.path_tokens is None or row.path_tokens < own:
+    own_tokens = sum(map(len, row.predicted))
+    if row.path_tokens is None or row.path_tokens < own_tokens:
         raise UserError(
-            f"row {row.origin or '?'} has {own} trained tokens but path_tokens={row.path_tokens}",
+            f"row {row.origin or '?'} has {own_tokens} trained tokens but path_tokens={row.path_tokens}",
             "set path_tokens to the sum over all rows of the path (record.rows.rows does), or use mean=token",
         )
     # Rows of a path without trained tokens count 0; avoid 0 / 0.
@@ -151,7 +151,7 @@ class PolicyGradient(OnRows):
         # `engine_ratio`.
         names = dict.fromkeys(name for row in rows for name in row)
         joined = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
-        return {name: Measure(one, name.endswith("ratio")) for name, one in joined.items()}
+        return {name: Measure(values, name.endswith("ratio")) for name, values in joined.items()}
 
     def _tokens(self, row: Row, read: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the losses of a row's trained tokens, and its measures by name, all ``(tokens,)``."""

@@ -49,16 +49,16 @@ class Rank:
         self._frozen: dict[ModelSource, tuple[Any, ShardedModel | None]] = {}
 
     def open(self, name: str, job: Any) -> dict[str, Any]:
-        known = TypeAdapter(Job).validate_python(job)
-        kind: Any = list.__class_getitem__(at_place(known.item))
-        self._items[name] = TypeAdapter(kind)
-        model = known.source.load(self._state.device).model
+        parsed_job = TypeAdapter(Job).validate_python(job)
+        item_type: Any = list.__class_getitem__(at_place(parsed_job.item))
+        self._items[name] = TypeAdapter(item_type)
+        model = parsed_job.source.load(self._state.device).model
         self._trainers[name] = Trainer(
-            *(model, known.make_objective(), known.settings, known.folder),
-            steps=known.steps,
-            identity=known.identity,
-            keep_last=known.keep_last,
-            at=known.at,
+            *(model, parsed_job.make_objective(), parsed_job.settings, parsed_job.folder),
+            steps=parsed_job.steps,
+            identity=parsed_job.identity,
+            keep_last=parsed_job.keep_last,
+            at=parsed_job.at,
         )
         return self._facts(name)
 
@@ -92,22 +92,22 @@ class Rank:
         self, _: str, source: Any, settings: Any, kind: Any, rows: Any, temperature: float
     ) -> Any:
         """Compute values of rows by a frozen model, with its adapter active."""
-        own = TypeAdapter(ModelSource).validate_python(source)
+        model_source = TypeAdapter(ModelSource).validate_python(source)
         training = TrainingSettings.model_validate(settings)
-        if own not in self._frozen:
-            model = own.load(self._state.device).model
-            self._frozen[own] = model, _shard(model, training)
-        model, sharded = self._frozen[own]
-        place = self._state.process_index, self._state.num_processes
-        values = kind, ROWS.validate_python(rows), training, temperature, place, sharded
+        if model_source not in self._frozen:
+            model = model_source.load(self._state.device).model
+            self._frozen[model_source] = model, _shard(model, training)
+        model, sharded = self._frozen[model_source]
+        rank_and_count = self._state.process_index, self._state.num_processes
+        values = kind, ROWS.validate_python(rows), training, temperature, rank_and_count, sharded
         return list(rank_row_values(model, *values))
 
     def forget(self, _: str) -> None:
         self._frozen.clear()
 
     def _facts(self, name: str) -> dict[str, Any]:
-        one = self._trainers[name]
-        return {"done": one.done, "longest": one.longest, "report": one.report}
+        trainer = self._trainers[name]
+        return {"done": trainer.done, "longest": trainer.longest, "report": trainer.report}
 
 
 def _shard(model: Any, settings: TrainingSettings) -> ShardedModel | None:

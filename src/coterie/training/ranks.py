@@ -91,8 +91,8 @@ def local_ranks(
     processes: list[subprocess.Popen[bytes]] = []
 
     def problem() -> str:
-        ended = [(n, process.poll()) for n, process in enumerate(processes)]
-        return ", ".join(f"rank {n} ended with status {s}" for n, s in ended if s is not None)
+        statuses = [(n, process.poll()) for n, process in enumerate(processes)]
+        return ", ".join(f"rank {n} ended with status {s}" for n, s in statuses if s is not None)
 
     try:
         for rank in range(count):
@@ -152,8 +152,8 @@ class Job:
     def make_objective(self) -> Objective[Any]:
         arguments = []
         if self.objective_settings:
-            kind, text = self.objective_settings
-            arguments.append(at_place(kind).model_validate_json(text))
+            class_path, text = self.objective_settings
+            arguments.append(at_place(class_path).model_validate_json(text))
         objective: Objective[Any] = at_place(self.objective)(*arguments)
         return objective
 
@@ -311,15 +311,15 @@ class Ranks:
             self._running.__exit__(None, None, None)
             self._running = None
 
-    def _count_failure(self, gone: RanksGone) -> None:
+    def _count_failure(self, error: RanksGone) -> None:
         self._stop()
         self._failures += 1
-        logger.warning("%s; all ranks start again", gone)
+        logger.warning("%s; all ranks start again", error)
         if self._failures > RESTARTS:
             raise UserError(
-                f"the {self.count} ranks ended {self._failures} times in a row: {gone}",
+                f"the {self.count} ranks ended {self._failures} times in a row: {error}",
                 self._advice(),
-            ) from gone
+            ) from error
 
     def _advice(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
@@ -365,10 +365,10 @@ def _set_limit(link: Connection, seconds: float) -> None:
 
 def _check_hello(hello: Mapping[str, Any], nonce: Path) -> None:
     """Raise ``UserError`` for a rank with another version of coterie, or without access to the run folder."""
-    rank, own = f"rank {hello['rank']} on {hello['host']}", version("coterie")
-    if hello["version"] != own:
+    rank, own_version = f"rank {hello['rank']} on {hello['host']}", version("coterie")
+    if hello["version"] != own_version:
         raise UserError(
-            f"{rank} has coterie {hello['version']}, but this process has {own}",
+            f"{rank} has coterie {hello['version']}, but this process has {own_version}",
             "install the same version on all machines",
         )
     if not hello["sees"]:
@@ -419,8 +419,12 @@ class RankTrainer(Generic[Item]):
         keep_last: int | None = 1,
         at: int | None = None,
     ) -> None:
-        own = getattr(objective, "settings", None)
-        saved = (place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
+        objective_settings = getattr(objective, "settings", None)
+        saved = (
+            (place_of(type(objective_settings)), objective_settings.model_dump_json())
+            if isinstance(objective_settings, Settings)
+            else None
+        )
         job = Job(
             source=source,
             settings=settings,
@@ -458,12 +462,12 @@ class RankTrainer(Generic[Item]):
         self.close()
 
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
-        before = {"before": self.done}
-        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **before)
+        done_before = {"before": self.done}
+        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **done_before)
         self.done += 1
         self._tracker.log(metrics, self.done)
         saved = max(saved_steps(self.folder), default=0)
-        self._kept = [one for one in self._kept if one[0] >= saved]
+        self._kept = [entry for entry in self._kept if entry[0] >= saved]
         return metrics
 
     def row_values(
@@ -505,9 +509,9 @@ class RankTrainer(Generic[Item]):
     def reopen(self) -> None:
         """Open the trainer on new ranks and repeat the steps after its last checkpoint."""
         (state, *_) = self._ranks.exchange(self._request("open", job=replace(self._job, at=None)))
-        for before, kept in self._kept:
-            if before >= state["done"]:
-                self._ranks.exchange(kept)
+        for done_before, request in self._kept:
+            if done_before >= state["done"]:
+                self._ranks.exchange(request)
 
     def _call(self, do: str, **values: Any) -> Any:
         """Send a request that changes the trainer, and keep it until the next checkpoint."""
@@ -552,8 +556,8 @@ def _merge(parts: Sequence[Any], count: int) -> list[tuple[float, ...] | None]:
     """Join the values of all ranks, in the order of the rows."""
     result: list[tuple[float, ...] | None] = [None] * count
     for part in parts:
-        for i, own in part:
-            result[i] = tuple(own)
+        for i, rank_values in part:
+            result[i] = tuple(rank_values)
     return result
 
 

@@ -185,8 +185,8 @@ class TrainingSettings(SharedTrainingSettings, EpochSettings):
 def combine(shared: TrainerSettings, phase: PhaseSettings) -> TrainingSettings:
     """Return the settings of a training from its own and those that it shares with others."""
     # A phase of reinforcement learning has no epochs, but a schedule and weight decay of its own.
-    kind = SharedTrainingSettings if isinstance(phase, EpochSettings) else TrainerSettings
-    values = {name: getattr(shared, name) for name in kind.model_fields}
+    settings_type = SharedTrainingSettings if isinstance(phase, EpochSettings) else TrainerSettings
+    values = {name: getattr(shared, name) for name in settings_type.model_fields}
     return TrainingSettings.model_validate({**values, **phase.model_dump()})
 
 

@@ -91,7 +91,7 @@ class AdamW(torch.optim.AdamW):
         buffer, exact = _float_copies(stored)
         adamw(
             exact,
-            _float_copies([_local(one) for one in gradients])[1],
+            _float_copies([_local(gradient) for gradient in gradients])[1],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
             # Maximum second moments, which only AMSGrad has.
@@ -142,7 +142,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _float_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Return a flat float32 buffer with all elements, and views of it in the shapes of the tensors."""
-    count = sum(one.numel() for one in tensors)
+    count = sum(tensor.numel() for tensor in tensors)
     buffer = torch.empty(count, dtype=torch.float32, device=tensors[0].device)
     views = _views(buffer, tensors)
     torch._foreach_copy_(views, list(tensors))
@@ -150,8 +150,8 @@ def _float_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 
 def _views(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    parts = buffer.split([one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
+    parts = buffer.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
@@ -228,9 +228,9 @@ class Trainer(Generic[Item]):
             )
         # A run starts ranks itself; here the settings would be silently ignored.
         if launches(settings) and "WORLD_SIZE" not in os.environ:
-            asked = f"processes={settings.processes}" if settings.processes else "launch"
+            ranks_key = f"processes={settings.processes}" if settings.processes else "launch"
             raise UserError(
-                f"{asked} starts ranks in a run, and this training is in one process",
+                f"{ranks_key} starts ranks in a run, and this training is in one process",
                 "leave it out and start the script with torchrun, or train by coterie run",
             )
         self.objective = objective
@@ -356,11 +356,11 @@ class Trainer(Generic[Item]):
         The reference is the model without its adapter.
         """
         accelerator, model = self._accelerator, self.model
-        place = accelerator.process_index, accelerator.num_processes
+        rank_and_count = accelerator.process_index, accelerator.num_processes
         sharded = ShardedModel(self._wrapped, self._rule) if self._sharded else None
         # Policy and reference share the base: without its adapter, the model is the reference.
         with using(model, None) if kind == "reference" else nullcontext():
-            arguments = kind, rows, self.settings, temperature, place, sharded
+            arguments = kind, rows, self.settings, temperature, rank_and_count, sharded
             return list(rank_row_values(model, *arguments))
 
     def leave_out(self, too_long: int, empty: int) -> None:
@@ -386,7 +386,7 @@ class Trainer(Generic[Item]):
         with self._prepared.training():
             state = self.model.state_dict(keep_vars=True)
             # Gathering sharded weights needs all ranks; the sender is one of them.
-            weights = {name: checkpoint.whole(one).detach() for name, one in state.items()}
+            weights = {name: checkpoint.whole(weight).detach() for name, weight in state.items()}
             send_weights(weights, kind, address, self._accelerator.process_index)
 
     def finish(self) -> TrainingReport:
@@ -427,13 +427,15 @@ class Trainer(Generic[Item]):
 
     def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int | None) -> None:
         """Wrap the model and restore the state of the folder."""
-        own = getattr(self.objective, "settings", None)
+        objective_settings = getattr(self.objective, "settings", None)
         names = self._prepared.names
         starting = self.model.named_parameters()
         # Adapters of other roles don't influence this training, and may have changed since it
         # began.
-        starting = ((n, one) for n, one in starting if n in names or ".lora_" not in n)
-        numbers = own.fingerprint() if isinstance(own, Settings) else ""
+        starting = ((n, parameter) for n, parameter in starting if n in names or ".lora_" not in n)
+        numbers = (
+            objective_settings.fingerprint() if isinstance(objective_settings, Settings) else ""
+        )
         # A checkpoint with another identity is refused: resuming it would mix two trainings.
         identity = {
             "objective": self.objective.name,
@@ -461,7 +463,9 @@ class Trainer(Generic[Item]):
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         names = self._prepared.names
-        return {name: one for name, one in self.model.named_parameters() if name in names}
+        return {
+            name: parameter for name, parameter in self.model.named_parameters() if name in names
+        }
 
     def _gradient(
         self, batch: Batch[Item], splitter: Splitter, families: Sequence[Family]
@@ -496,8 +500,10 @@ class Trainer(Generic[Item]):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             # A finite sum of losses may still have an infinite gradient, so there may be no bad
             # row.
-            own = [batch.names[i] for i, one in item_losses if not math.isfinite(float(one))]
-            bad = gather_object(own)
+            bad_names = [
+                batch.names[i] for i, loss in item_losses if not math.isfinite(float(loss))
+            ]
+            bad = gather_object(bad_names)
             which = f"rows {', '.join((bad or batch.names)[:8])}"
             raise UserError(
                 f"the loss ({loss}) or gradient norm ({norm}) of {which if bad else 'a step of ' + which} is not "

@@ -73,18 +73,18 @@ class Executor:
         new: dict[str, str] = {}
         deadline = asyncio.get_running_loop().time() + SECONDS
         for action in actions:
-            known = {**values, **new}
+            available = {**values, **new}
             used = [name for argument in action.arguments for name in argument.variables]
             try:
-                if missing := [name for name in used if name not in known]:
+                if missing := [name for name in used if name not in available]:
                     raise Failed(f"{missing[0]} has no value")
                 if not action.arguments:
                     raise Failed("it is given nothing")
                 async with asyncio.timeout_at(deadline):
-                    new[action.result] = (await self.do(action, known))[:MAX_VALUE]
+                    new[action.result] = (await self.do(action, available))[:MAX_VALUE]
             except (Failed, TimeoutError) as error:
-                why = str(error) or f"it takes more than {SECONDS:g} seconds"
-                return Executed(new, None, f"{action.result} = {action.tool}: {why}")
+                reason = str(error) or f"it takes more than {SECONDS:g} seconds"
+                return Executed(new, None, f"{action.result} = {action.tool}: {reason}")
         return Executed(new, answer_of(new))
 
 
@@ -101,9 +101,9 @@ def words_of(text: str) -> list[str]:
     return [_PLURAL.sub("", word) for word in _WORD.findall(text.lower())]
 
 
-def word_f1(first: str, second: str) -> float:
+def word_f1(text: str, second: str) -> float:
     """Return the F1 of the word multisets of two texts, in [0, 1]; 0 if one has no words."""
-    a, b = words_of(first), words_of(second)
+    a, b = words_of(text), words_of(second)
     if not a or not b:
         return 0.0
     return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
@@ -115,13 +115,16 @@ def rank(query: str, texts: Sequence[str]) -> list[int]:
     A word in ``n`` of the ``N`` texts has the weight ``ln(1 + N / n)``, once per text.
     """
     sets = [set(words_of(text)) for text in texts]
-    counts = Counter(word for one in sets for word in one)
+    counts = Counter(word for word_set in sets for word in word_set)
     weights = {
         word: math.log(1 + len(sets) / counts[word]) for word in words_of(query) if counts[word]
     }
-    scores = [sum(weight for word, weight in weights.items() if word in one) for one in sets]
+    scores = [
+        sum(weight for word, weight in weights.items() if word in word_set) for word_set in sets
+    ]
     return sorted(
-        (at for at, score in enumerate(scores) if score), key=lambda at: (-scores[at], at)
+        (index for index, score in enumerate(scores) if score),
+        key=lambda index: (-scores[index], index),
     )
 
 
@@ -253,9 +256,9 @@ def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
     # Commas between thousands separate nothing.
     pieces = split(_AND.sub(";", _THOUSANDS.sub("", text)))
     return [
-        one
+        part
         for piece in pieces
-        for one in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
+        for part in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
     ]
 
 
@@ -342,15 +345,15 @@ def choose(action: Action, candidates: Sequence[PageElement]) -> str:
     kind = action.tool
     if kind not in KINDS:
         raise Failed("there is no such tool")
-    texts = {one.label: one.text.strip() for one in action.arguments}
+    texts = {argument.label: argument.text.strip() for argument in action.arguments}
     query, value = texts.get("query"), texts.get("text")
     if not query:
         raise Failed("it names no element")
     if kind != "CLICK" and not value:
         raise Failed("it names no text")
-    scores = [_fit(kind, query, one) for one in candidates[:CANDIDATES]]
+    scores = [_fit(kind, query, candidate) for candidate in candidates[:CANDIDATES]]
     # Of equal scores, the first element of the page counts.
-    best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
+    best = max(range(len(scores)), key=lambda index: (scores[index], -index), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
     operation = f"{kind} [{candidates[best].id}]"

@@ -76,38 +76,38 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
         text = pattern.sub(instead, text)
     text = text.rstrip()
     # kind of the last piece: a number, another value, a function; empty where a value is expected
-    source, before, at = "", "", 0
+    source, previous_kind, position = "", "", 0
     calls = [False]  # for each open bracket, whether it holds the arguments of a function
-    while at < len(text):
-        token = _TOKEN.match(text, at)
+    while position < len(text):
+        token = _TOKEN.match(text, position)
         if token is None:
-            raise Failed(f"{text[at:].strip()[:20]!r} can't be read")
+            raise Failed(f"{text[position:].strip()[:20]!r} can't be read")
         kind = str(token.lastgroup)
-        word, at = token[kind], token.end()
+        word, position = token[kind], token.end()
         if kind == "grouped" and calls[-1]:  # max(1,200) has two arguments
-            at -= len(word) - word.index(",")
+            position -= len(word) - word.index(",")
             word = word.partition(",")[0]
         # ``%`` is the remainder if a value follows, otherwise percent.
-        if word == "!" or (word == "%" and not _MODULO.match(text, at)):
+        if word == "!" or (word == "%" and not _MODULO.match(text, position)):
             source += ".factorial" if word == "!" else ".percent"
-        elif (kind == "sign" and word != "(") or (before and word in ("of", "mod")):
+        elif (kind == "sign" and word != "(") or (previous_kind and word in ("of", "mod")):
             if word == ")" and len(calls) > 1:
                 calls.pop()
-            source, before = source + _SIGNS.get(word, word), "value" if word == ")" else ""
+            source, previous_kind = source + _SIGNS.get(word, word), "value" if word == ")" else ""
         else:
-            if before == "number" and kind in _NUMBERS:
+            if previous_kind == "number" and kind in _NUMBERS:
                 raise Failed(f"no sign stands before {word!r}")
             # Two values without a sign between them are multiplied, as in ``2(x + 1)``.
-            source += "*" if before in ("number", "value") else ""
+            source += "*" if previous_kind in ("number", "value") else ""
             if word == "(":
-                calls.append(before == "function")
-                source, before = source + "(", ""
+                calls.append(previous_kind == "function")
+                source, previous_kind = source + "(", ""
             elif kind in _NUMBERS:
-                source, before = source + _number(word), "number"
+                source, previous_kind = source + _number(word), "number"
             elif kind == "call" and word.lower() in FUNCTIONS:
-                source, before = source + word.lower(), "function"
+                source, previous_kind = source + word.lower(), "function"
             else:
-                source, before = source + _name(word, lookup, kind == "call"), "value"
+                source, previous_kind = source + _name(word, lookup, kind == "call"), "value"
         if len(source) > MAX_SOURCE:
             raise Failed(f"it has more than {MAX_SOURCE:,} characters with its results")
     return source
@@ -126,9 +126,9 @@ def parse(source: str) -> ast.expr:
 
 def _number(token: str) -> str:
     if token.count(" ") and "/" in token:
-        whole, _, part = token.partition(" ")
+        integer, _, part = token.partition(" ")
         above, _, below = part.partition("/")
-        return f"('{whole}'+'{above.strip()}'/'{below.strip()}')"
+        return f"('{integer}'+'{above.strip()}'/'{below.strip()}')"
     return f"'{token.replace(',', '').rstrip('.')}'"
 
 
@@ -223,9 +223,9 @@ def format_number(value: Number) -> str:
     if isinstance(value, Fraction):
         below = value.denominator
         # A decimal has few places if its denominator divides a small power of ten.
-        places = next((n for n in range(DIGITS + 1) if 10**n % below == 0), None)
-        if places is not None:
-            return f"{Decimal(f'{value * 10**places}e-{places}'):f}"
+        decimals = next((n for n in range(DIGITS + 1) if 10**n % below == 0), None)
+        if decimals is not None:
+            return f"{Decimal(f'{value * 10**decimals}e-{decimals}'):f}"
         # Short fractions without a finite decimal form stay fractions.
         if 10**40 % below and max(abs(value.numerator), below) < 10**DIGITS:
             return str(value)
@@ -294,11 +294,11 @@ def _factorial(value: Number) -> int:
     return math.factorial(_whole(value))
 
 
-def _round(value: Number, places: Number = 0) -> Fraction:
+def _round(value: Number, decimals: Number = 0) -> Fraction:
     """Round half away from 0."""
-    if not -30 <= float(places) <= 30:
+    if not -30 <= float(decimals) <= 30:
         raise Failed("round takes at most 30 places")
-    scale = Fraction(10) ** _whole(places)
+    scale = Fraction(10) ** _whole(decimals)
     scaled = math.floor(abs(Fraction(value)) * scale + Fraction(1, 2)) / scale
     return scaled if value >= 0 else -scaled
 
