@@ -2,8 +2,7 @@
 
 import random
 
-from coterie import Grade, Pure, Task, Transition
-from coterie.record.tree import Ending
+from coterie import Ending, Grade, Pure, Task, Transition
 
 NAMES = ("Nora", "Omar", "Ines", "Hugo", "Mira", "Theo")
 CITIES = ("Dublin", "Lisbon", "Oslo", "Cairo", "Lima", "Rome")

@@ -2,7 +2,7 @@
 
 Claims, margins and tests were fixed before the first run (one-sided paired bootstrap over questions and seeds, p <
 0.05; held-out questions of the invented encyclopedia, half of them comparisons, half chains). Which questions rounds
-and seconds are of was changed after it, and changed back; docs/recipes/gap.md has both figures.
+and seconds are of was changed after it, and changed back; experiments/gap.md has both figures.
 
 * must: parallel traces cut the rounds of calls by at least 20% (the paper: turns by 21.6% on HotpotQA);
 * must: they cut the seconds of a question by at least 25% (the paper: 32.3%), with one question in flight and
@@ -15,7 +15,7 @@ left out on both sides, and counted.
 
 Both methods have the same 1,000 questions, and the better of two learning rates, 5e-4 and 1e-3, on a spare seed, 9, as
 it was in an earlier form of the world: 5e-4 for both (parallel 0.666 and 0.666, sequential 0.646 and 0.636). In this
-form it is 0.724 and 0.744, 0.740 and 0.740; docs/recipes/gap.md has the test at 1e-3 too.
+form it is 0.724 and 0.744, 0.740 and 0.740; experiments/gap.md has the test at 1e-3 too.
 
 Nothing is trained if the gate is not passed: the model must sometimes be right and sometimes be wrong, and an expert
 that plans must need fewer rounds than one that does not, with all facts found by the real retriever.

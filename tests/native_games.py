@@ -229,6 +229,7 @@ class Prepared:
     policy: str = "prepared"
     version: str = "0"
     stats: Stats = field(default_factory=Stats)
+    width: int = 128
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling

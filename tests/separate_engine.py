@@ -22,6 +22,7 @@ class SpellingEngine:
     """Share of completions that take these more seconds."""
     loaded: list[str]
     probe = (1, 2)
+    width = 128
 
     def __init__(self, renderer: Any, policy: str, version: str) -> None:
         self.policy, self.version, self.stats = policy, version, Stats()

@@ -1,8 +1,9 @@
 """A stand-in for ``vllm serve``: the routes of vLLM 0.32 that coterie's client uses, on any number of ports.
 
-    python -m tests.stub_server MODEL NAME PORT [PORT ...] [--latencies] [--slots N] [--show-version]
+    python -m tests.stub_server MODEL NAME PORT|SOCKET [PORT ...] [--latencies] [--slots N] [--show-version]
 
-Every port is a server of its own; port 0 is any free port. The first line of the output is a JSON list of the URLs.
+Every port is a server of its own; port 0 is any free port. The first line of the output is a JSON list of the URLs. In
+the place of ports there may be the path of a Unix socket.
 A server gives the tokens of the engine in process to the last bit, so that tests can compare. With ``--latencies`` it
 has no model: completions take 50 ms to 5 s, heavy-tailed, at 20 tokens a second, ``--slots`` at a time. With
 ``--show-version`` their text repeats the version of the weights, or the name of the adapter.
@@ -338,8 +339,8 @@ def prompt_of(body: Mapping[str, Any]) -> list[int]:
 class StubBackend(VLLMBackend):
     """Starts stubs in the place of ``vllm serve``."""
 
-    def command(self, model: str, name: str, port: int) -> Sequence[str]:
-        return (sys.executable, "-m", "tests.stub_server", model, name, str(port))
+    def command(self, model: str, name: str, listen: Mapping[str, Any]) -> Sequence[str]:
+        return (sys.executable, "-m", "tests.stub_server", model, name, listen["uds"])
 
     def environment(self, index: int) -> Mapping[str, str]:
         return {"PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -382,24 +383,28 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("name")
-    parser.add_argument("ports", nargs="+", type=int)
+    parser.add_argument("ports", nargs="+")
     parser.add_argument("--latencies", action="store_true")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--show-version", action="store_true")
     args = parser.parse_args()
     slots = args.slots if args.latencies else None
+    if not args.ports[0].isdecimal():
+        app = Stub(args.model, args.name, slots=slots, show_version=args.show_version).app()
+        uvicorn.run(app, uds=args.ports[0], log_level="warning", lifespan="off", backlog=2048)
+        return
     stubs = [
         Stub(args.model, args.name, slots=slots, show_version=args.show_version) for _ in args.ports
     ]
-    sockets = [socket.create_server((HOST, port), backlog=2048) for port in args.ports]
+    sockets = [socket.create_server((HOST, int(port)), backlog=2048) for port in args.ports]
     ports = [one.getsockname()[1] for one in sockets]
     apps = dict(zip(ports, (stub.app() for stub in stubs), strict=True))
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
         await apps[scope["server"][1]](scope, receive, send)
 
     print(json.dumps([f"http://{HOST}:{port}" for port in ports]), flush=True)
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", backlog=2048)
+    config = uvicorn.Config(route, log_level="warning", lifespan="off", backlog=2048)
     uvicorn.Server(config).run(sockets=sockets)
 
 

@@ -14,11 +14,11 @@ from coterie.environments.agentgym import (
     FAILED,
     AgentGym,
     AgentGymSettings,
-    GymError,
     check_server,
 )
 from coterie.environments.babyai import Game, new_level
 from coterie.environments.protocol import Shared
+from coterie.environments.server_client import EnvironmentServerError
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Outcome, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
@@ -283,7 +283,7 @@ def test_a_session_that_the_server_loses_fails_its_branch_alone(world: str) -> N
         first = await say(grown, start, press(world, 1))
         lost, *_ = gym.games
         gym.games.clear()
-        with pytest.raises(GymError, match=r"not valid|status 500"):
+        with pytest.raises(EnvironmentServerError, match=r"not valid|status 500"):
             await say(grown, first, press(world, 0))
         assert world not in CLOSING or gym.closes[-1] == lost
         other = await say(grown, first, press(world, 1))
@@ -303,7 +303,7 @@ def test_a_server_that_is_gone_ends_the_command() -> None:
     with serving(Gym("textcraft")) as gym:
         environment = world_of(gym, **OWN)
         (task,) = environment.tasks("train", 1, 0)
-    with pytest.raises(EngineGone, match="no AgentGym server answers"):
+    with pytest.raises(EngineGone, match="no environment server answers"):
         asyncio.run(begin())
 
 
@@ -358,7 +358,7 @@ def test_a_session_whose_id_a_new_server_gave_again_is_lost() -> None:
             async with environment.open(task, 0, Shared()) as other:
                 assert other.id == number != one.id
                 await environment.begin(task, other)
-                with pytest.raises(GymError, match="id -1 is not valid"):
+                with pytest.raises(EnvironmentServerError, match="id -1 is not valid"):
                     await one.step("press 1")
                 await other.step("press 1")
         assert gym.steps == ["press 1"]

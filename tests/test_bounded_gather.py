@@ -1,12 +1,15 @@
-"""What runs at the same time: no more than the limit, nothing after the block, and a garbage collector that rests."""
+"""What runs at the same time: no more than the limit, older dialogues first, and nothing after the block."""
 
 import asyncio
 import gc
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 import pytest
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import RequestSlots, Sampling
 from coterie.rollout.episodes import bounded_gather, rare_collections
+from tests.templates import model
 
 
 class Work:
@@ -68,6 +71,70 @@ def test_leaving_the_block_early_ends_the_rest() -> None:
             async for _ in results:
                 break
         assert work.running == 0
+
+    asyncio.run(test())
+
+
+Turn = Callable[[], Awaitable[object]]
+
+
+async def order_of_ends(turn: Turn, dialogues: int = 12, turns: int = 4) -> list[int]:
+    """Take all turns of dialogues and return how many turns were over when each dialogue ended."""
+    taken = 0
+
+    async def dialogue() -> int:
+        nonlocal taken
+        for _ in range(turns):
+            await turn()
+            taken += 1
+        return taken
+
+    work = (dialogue() for _ in range(dialogues))
+    async with bounded_gather(work, limit=dialogues) as ends:
+        return [end async for end in ends]
+
+
+def slots_of_a_server() -> Turn:
+    slots = RequestSlots(2)
+
+    async def turn() -> None:
+        async with slots:
+            await asyncio.sleep(0)
+
+    return turn
+
+
+def engine_in_process() -> Turn:
+    engine = InProcessEngine(model("chatml"), max_batch=2)
+    sampling = Sampling(max_tokens=2)
+    return lambda: engine.sample([5, 6, 7], [0], sampling)
+
+
+@pytest.mark.parametrize("open_turns", [slots_of_a_server, engine_in_process])
+def test_dialogues_end_while_later_ones_wait_for_their_first_turn(
+    open_turns: Callable[[], Turn],
+) -> None:
+    ends = asyncio.run(order_of_ends(open_turns()))
+    assert ends[0] <= 4 * 4, "two at a time: with first come, first served it is 37 of 48"
+    assert ends[5] <= 48 * 2 / 3
+
+
+def test_a_slot_that_a_canceled_request_has_just_got_goes_to_the_next() -> None:
+    async def test() -> None:
+        slots, entered = RequestSlots(1), list[int]()
+
+        async def enter(number: int) -> None:
+            async with slots:
+                entered.append(number)
+
+        async with slots:
+            waiting = [asyncio.create_task(enter(number)) for number in range(3)]
+            await asyncio.sleep(0)
+            waiting[1].cancel()  # while it waits
+        waiting[0].cancel()  # between getting the slot and running
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert entered == [2]
+        await asyncio.wait_for(enter(3), 1)
 
     asyncio.run(test())
 

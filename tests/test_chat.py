@@ -116,11 +116,17 @@ def test_images_and_missing_templates_are_refused() -> None:
         (TEMPLATES["chatml"].partition("{% if add_generation_prompt")[0], "no generation prompt"),
         ("{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}"
          "{{ raise_exception('no agents') }}{% endif %}{% endfor %}", "no agents"),
+        ("{{ 'a' * 10**10 }}", "does not end within 1 s and 512 MiB"),
+        ("{{ 'a' * 10**7 }}", "does not end within 1 s"),
+        ("{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}", "within 1 s"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+        ("{{ 'a' * 10**30 }}", "cannot fit"),
     ],
 )  # fmt: skip
 def test_a_template_that_can_not_be_used_is_refused_when_it_is_loaded(
-    source: str, problem: str
+    source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("coterie.models.template.TRY_SECONDS", 1)
     strict = copy(tokenizer("chatml"))
     strict.chat_template = source
     with pytest.raises(UserError, match=problem):

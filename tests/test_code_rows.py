@@ -254,7 +254,7 @@ def test_any_other_pickle_is_not_read_and_rows_report_what_they_lack(
     hostile = [
         *(pickle.dumps(Bomb(ran), protocol) for protocol in range(6)), after, bomb[:-1] + pickle.dumps(text)[2:],
         pickle.dumps(text)[:-1], pickle.dumps(text) + b".", pickle.dumps((text, text)), pickle.dumps(PRIVATE),
-        pickle.dumps(text.encode()), b"", b".", b"\x80\x04K\x01.", b"\x80\x04\x8d" + b"\xff" * 8,
+        pickle.dumps(text.encode()), b"NaN", b"5", b"", b".", b"\x80\x04K\x01.", b"\x80\x04\x8d" + b"\xff" * 8,
     ]  # fmt: skip
     for data in hostile:
         row = live(tmp_path, private_test_cases=packed(data))
@@ -354,7 +354,9 @@ def test_a_check_of_nodes_is_a_flaw(call: str, tmp_path: Path) -> None:
         (CodeRow, {"test_cases": "fee(1)"}, "tests"), (CodeRow, {"test_cases": {"a": 1}}, "tests.0"),
         (CodeRow, {"ground_truth": 3}, "answer"),
         (LiveCodeRow, {"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
-        (LiveCodeRow, {"public_test_cases": "[1]"}, "it has another form"),
+        (LiveCodeRow, {"public_test_cases": "[1]"}, "a test is 1, not an object"),
+        (LiveCodeRow, {"private_test_cases": "[[1, 2]]"}, "a test is [1, 2], not an object"),
+        (LiveCodeRow, {"private_test_cases": packed(b"[NaN]")}, "a test is nan, not an object"),
         (LiveCodeRow, {"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
         (LiveCodeRow, {"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),
         (CodeContestsRow, {"private_tests": {"input": ["3"], "output": []}}, "zip() argument 2 is shorter"),

@@ -10,7 +10,8 @@ import pytest
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.baselines import by_method
-from coterie.environments.coding import TESTS, Coding, code_of, coding_task, compared, hidden_calls
+from coterie.environments.code_blocks import code_of
+from coterie.environments.coding import TESTS, Coding, coding_task, compared, hidden_calls
 from coterie.environments.collaboration import (
     MARKER,
     REFERENCE,

@@ -9,7 +9,7 @@ from coterie.cli import execution
 from coterie.cli.execution import estimate
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step
-from tests.conftest import FEW, Cli
+from tests.conftest import FEW, Cli, refused
 from tests.row_files import jsonl
 
 
@@ -28,6 +28,16 @@ def test_a_dry_run_prints_the_plan_with_its_time_and_makes_nothing(
     assert re.search(r"time of all stages about \d+ (s|min)\b", plan)
     monkeypatch.setattr(execution, "TIMEOUT", 0.0)
     assert "could not be tried: it did not end" in dry(cli, "optima/isft", *FEW)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\ntouch made\n#", "a\rb", "a\x1b[2J", "a\x85b", "a\u2028b"])
+@pytest.mark.parametrize("words", [("--dry-run", "cluster=slurm"), ("cluster=slurm",), ()])
+def test_a_folder_name_with_control_characters_is_refused_before_anything_is_written(
+    words: tuple[str, ...], name: str, cli: Cli, tmp_path: Path
+) -> None:
+    error = refused(cli, "run", "optima/isft", *FEW, *words, "--folder", tmp_path / name)
+    assert "has control characters" in error
     assert not list(tmp_path.iterdir())
 
 

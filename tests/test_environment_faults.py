@@ -146,7 +146,7 @@ class Odd(Base):
         ("none", f"Odd.act() returned None. Return a Transition ({__file__}, line "),
         ("cancelled", "an act awaited a task that was cancelled"),
         ("half", "half a character"),
-        ("stranger", "a reward is for 'agnet', who did not act"),
+        ("stranger", "for 'agnet', who did not act; give it in Grade(score, metrics, rewards)"),
         ("nan", "the reward of 'agent' is nan"),
         ("no grade", f"Odd.grade() returned 1.0. Return a Grade ({__file__}, line "),
         ("score", "the score is inf"),

@@ -193,6 +193,14 @@ def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> Non
     recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
 
 
+def test_a_long_preferred_reply_is_refused_whatever_the_length_of_the_other(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}.", "chosen": f"{n}", "rejected": "no"} for n in range(20)]
+    rows[3]["chosen"] = "word " * 400
+    source = f"dataset.source={jsonl(tmp_path / 'rows.jsonl', *rows)}"
+    with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
+        recipe_of(settings("dpo", ["model=tiny-exchange", source, "train.max_length=200"])).check()
+
+
 def test_rows_are_those_of_trl(tmp_path: Path) -> None:
     """Tokens and trained tokens of TRL's SFTTrainer (all turns) and DPOTrainer; then five steps of SFT."""
     datasets = pytest.importorskip("datasets")

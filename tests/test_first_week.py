@@ -77,6 +77,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("evaluate runs/rl --checkpoints 1,2", 0, "step 1"),
     (f"evaluate {OWN} policy=runs/rl@1 tasks=4 by=kind", 0, "even"),
     (f"evaluate {OWN} policy=tiny-acts policy=runs/rl tasks=4 max_tokens=12", 0, "difference"),
+    ("evaluate questions.jsonl policy=runs/sft policy=runs/rl tasks=4", 0, "as in runs/rl"),
     ("export model runs/rl --step 1 --out exported", 0, "exported"),
     ("export model runs/lora --out merged --merge", 0, "merged"),
     ("export data runs/rl --to jsonl --out rows", 0, "rows"),
@@ -84,6 +85,8 @@ COMMANDS: list[tuple[str, int, str]] = [
     ("report runs/rl", 0, "report.html"),
     # Mistakes.
     ("run sft missing.jsonl", 2, "no file"),
+    (f"run rl/grpo {OWN} {RL} --folder .", 2, "not a run folder"),
+    ("evaluate questions.jsonl", 2, "add policy="),
     (f"run sft preferences.jsonl {FAST}", 2, "coterie run dpo"),
     (f"run sft C:\\data\\chats.jsonl {FAST}", 2, "/mnt/c/data/chats.jsonl"),
     (f"run sft chats.jsonl {FAST} load_in_4bit=true", 2, "did you mean 'train.load_in_4bit'?"),

@@ -40,6 +40,8 @@ def test_every_command_has_help_with_an_example_that_names_it(cli: Cli) -> None:
         ("list",),
         ("run", "sft", "nonsense=3"),
         ("run", "sft", "broken.jsonl", "model=tiny-acts", "engine.device=cpu"),
+        ("run", "rl/grpo", "--folder", "."),
+        ("evaluate", "exchange"),
     ],
 )
 def test_help_and_settings_are_read_without_heavy_imports(

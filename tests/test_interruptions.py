@@ -39,13 +39,14 @@ def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "run"
     words = [word.replace("rollout.tasks=4", "rollout.tasks=32") for word in SMALL]
     command = [sys.executable, "-m", "coterie", "run", "optima/isft", *words, "--folder", folder]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_dialogues(folder, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command resumes" in err, err
     assert "Traceback" not in err and (folder / "report.html").is_file()

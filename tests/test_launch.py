@@ -1,8 +1,12 @@
 """Trainings on ranks that coterie starts and ends: weights of one process, ranks that die or never come, refusals."""
 
 import json
+import socket
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +162,7 @@ class Dies(SFT):
         deaths = len(list(RUN.glob("died-*")))
         if os.environ["RANK"] == "1" and max(saved, default=0) >= 2 and deaths < {deaths}:
             (RUN / f"died-{{deaths}}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.{signal})
         return super().losses(items, logprobs)
 """
 
@@ -169,11 +173,17 @@ def rank_processes() -> list[psutil.Process]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("deaths", [2, 9], ids=["twice", "always"])
-def test_ranks_start_again_at_the_last_checkpoint_when_one_dies(saved, tmp_path, deaths):
-    settings = TWO.model_copy(update={"save_every_steps": 2})
+@pytest.mark.parametrize(
+    ("name", "deaths"),
+    [("SIGKILL", 2), ("SIGKILL", 9), ("SIGSTOP", 1)],
+    ids=["twice", "always", "hangs"],
+)
+def test_ranks_start_again_at_the_last_checkpoint_when_one_dies_or_hangs(
+    saved, tmp_path, name, deaths, caplog
+):
+    settings = TWO.model_copy(update={"save_every_steps": 2, "stall_seconds": 10.0})
     folder, file = tmp_path / "two", tmp_path / "dies.py"
-    file.write_text(DIES.format(folder=str(folder), deaths=deaths))
+    file.write_text(DIES.format(folder=str(folder), deaths=deaths, signal=name))
     objective, watched = at_place(f"{file}:Dies")(), Steps()
     arguments = saved, some_rows(), settings, folder, objective, watched, Tracker()
     if deaths == 9:
@@ -188,7 +198,39 @@ def test_ranks_start_again_at_the_last_checkpoint_when_one_dies(saved, tmp_path,
     assert report.steps == whole.steps == len(watched.losses)
     assert (report.rows, report.tokens) == (whole.rows, whole.tokens)
     assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-5)
-    assert len(list(folder.glob("died-*"))) == 2
+    assert len(list(folder.glob("died-*"))) == deaths
+    reason = "has not answered for 10 s" if name == "SIGSTOP" else "ended with status 137"
+    assert caplog.text.count(f"rank 1 {reason}; all ranks start again") == deaths
+
+
+@pytest.mark.ranks
+def test_strangers_do_not_stop_ranks_which_listen_on_this_machine_alone(saved, tmp_path):
+    strangers = []
+
+    @contextmanager
+    def launch(environment, count, log):
+        host, _, port = environment[ranks.ADDRESS].rpartition(":")
+        for _ in range(3):
+            strangers.append(socket.create_connection((host, int(port))))  # silent
+        with suppress(AuthenticationError):
+            Client((host, int(port)), authkey=b"wrong")
+        with ranks.local_ranks(environment, count, log) as problem:
+            yield problem
+
+    with ranks_of(saved, TWO, tmp_path / "two", {"launch": launch}) as (started, source):
+        with RankTrainer(started, source, SFT(), TWO, tmp_path / "two", Row, steps=1) as trainer:
+            trainer.step(some_rows(8))
+            listeners = [
+                connection.laddr.ip
+                for process in rank_processes()
+                for connection in process.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            assert set(listeners) == {"127.0.0.1"}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(strangers[0].getpeername())
+    for stranger in strangers:
+        stranger.close()
 
 
 @pytest.mark.ranks

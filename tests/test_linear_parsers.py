@@ -9,7 +9,8 @@ import pytest
 from coterie.datasets.problems import boxed_answer
 from coterie.datasets.web_pages import elements, outline, page_in, text_of
 from coterie.environments import acting, answers, baselines, collaboration, mathematics, numbers
-from coterie.environments.coding import code_of, functions, python_blocks
+from coterie.environments.code_blocks import code_of, python_blocks
+from coterie.environments.coding import functions
 from coterie.environments.plan_ground import subgoals_in
 from coterie.environments.traces import BrokenPlan, final_answer, parse_plan, scan
 from coterie.environments.user_simulator import cut_reply, quotes

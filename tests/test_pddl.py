@@ -17,7 +17,9 @@ from coterie.environments.pddl import (
     CHECK,
     IMPOSSIBLE,
     LOOK,
+    MAX_TRIES,
     PDDL,
+    TOO_MANY,
     PDDLSettings,
     Problem,
 )
@@ -188,6 +190,8 @@ def test_equal_problems_of_two_names_are_equal_tasks(tmp_path: Path) -> None:
         (DOMAIN, "letters", "it is not one `[(]define"),
         (DOMAIN, PROBLEM.replace("(not (full))))", "(not (and (full))))))"), "not of and is not supported"),
         (DOMAIN.replace("van brings", "camión brings"), PROBLEM, "utf-8"),
+        (DOMAIN.replace("(= ?from ?to)", "(= ?from)"), PROBLEM, "needs two terms"),
+        (DOMAIN, PROBLEM.replace("letter box", "(letter) box"), "unhashable"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_named(
@@ -195,6 +199,28 @@ def test_files_that_cannot_be_read_are_named(
 ) -> None:
     with pytest.raises(UserError, match=f"p1.pddl with .*post.pddl can't be read: .*{what}"):
         PDDL(PDDLSettings(domain=str(write_game(tmp_path, 1, domain, problem))))
+
+
+def test_files_that_nest_too_deep_are_named(tmp_path: Path) -> None:
+    deep = PROBLEM.replace("(at LETTER b)", "(and " * 3000 + "(at LETTER b)" + ")" * 3000)
+    with pytest.raises(UserError, match="nests formulas too deep"):
+        PDDL(PDDLSettings(domain=str(write_game(tmp_path, problem=deep))))
+
+
+@pytest.mark.parametrize(("parameters", "is_listed"), [(2, True), (16, False), (24, False)])
+def test_a_list_of_too_many_actions_is_refused_early(
+    parameters: int, is_listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+    fits = Problem.fits
+    monkeypatch.setattr(Problem, "fits", lambda *args: tried.append(args[1]) or fits(*args))
+    free = " ".join(f"?v{n} - place" for n in range(parameters))
+    wide = f"(:action wide :parameters ({free}) :precondition (full) :effect (full))"
+    domain = DOMAIN.replace("(:action drive", f"{wide}(:action drive")
+    file = write_game(tmp_path, domain=domain)
+    texts, _, _ = replies(file, [write_action("load letter a"), write_action(CHECK)])
+    assert ("wide a b" in texts[2]) == is_listed and (texts[2] == TOO_MANY) == (not is_listed)
+    assert len(tried) < 3 * MAX_TRIES
 
 
 def test_the_command_needs_files_and_plays_them(cli: Cli, tmp_path: Path) -> None:

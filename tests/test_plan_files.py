@@ -169,7 +169,7 @@ def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
     assert parse_request(text) == ("Is it\nso?", "A b", "")
     quoted = "Subgoal 1: Use Subgoal 2: or not; Subgoal 3: x"
     assert split_subgoals(quoted) == ["Use", "or not", "x"]
-    assert split_subgoals("Subgoal 4: a. Subgoal 5: b", first=4) == ["a.", "b"]
+    assert split_subgoals("Subgoal 4: a. Subgoal 5: b", first_number=4) == ["a.", "b"]
     two = ["R1, R2 = Solve(a; b)", "R3 = A(c)"]
     assert split_actions("R1, R2 = Solve(a; b); R3 = A(c);") == two
     assert split_actions("R8 = A(b); Output = R8 = 4") == ["R8 = A(b)", "R9 = R8 = 4"]

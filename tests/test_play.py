@@ -10,7 +10,14 @@ from coterie.environments.protocol import Environment, Grade, Shared, State, Tra
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.turn import Turn
-from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Driver, Episode
+from coterie.rollout.episodes import (
+    DIALOGUES_PER_SLOT,
+    ENVIRONMENT,
+    FINAL_REWARD,
+    REWARD,
+    Driver,
+    Episode,
+)
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.items import play
 from tests.games import Rounds, Script
@@ -44,6 +51,35 @@ def test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn(tmp_path: 
         assert len(last) == len(set(last)) == 2 * 2 * 2, "in two rounds of four episodes"
         assert credit(store, "Ann") == credit(store, "Ben") == dict.fromkeys(last, 0.5)
         assert len(turns) == 2 * 2 * 6, "what the game says is no act"
+
+
+def test_the_dialogues_in_flight_follow_the_width_of_the_engine(tmp_path: Path) -> None:
+    begun = set[str]()
+
+    class Narrow(Script):
+        """A sampler that runs one request at a time."""
+
+        width = 1
+
+        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+            begun.add(f"{prompt.tree.task} {prompt.draw}")
+            await asyncio.sleep(0.001)
+            return await super().respond(prompt, context)
+
+    game = Rounds()
+    ended, most = 0, 0
+
+    async def test() -> None:
+        nonlocal ended, most
+        samplers = dict.fromkeys(game.actors, Narrow(lambda prompt: prompt.agent))
+        driver = Driver(game, samplers, seed=0, shared=Shared())
+        async with driver.play_all(episodes(game, tasks=1, samples=40)) as results:
+            async for _ in results:
+                most = max(most, len(begun) - ended)
+                ended += 1
+
+    asyncio.run(test())
+    assert ended == 40 and most <= 2 * DIALOGUES_PER_SLOT
 
 
 class Against(Rounds):

@@ -11,9 +11,8 @@ from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import EnvironmentFault
 from coterie.environments.python_maths import SUBJECTS, PythonMaths
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import TURNS, Ending, Task
+from coterie.record.tree import ANSWERED, TURNS, Ending, Task
 from coterie.record.turn import Message
 from coterie.rollout.episodes import first_prompts
 from tests.played import environment_of

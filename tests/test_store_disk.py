@@ -77,7 +77,7 @@ def test_damage_is_named(tmp_path):
     for change in (
         "turn SET parts = replace(parts, 't', 'T')", "turn SET logprobs = zeroblob(length(logprobs))",
         "turn SET temperature = temperature + 1", "turn SET parent = 'x'", "request SET ids = zeroblob(4)",
-        "outcome SET score = 0.125", "item SET metrics = '{\"a\":1}'",
+        "outcome SET score = 0.125",
     ):  # fmt: skip
         path.write_bytes(whole_file)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -85,9 +85,63 @@ def test_damage_is_named(tmp_path):
         said = rf"{path} is damaged: .*item 0/rollout/.* differs from its digest"
         with Store.open(path) as store, pytest.raises(UserError, match=said):
             _ = list(store.trees(0, "rollout")), store.items(0, "rollout")
+        assert drop_damage(path) < 30
     path.write_bytes(whole_file[:8192] + os.urandom(len(whole_file) - 8192))
     with pytest.raises(UserError, match="is damaged"), Store.open(path) as store:
         list(store.trees(0, "rollout"))
+
+
+def drop_damage(path: Path) -> int:
+    """Return the number of trees that are left, all of which can be read."""
+    with Store.open(path, check=False) as store:
+        store.repair()
+    with Store.open(path) as store:
+        return len(list(store.trees(0, "rollout")))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE item SET metrics = '{\"a\":1}' WHERE key = 7", "item 0/rollout/t002/0 differs"),
+        ("UPDATE item SET stage = 'reward' WHERE key = 7", "item 0/reward/t002/0 differs"),
+        ("UPDATE item SET key = 999 WHERE key = 7", "90 of 90 rows of 'item'"),
+        ("DELETE FROM item WHERE key = 7", "89 of 90 rows of 'item'"),
+        ("DELETE FROM tree WHERE key = 7", "29 of 30 rows of 'tree'"),
+        ("UPDATE tree SET task = 'x' WHERE key = 7", "30 of 30 rows of 'tree'"),
+        ("DELETE FROM outcome WHERE tree = 7 AND sample = 0", "item 0/rollout/t006: .* of 'outcome 7'"),
+        ("DELETE FROM turn WHERE key = (SELECT max(key) FROM turn WHERE tree = 7)", "'turn 7'"),
+        ("UPDATE turn SET sample = '9' WHERE tree = 7", "rows of 'turn 7', or changed keys"),
+        ("UPDATE turn SET tree = 8 WHERE tree = 7", "item 0/rollout/t00[67]: .* rows of 'turn [78]'"),
+        ("UPDATE request SET toolset = 99 WHERE tree = 7", "rows of 'request 7', or changed keys"),
+        ("UPDATE turn SET parts = CAST(x'ff' AS TEXT) WHERE tree = 7", "user-defined function"),
+    ],
+)  # fmt: skip
+def test_missing_rows_and_changed_keys_are_named_and_dropped(tmp_path, change, said):
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        fill(store, 30)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert db.execute(change).rowcount
+    with pytest.raises(UserError, match=f"is damaged: .*{said}"), Store.open(path) as store:
+        list(store.trees(0, "rollout"))
+    assert drop_damage(path) in (28, 29, 30)
+
+
+def test_a_store_without_seals_is_read_and_sealed_when_it_is_written(tmp_path):
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        fill(store, 3)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        seals = db.execute("SELECT * FROM seal").fetchall()
+        db.execute("DROP TABLE seal")
+    with Store.open(path, read_only=True) as store:
+        assert len(list(store.trees(0, "rollout"))) == 3
+    with Store.open(path) as store:
+        store.finish(key("more"), tree=whole(9, "more"))
+        assert len(list(store.trees(0, "rollout"))) == 4
+    with Store.open(path) as store, contextlib.closing(sqlite3.connect(path)) as db:
+        changed = {name for name, *_ in {*seals} - {*db.execute("SELECT * FROM seal")}}
+        assert {"item", "tree"} <= changed <= {"item", "tree", "toolset"}
 
 
 # Processes

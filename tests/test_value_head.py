@@ -293,9 +293,9 @@ def test_a_value_is_read_before_its_token_and_sees_nothing_after():
     place = row.targets[0].start
     changed = (*row.ids[:place], (row.ids[place] + 1) % 32, *row.ids[place + 1 :])
     with torch.no_grad():
-        (one,) = token_values(model, [row.ids], [[place]], before=True)
+        (one,) = token_values(model, [row.ids], [[place]], from_parents=True)
         for ids in (changed, row.ids[: place + 1]):
-            (same,) = token_values(model, [ids], [[place]], before=True)
+            (same,) = token_values(model, [ids], [[place]], from_parents=True)
             torch.testing.assert_close(one, same)
         (after,) = token_values(model, [row.ids], [[place]])
         (before,) = token_values(model, [row.ids], [[place - 1]])

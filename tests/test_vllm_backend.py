@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.settings import VLLMSettings
+from coterie.engines import run_engines
+from coterie.engines.run_engines import RunEngines
+from coterie.engines.settings import EngineSettings, VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
+
+SOCKET = {"uds": "/private/server"}
 
 
 def test_a_server_has_the_extension_that_loads_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     for devices in ([], ["0"]):
         backend = VLLMBackend(VLLMSettings(), devices)
-        words = list(backend.command("model", "policy", 8000))
+        words = list(backend.command("model", "policy", SOCKET))
         module, _, name = words[words.index("--worker-extension-cls") + 1].partition(".")
         assert backend.environment(0)["PYTHONPATH"] == f"{INSIDE}{os.pathsep}elsewhere"
         body = ast.parse((INSIDE / f"{module}.py").read_text()).body
@@ -28,7 +32,9 @@ def test_a_server_has_the_extension_that_loads_files(monkeypatch: pytest.MonkeyP
     ("transfer", "engine"), [("disk", "files"), ("shm", "files"), ("nccl", "nccl")]
 )
 def test_a_server_has_the_transfer_of_the_settings(transfer: Any, engine: str) -> None:
-    words = list(VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", 8000))
+    words = list(
+        VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", SOCKET)
+    )
     assert words[words.index("--weight-transfer-config") + 1] == f'{{"backend": "{engine}"}}'
 
 
@@ -36,6 +42,34 @@ def test_shared_memory_needs_servers_on_this_machine() -> None:
     VLLMSettings(transfer="shm", urls=("http://127.0.0.1:8000",))
     with pytest.raises(ValueError, match="transfer=shm needs servers on this machine"):
         VLLMSettings(transfer="shm", urls=("http://node-2:8000",))
+
+
+def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, training = tmp_path / "shared", tmp_path / "run"
+    shared.mkdir()
+    monkeypatch.setattr(run_engines, "SHARED_MEMORY", shared)
+    settings = EngineSettings(kind="vllm", vllm=VLLMSettings(transfer="shm"))
+
+    def publish() -> tuple[RunEngines, Path]:
+        engines = RunEngines(settings, "tiny-exchange", tmp_path)
+        folder = engines.weights_folder(training)
+        assert engines.weights_folder(training) == folder and not list(folder.iterdir())
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "weights").touch()
+        return engines, folder
+
+    _, killed = publish()
+    prefix = killed.name.rpartition("-")[0]
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (shared / f"{prefix}-link").symlink_to(tmp_path / "theirs")
+    engines, folder = publish()
+    assert {path.name for path in shared.iterdir()} == {folder.name, f"{prefix}-link"}
+    engines.close()
+    assert [path.name for path in shared.iterdir()] == [f"{prefix}-link"]
+    assert (tmp_path / "theirs" / "file").exists()
 
 
 @pytest.mark.parametrize(

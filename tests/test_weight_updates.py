@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from coterie.engines import pool as pools
+from coterie.engines.connections import Address
 from coterie.engines.endpoint import FinalFault, TransientFault
 from coterie.engines.pool import TRAINER_TOLERANCE, ServerPool, vllm_pool
 from coterie.engines.protocol import Completion, EngineError, Sampling
@@ -145,8 +146,9 @@ MACHINES: dict[str, Machine] = {}
 class FakeClient(ServerClient):
     """Client of a machine, without sockets."""
 
-    def __init__(self, url: str, model: str, decode: Any, end_ids: frozenset[int]) -> None:
-        self.url, self.model, self._decode, self._ends = url, model, decode, end_ids
+    def __init__(self, address: Address, model: str, decode: Any, end_ids: frozenset[int]) -> None:
+        self.address, self.url = address, address.url
+        self.model, self._decode, self._ends = model, decode, end_ids
         self.versioned, self.adapter, self.vllm = False, False, ""
 
     async def close(self) -> None: ...
@@ -167,10 +169,10 @@ class FakeProcess:
     def __init__(self, index: int) -> None:
         self.url = f"http://own-{index}"
 
-    async def launch(self, model: str, name: str) -> str:
+    async def launch(self, model: str, name: str) -> Address:
         await asyncio.sleep(1.0)
         MACHINES[self.url] = Machine(number(model))
-        return self.url
+        return Address(self.url)
 
     async def ended(self) -> str:
         await MACHINES[self.url].gone.wait()
@@ -344,12 +346,12 @@ def test_a_dead_server_or_engine_is_restarted_within_seconds(
 ) -> None:  # fmt: skip
     launch, machines = FakeProcess.launch, list[Machine]()
 
-    async def noted(self: FakeProcess, model: str, name: str) -> str:
-        url = await launch(self, model, name)
-        machines.append(MACHINES[url])
+    async def noted(self: FakeProcess, model: str, name: str) -> Address:
+        address = await launch(self, model, name)
+        machines.append(MACHINES[self.url])
         if phase == "restart" and len(machines) == 3:
             machines[2].at["/v1/models"] = harm
-        return url
+        return address
 
     monkeypatch.setattr(FakeProcess, "launch", noted)
 
@@ -403,13 +405,13 @@ def test_a_launch_with_weights_that_are_gone_is_no_restart(
     monkeypatch.setitem(SETTINGS.__dict__, "restarts", 1)
     launch, models = FakeProcess.launch, list[int]()
 
-    async def checked(self: FakeProcess, model: str, name: str) -> str:
+    async def checked(self: FakeProcess, model: str, name: str) -> Address:
         models.append(number(model))
-        url = await launch(self, model, name)
+        address = await launch(self, model, name)
         if models[2:] == [0]:
             await pools_[0].load(folders[1], "1")  # and the folder before it is removed
             raise EngineError("has no folder of its weights")
-        return url
+        return address
 
     pools_ = list[ServerPool]()
     monkeypatch.setattr(FakeProcess, "launch", checked)

@@ -337,12 +337,12 @@ def _demonstration(rollout: Played, agent: str) -> dict[str, Any]:
     if rollout.tree is None or rollout.outcome is None or rollout.score < 1:
         problem = f"the script of task {rollout.task.id} fails: {rollout}"
         raise UserError(problem, "correct the script")
-    last = prompts(rollout.tree, rollout.outcome.leaf, agent)[-1][1]
-    request = rollout.tree.requests[str(last.prompt)]
+    response = prompts(rollout.tree, rollout.outcome.leaf, agent)[-1][1]
+    request = rollout.tree.requests[str(response.prompt)]
     if request.tools:
         problem = "demonstrations have calls as tags, and the chat template shows these tools"
         raise UserError(problem, "use calls='tags', or write messages with tool_calls yourself")
-    messages = (*rollout.tree.messages(request), Message("assistant", turn=last.id))
+    messages = (*rollout.tree.messages(request), Message("assistant", turn=response.id))
     return {"messages": begin_with_user(chat(rollout.tree, messages, agent))}
 
 

@@ -21,14 +21,14 @@ class UserError(Exception):
         self.todo = todo
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most similar to a misspelled one, if any, regardless of case."""
-    plain = {name.lower().replace("-", "_"): name for name in known}
+    plain = {name.lower().replace("-", "_"): name for name in names}
     near = difflib.get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return a question with the nearest known word and a trailing space; empty without a similar word."""
-    near = nearest(word, known)
+    near = nearest(word, names)
     return f"did you mean {near!r}? " if near else ""

@@ -48,6 +48,7 @@ def difference_interval(
     """Return the interval of the mean of paired differences, one for each task, by the bootstrap over tasks."""
     array = finite_values(differences, "differences")
     # Resamples of equal differences are equal, so the bootstrap would give a point.
+    # Equal differences d in [-1, 1] are mapped to (d + 1) / 2 in [0, 1], and the interval back.
     if np.ptp(array) == 0 and abs(array[0]) <= 1:
         low, high = wilson_interval((array + 1) / 2, confidence)
         return 2 * low - 1, 2 * high - 1
@@ -60,9 +61,12 @@ def wilson_interval(values: Floats, confidence: float) -> tuple[float, float]:
 
     If all values are equal, its ends are the means if the share ``z² / (n + z²)`` of tasks had the value 0, or 1.
     """
+    # z² / n, by which Wilson's formula is written here (numerator and denominator divided by n).
+    # Values 0 and 1 have the variance p (1 - p), and so the usual interval.
     share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / len(values)
     half = math.sqrt(share * (values.var() + share / 4))
     low, high = ((values.mean() + share / 2 + end) / (1 + share) for end in (-half, half))
+    # Rounding may leave [0, 1].
     return max(0.0, float(low)), min(1.0, float(high))
 
 
@@ -77,11 +81,13 @@ def finite_values(values: ArrayLike, name: str) -> Floats:
 
 def resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Floats:
     """Return the means of ``count`` resamples of ``values``, shape ``[count]``."""
+    # In parts, since all indices would take count * len(values) * 8 bytes.
     step = max(1, _DRAWS_AT_ONCE // len(values))
     means = np.empty(count)
     for start in range(0, count, step):
         stop = min(start + step, count)
         indices = rng.integers(len(values), size=(stop - start, len(values)))
+        # Each row `[len(values)]` of the indices is one resample with replacement.
         means[start:stop] = values[indices].mean(axis=1)
     return means
 
@@ -147,6 +153,7 @@ def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]
 
     The majority's score is the mean score of the dialogues in the winning group; 0 while no dialogue has an answer.
     """
+    # One pass over the dialogues: each prefix of them is one k.
     vote = Vote(similarity)
     points: list[TaskPoint] = []
     best, total, tokens, fraction = 0.0, 0.0, 0, None
@@ -156,6 +163,7 @@ def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]
         tokens += draw.tokens
         if draw.fraction is not None:
             fraction = max(fraction or 0.0, draw.fraction)
+        # Similar answers may be graded differently, so the winning group has a mean score.
         scores = [draws[winner].score for winner in vote.winners]
         majority = sum(scores) / len(scores) if scores else 0.0
         points.append(TaskPoint(best, majority, tokens, fraction, total / (index + 1)))
@@ -173,10 +181,13 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
     curves = [task_curve(draws, similarity) for draws in tasks.values()]
     max_samples = sizes.pop()
     marked = set(marks(max_samples))
+    # Round i is one dialogue of each task, as if the benchmark was run once.
     rounds = [
-        float(np.mean([some[i].score for some in tasks.values()])) for i in range(max_samples)
+        float(np.mean([draws[i].score for draws in tasks.values()])) for i in range(max_samples)
     ]
     return [
+        # Bootstrap intervals take most of the time, so only the reported numbers of dialogues have
+        # one.
         Point(
             k,
             _estimate([curve[k - 1].coverage for curve in curves], k in marked),
@@ -200,6 +211,7 @@ def _mean_of_known(shares: Sequence[float | None]) -> float | None:
     """Return the mean share; ``None`` if no task has tests. A task whose dialogues all failed counts as 0."""
     if all(share is None for share in shares):
         return None
+    # Some tasks have tests: those without a result failed in all dialogues.
     return float(np.mean([share or 0.0 for share in shares]))
 
 

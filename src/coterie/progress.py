@@ -30,7 +30,7 @@ class StagePlace:
 class Progress:
     """Receiver of progress that does nothing. The main rank makes all calls, in order."""
 
-    def stage(self, place: StagePlace) -> None:
+    def stage(self, stage_place: StagePlace) -> None:
         """Begin a stage of a run, with one or more parts of work."""
 
     def start(self, total: int, description: str) -> None:

@@ -61,12 +61,15 @@ def best_demonstrations(
     rewards: Mapping[str, Sequence[Rewarded]], settings: SelectSettings
 ) -> list[tuple[str, Rewarded]]:
     """Return the selected (task, trajectory), highest reward first; ties to the earlier sample and smaller task id."""
+    # Optima, algorithm 1: the best trajectory of each task, if its reward reaches theta_sft.
+    # Sorting by task id after the reward makes the selection independent of the order of the tasks.
     right = {task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
     good.sort(key=lambda item: (-item[1].total, item[0]))
-    first, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
-    return good[first:stop]
+    # The shares are of the tasks that passed the threshold; the released code takes them of all.
+    start, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
+    return good[start:stop]
 
 
 class PairSettings(Settings):
@@ -119,17 +122,22 @@ def sibling_pairs(
     """Return the pairs of a tree, the highest chosen value first; ``score`` is a node's mean task score."""
     pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
+        # Siblings have the same context, so they differ in one utterance only. Nodes without a
+        # value were never rolled out.
         children = [turn for turn in tree.children(parent) if turn.id in values]
         order = sorted(children, key=lambda turn: (-values[turn.id].mean, turn.id))
         best_worst = [(order[0], order[-1])] if len(order) > 1 else []
+        # Both orders of each pair: the condition of the difference below keeps at most one.
         sides = permutations(children, 2) if settings.rule == "all" else best_worst
         for chosen, rejected in sides:
             value = values[chosen.id].mean
             difference = value - values[rejected.id].mean
+            # Optima, algorithm 5: the better one is good, and clearly better.
             differ = value > settings.theta_filter and difference > settings.theta_diff
             if differ and (not settings.min_score or score(chosen.id) >= settings.min_score):
                 pairs.append(Preference(chosen, rejected, value, difference))
     pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
+    # The top share is of one tree, so that easy tasks do not supply all pairs.
     return pairs[: max(int(len(pairs) * settings.top_share), 1)]
 
 
@@ -165,6 +173,7 @@ def trajectory_pairs(
     best = max(reward for _, reward in rewards)
     if best < min_reward:
         return []
+    # One chosen side for all pairs of a task, the first of equally good ones.
     chosen = next(leaf for leaf, reward in rewards if reward == best)
     return [(chosen, leaf) for leaf, reward in rewards if reward < best]
 
@@ -185,12 +194,15 @@ def ranked_pairs(
 ) -> list[tuple[str, str]]:
     """Draw (chosen, rejected) candidates of one turn from the best and the worst ones, without equal scores."""
     ranking = sorted(scores, key=lambda node: -scores[node])
+    # With two or three candidates, a share of one half is one candidate.
     share = max(1, int(len(ranking) * settings.top_share))
     if len(ranking) < 2:
         return []
     best, worst = ranking[:share], ranking[-share:]
+    # Seeded by the turn, so that its pairs do not depend on other turns.
     rng = random.Random(seed)
     pairs = [(rng.choice(best), rng.choice(worst)) for _ in range(settings.count)]
+    # Candidates of equal score may be in both halves.
     return [(chosen, rejected) for chosen, rejected in pairs if scores[chosen] > scores[rejected]]
 
 
@@ -216,18 +228,21 @@ class DensePairSettings(Settings):
 
 def needed_visits(distance: float, limit: int) -> int:
     """Return the number of visits that make a node's value reliable."""
+    # A node far from the end has more possible continuations, so its mean needs more rollouts. The
+    # inner minimum avoids an overflow for long paths.
     return min(int(2.0 ** min(distance, 62.0)), limit)
 
 
-def qualify(one: NodeValue, other: NodeValue, settings: DensePairSettings) -> bool:
+def qualify(better: NodeValue, worse: NodeValue, settings: DensePairSettings) -> bool:
     """Return True if siblings with these values, the better one first, are a pair."""
-    return one.mean - other.mean >= settings.margin and all(
-        node.visits >= needed_visits(node.distance, settings.max_visits) for node in (one, other)
+    return better.mean - worse.mean >= settings.margin and all(
+        node.visits >= needed_visits(node.distance, settings.max_visits) for node in (better, worse)
     )
 
 
 def count_pairs(values: Sequence[NodeValue], settings: DensePairSettings) -> int:
     """Count the pairs among a node's children, if all their texts differ."""
+    # `combinations` keeps the order, so the better one of a pair comes first.
     order = sorted(values, key=lambda node: -node.mean)
     return sum(qualify(better, worse, settings) for better, worse in combinations(order, 2))
 
@@ -240,9 +255,15 @@ def dense_pairs(
         children = [turn for turn in tree.children(parent) if turn.id in values]
         order = sorted(children, key=lambda turn: -values[turn.id].mean)
         for better, worse in combinations(order, 2):
-            one, other = values[better.id], values[worse.id]
-            if qualify(one, other, settings) and not _same_text(better, worse):
-                pairs.append(Preference(better, worse, one.mean, one.mean - other.mean))
+            better_value, worse_value = values[better.id], values[worse.id]
+            # Two draws of the same text may have different values by chance; they would teach
+            # nothing.
+            if qualify(better_value, worse_value, settings) and not _same_text(better, worse):
+                pairs.append(
+                    Preference(
+                        better, worse, better_value.mean, better_value.mean - worse_value.mean
+                    )
+                )
     return pairs
 
 
@@ -255,6 +276,7 @@ def first_differences(
     """
     order = sorted(rewards, key=lambda leaf: (-rewards[leaf], leaf))
     pairs: list[Preference] = []
+    # Differences become smaller from pair to pair, and negative in the second half.
     for better, worse in zip(order, reversed(order), strict=True):
         difference = rewards[better] - rewards[worse]
         if difference < settings.margin:
@@ -265,16 +287,19 @@ def first_differences(
     return pairs
 
 
-def _first_difference(tree: Tree, leaf: str, other: str, agent: str) -> tuple[Turn, Turn] | None:
-    for one, two in zip(tree.path(leaf), tree.path(other), strict=False):
-        if one.id != two.id:
-            both = one.speaker.name == two.speaker.name == agent
-            return (one, two) if both else None
+def _first_difference(
+    tree: Tree, leaf: str, other_leaf: str, agent: str
+) -> tuple[Turn, Turn] | None:
+    for turn, two in zip(tree.path(leaf), tree.path(other_leaf), strict=False):
+        if turn.id != two.id:
+            # After a different observation the contexts differ, so later turns are no alternatives.
+            both = turn.speaker.name == two.speaker.name == agent
+            return (turn, two) if both else None
     return None
 
 
-def _same_text(one: Turn, other: Turn) -> bool:
-    return one.text.strip() == other.text.strip()
+def _same_text(turn: Turn, other_turn: Turn) -> bool:
+    return turn.text.strip() == other_turn.text.strip()
 
 
 class BudgetSettings(Settings):
@@ -296,11 +321,13 @@ class BudgetSettings(Settings):
 
 def densest(counts: Mapping[str, int], settings: BudgetSettings, seed: int) -> dict[str, list[int]]:
     """Return the indices of the pairs to keep for each task, given the number of pairs of each."""
+    # Tasks with the most pairs first; ties by id.
     order = sorted((task for task in counts if counts[task]), key=lambda t: (-counts[t], t))
     available = {task: counts[task] for task in order[: settings.tasks]}
     total = sum(available.values())
     budget = total if settings.pairs is None else min(settings.pairs, total)
     return {
+        # Seeded by task, so that the choice for a task does not depend on the others.
         task: sorted(random.Random(f"budget/{seed}/{task}").sample(range(available[task]), share))
         for task, share in _shares(available, budget).items()
     }
@@ -311,8 +338,9 @@ def _shares(counts: Mapping[str, int], budget: int) -> dict[str, int]:
     total = sum(counts.values())
     if budget == total:
         return dict(counts)
+    # Integers, so that the shares add up to the budget exactly.
     shares = {task: count * budget // total for task, count in counts.items()}
-    left = budget - sum(shares.values())
-    for task in sorted(counts, key=lambda t: (-(counts[t] * budget % total), t))[:left]:
+    remainder = budget - sum(shares.values())
+    for task in sorted(counts, key=lambda t: (-(counts[t] * budget % total), t))[:remainder]:
         shares[task] += 1
     return {task: share for task, share in shares.items() if share}

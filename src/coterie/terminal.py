@@ -42,9 +42,9 @@ def once(words: list[str] | None) -> list[str] | None:
     by_key: dict[str, str] = {}
     for word in [word for word in words or [] if "=" in word and not word.startswith("policy=")]:
         key = word.partition("=")[0]
-        before = by_key.setdefault(key.removesuffix(".model"), word)
-        if before is not word:
-            raise UserError(f"{key} is given twice: {before} and {word}", "remove one of them")
+        first_word = by_key.setdefault(key.removesuffix(".model"), word)
+        if first_word is not word:
+            raise UserError(f"{key} is given twice: {first_word} and {word}", "remove one of them")
     return words
 
 
@@ -85,8 +85,8 @@ class ConsoleProgress(Receiver):
         self._pace = Pace(0, 0.0)
         self._last = 0.0
 
-    def stage(self, place: StagePlace) -> None:
-        self._place, self._stage_began = place, time.monotonic()
+    def stage(self, stage_place: StagePlace) -> None:
+        self._place, self._stage_began = stage_place, time.monotonic()
 
     def start(self, total: int, description: str) -> None:
         """Begin a bar of ``total`` units."""
@@ -110,13 +110,13 @@ class ConsoleProgress(Receiver):
     def advance(self, n: int, **fields: float) -> None:
         now = time.monotonic()
         self._pace.add(n, now)
-        done, text, left = self._pace.done, self._text(now, fields), self._left(now)
+        done, text, time_left = self._pace.done, self._text(now, fields), self._left(now)
         if self._bar is not None:
-            self._bar.update(self._task, advance=n, rate=text, left=left)
+            self._bar.update(self._task, advance=n, rate=text, left=time_left)
         elif now - self._last >= SECONDS_BETWEEN_LINES or done == self._total:
             self._last = now
             line = f"{self._description:<12} {done}/{self._total}  {text}"
-            self._console.print(f"{line}  {left}" if left else line)
+            self._console.print(f"{line}  {time_left}" if time_left else line)
 
     def say(self, text: str) -> None:
         self._console.print(text)
@@ -127,29 +127,33 @@ class ConsoleProgress(Receiver):
             self._bar = None
 
     def _title(self, description: str) -> str:
-        if (place := self._place) is None:
+        if (stage_place := self._place) is None:
             return description
-        name = description.removesuffix(f" {place.iteration}")
-        if place.number is None:
+        name = description.removesuffix(f" {stage_place.iteration}")
+        if stage_place.number is None:
             return f"last policy: {name}"
-        return f"iteration {place.iteration} ({place.number} of {place.iterations}): {name}"
+        return f"iteration {stage_place.iteration} ({stage_place.number} of {stage_place.iterations}): {name}"
 
     def _left(self, now: float) -> str:
         """Format the estimated time left of this work and of the run."""
-        left = self._pace.left(now)
-        parts = [] if left is None else [f"{duration(left)} left"]
-        whole = None if self._place is None else self._left_of_run(self._place, left, now)
-        if whole is not None:
-            parts.append(f"run: {duration(whole)} left")
+        seconds_left = self._pace.left(now)
+        parts = [] if seconds_left is None else [f"{duration(seconds_left)} left"]
+        run_seconds_left = (
+            None if self._place is None else self._left_of_run(self._place, seconds_left, now)
+        )
+        if run_seconds_left is not None:
+            parts.append(f"run: {duration(run_seconds_left)} left")
         return "  ".join(parts)
 
-    def _left_of_run(self, place: StagePlace, left: float | None, now: float) -> float | None:
+    def _left_of_run(
+        self, stage_place: StagePlace, seconds_left: float | None, now: float
+    ) -> float | None:
         elapsed = now - self._stage_began
-        if left is None and place.seconds is not None:
-            left = max(place.seconds - elapsed, 0.0)
-        if left is None or place.later is None:
+        if seconds_left is None and stage_place.seconds is not None:
+            seconds_left = max(stage_place.seconds - elapsed, 0.0)
+        if seconds_left is None or stage_place.later is None:
             return None
-        return left + place.again * (elapsed + left) + place.later
+        return seconds_left + stage_place.again * (elapsed + seconds_left) + stage_place.later
 
     def _text(self, now: float, fields: dict[str, float]) -> str:
         seconds = max(now - self._pace.began, 1e-6)

@@ -12,6 +12,7 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import ENVIRONMENT, write_action
+from coterie.environments.openenv import StepReply
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.settings import split_of_key
 from coterie.record.tree import Task, Tree
@@ -178,7 +179,7 @@ def test_a_server_that_is_none_is_refused_and_one_that_dies_fails_its_dialogues(
                 for process in psutil.Process().children():
                     process.kill()
                     process.wait()
-                await session.ask("step", {"number": 1})
+                await session.ask("step", {"number": 1}, StepReply)
 
         with pytest.raises(EngineError, match="connection to the OpenEnv server is lost"):
             asyncio.run(die())

@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 import psutil
 import pytest
 
 from coterie.clusters import ray_cluster
 from coterie.clusters.cluster import Needs
 from coterie.clusters.ray_cluster import RayCluster
+from coterie.engines.connections import Address, http_client
 from coterie.engines.endpoint import ServerFault
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.pool import ServerPool, vllm_pool
@@ -117,6 +119,27 @@ def test_servers_are_on_nodes_with_room_and_give_the_tokens_of_one_process(
     assert [said.ids for said in completions] == 4 * [own.ids]
 
 
+def test_a_server_answers_only_those_who_have_its_secret(cluster: Any, served: Served) -> None:
+    addresses = [member.client.address for member in served.pool.members]
+    assert len({address.secret for address in addresses}) == 2
+    commands = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+
+    async def pause(address: Address) -> None:
+        async with http_client(address, 20.0) as http:
+            await http.post("/pause")
+
+    for address in addresses:
+        assert not any(address.secret in command for command in commands)
+        for secret in ("", "0" * 64):
+            with pytest.raises((OSError, httpx2.HTTPError)):
+                served.runner.run(pause(Address(address.url, secret)))
+    for member in served.pool.members:
+        info = served.runner.run(member.client._send("GET", "/is_paused", None)).json()
+        assert not info["is_paused"]
+
+
 @pytest.mark.parametrize(
     ("needs", "problem"),
     [
@@ -184,6 +207,12 @@ def test_a_node_that_does_not_fit_is_named(
         cluster.remove_node(node)
 
 
+def listening_ports(server: psutil.Process) -> set[int]:
+    """Return the ports of the actor of a server, one of which is its relay's."""
+    actor = next(parent for parent in server.parents() if parent.cmdline()[0].startswith("ray::"))
+    return {c.laddr.port for c in actor.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
 def kill(server: psutil.Process, cluster: Any) -> None:
     server.kill()
 
@@ -208,8 +237,8 @@ def test_a_server_that_is_lost_starts_elsewhere_and_every_request_is_answered(
         while sum(member.load for member in pool.members) < 32:
             await asyncio.sleep(0.01)
         lost = max(pool.members, key=lambda member: member.load)
-        port = lost.client.url.rpartition(":")[2]
-        (server,) = [one for one in processes(STUB) if one.cmdline()[-1] == port]
+        port = int(lost.client.url.rpartition(":")[2])
+        (server,) = [server for server in processes(STUB) if port in listening_ports(server)]
         fault(server, cluster)
         while lost.up:
             await asyncio.sleep(0.01)

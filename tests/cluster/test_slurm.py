@@ -75,3 +75,5 @@ def test_a_submitted_run_trains_on_ranks_and_samples_from_a_vllm_server(
         one.read_text() for one in (tmp_path / "run" / "servers").glob("*.log")
     )
     assert not list((tmp_path / "run").rglob("*.partial"))
+    written = "".join(file.read_text() for file in (tmp_path / "run" / "servers").iterdir())
+    assert "http://" in written and not re.search(r"\b[0-9a-f]{64}\b", written + log)

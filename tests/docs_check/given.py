@@ -15,6 +15,7 @@ import pytest
 from coterie.config.folders import sha256
 from coterie.datasets.catalogue import find
 from coterie.datasets.files import REVISIONS
+from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.models.catalogue import MANIFEST
 from coterie.tools.retrieval import build_index
 from tests.docs_check.pages import ROOT
@@ -108,6 +109,11 @@ def index_of_pages(house: House, path: Path) -> None:
     build_index(path.with_name("pages.jsonl"), path)
 
 
+def own_passages(name: str) -> Make:
+    """Write the passages of the packaged rows of a data set, as ``coterie data passages`` does."""
+    return lambda _, path: write_passages(distinct_passages(rows_of(name, ["sample"])), path)
+
+
 def tool_tasks(house: House, path: Path) -> None:
     (own := path / "trade_calculator").mkdir(parents=True)
     lines(*worked(0, 3))(house, own / "tasks.jsonl")
@@ -124,6 +130,7 @@ QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n i
 PREFERENCES = tuple(
     {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
 )
+SEARCH = "tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"
 NORWAY = {"title": "Norway", "text": "Oslo is the capital of Norway."}
 OSLO = {"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}
 GIVEN: Mapping[str, Mapping[str, Make]] = {
@@ -161,9 +168,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write(path), "pages": index_of_pages,
     },
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
-    "docs/recipes/gap.md": {
-        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
-    },
+    "docs/recipes/gap.md": {"tools.yaml": text(SEARCH)},
+    "experiments/gap.md": {"tools.yaml": text(SEARCH), "passages.jsonl": own_passages("2wiki")},
     "docs/howto/contests.md": {
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
         "HumanEval.jsonl": lines(HUMANEVAL), "codeforces.jsonl": lines(CODEFORCES),

@@ -29,7 +29,9 @@ class Command:
 
 def pages() -> list[Path]:
     """All pages that tell a user what to type."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    folders = ("docs/**/*.md", "experiments/*.md")
+    found = [page for pattern in folders for page in sorted(ROOT.glob(pattern))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 
 def commands(page: Path) -> list[Command]:

@@ -110,6 +110,7 @@ RULES = (
     Rule("coterie run sweet_rl/frontend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie run dense_tree/tiny", "--dry-run"),
     Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", f"{REINFORCED} model=tiny-exchange", has="dataset=questions.jsonl"),
     Rule("coterie run rl/grpo", f"{REINFORCED} steps.count=2", has="--fork", instead={"50": "1"}),

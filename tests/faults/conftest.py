@@ -1,9 +1,6 @@
 """A stub server, and the dialogues that are played on it when nothing goes wrong."""
 
 import asyncio
-import os
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +9,13 @@ import pytest
 
 from coterie.engines.pool import running_servers
 from coterie.engines.protocol import Engine, Sampling
-from coterie.engines.server_process import free_port, port_taken
 from coterie.engines.settings import VLLMSettings
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
-from tests.stub_server import StubBackend
+from tests.stub_server import stub_process
 
 MODEL = "tiny-exchange"
 QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=4)
@@ -88,15 +84,8 @@ def model() -> LoadedModel:
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The URL of a stub of ``vllm serve``."""
-    backend, port = StubBackend(QUICK, []), free_port()
-    command, environment = backend.command(MODEL, MODEL, port), backend.environment(0)
-    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
-        try:
-            while not port_taken(port) and process.poll() is None:
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+    with stub_process(MODEL, MODEL, 1) as ((url,), _):
+        yield url
 
 
 @pytest.fixture(scope="session")

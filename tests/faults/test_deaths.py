@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coterie.engines import server_process as processes
 from coterie.engines import vllm
 from coterie.engines.pool import ServerPool, running_servers, vllm_pool
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
+from coterie.engines.server_process import free_port
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
@@ -40,15 +39,12 @@ async def opened(
         yield pool
 
 
-def server_process(port: int) -> psutil.Process:
+def server_process(pool: ServerPool, index: int) -> psutil.Process:
+    path = pool.members[index].client.url.removeprefix("unix:")
     for process in psutil.Process().children(recursive=True):
-        if any(c.laddr[1] == port for c in process.net_connections("tcp")):
+        if any(c.laddr == path for c in process.net_connections("unix")):
             return process
-    raise AssertionError(f"nothing of ours listens on {port}")
-
-
-def port_of(pool: ServerPool, index: int) -> int:
-    return int(pool.members[index].client.url.rpartition(":")[2])
+    raise AssertionError(f"nothing of ours listens on {path}")
 
 
 async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
@@ -69,7 +65,7 @@ def test_a_server_that_dies_or_hangs_is_started_again_and_its_requests_are_retri
 
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
-            process = server_process(port_of(pool, 0))
+            process = server_process(pool, 0)
             assert await play_harmed(pool, model, lambda: harm(process)) == quiet
             assert pool.stats.restarts == 1 and pool.stats.failures == 0
             assert pool.stats.retries > 0
@@ -85,7 +81,7 @@ def test_restarts_are_bounded_and_the_rest_goes_on_without_the_server(
 
     async def run() -> None:
         async with opened(model, tmp_path, settings) as pool:
-            first, second = (server_process(port_of(pool, index)) for index in (0, 1))
+            first, second = (server_process(pool, index) for index in (0, 1))
             assert await play_harmed(pool, model, first.kill) == quiet
             second.kill()
             with pytest.raises(EngineGone, match="no server is left") as gone:
@@ -110,27 +106,10 @@ def test_a_server_that_does_not_start_or_is_missing_says_why(
     with pytest.raises(UserError, match=r"ended with status 1 before it answered") as error:
         asyncio.run(enter(opened(model, tmp_path, name=folder)))
     assert str(tmp_path / "vllm-0.log") in str(error.value) and str(folder) in str(error.value)
-    url = f"http://127.0.0.1:{processes.free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     missing = running_servers(model.renderer, at(url), policy="talker", version="0")
     with pytest.raises(UserError, match=f"no inference server answers at {url}"):
         asyncio.run(enter(missing))
-
-
-def test_a_port_that_someone_takes_first_is_left_to_them(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as theirs:
-        theirs.bind(("127.0.0.1", 0))
-        theirs.listen()
-        free, taken = processes.free_port, [theirs.getsockname()[1]]
-        monkeypatch.setattr(processes, "free_port", lambda: taken.pop() if taken else free())
-
-        async def run() -> None:
-            async with opened(model, tmp_path) as pool:
-                assert not taken and port_of(pool, 0) != theirs.getsockname()[1]
-                assert await pool.sample([1, 2, 3], [0], Sampling(max_tokens=4))
-
-        asyncio.run(run())
 
 
 def test_children_are_gone_when_the_pool_is_closed(model: LoadedModel, tmp_path: Path) -> None:
@@ -179,7 +158,7 @@ def test_children_are_gone_when_their_holder_is(how: signal.Signals, tmp_path: P
 def test_a_call_that_is_cancelled_leaves_nothing_behind(model: LoadedModel, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
-            process = server_process(port_of(pool, 0))
+            process = server_process(pool, 0)
             process.suspend()
             call = asyncio.create_task(pool.sample([1, 2, 3], [0, 1], Sampling(max_tokens=4)))
             await asyncio.sleep(0.5)

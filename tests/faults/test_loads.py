@@ -12,7 +12,7 @@ from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.models.loading import load
 from tests.faults.conftest import MODEL, QUICK, at
-from tests.faults.test_deaths import opened, port_of, server_process
+from tests.faults.test_deaths import opened, server_process
 from tests.stub_server import served
 from tests.vllm.references import adapter, other_checkpoint
 
@@ -51,7 +51,7 @@ def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) ->
                 await pool.load(lora, f"lora-{number}")
                 assert all(m.client.model.endswith(f"-{number}") for m in pool.members)
                 await says(lora)
-            server_process(port_of(pool, 1)).kill()
+            server_process(pool, 1).kill()
             while pool.members[1].up or not pool.stats.restarts:
                 await asyncio.sleep(0.05)
             await pool.load(Path(model.source), "back")
@@ -62,7 +62,7 @@ def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) ->
             await says(None)
             await pool.load(other, "other")
             await says(other)
-            server_process(port_of(pool, 0)).kill()
+            server_process(pool, 0).kill()
             while pool.members[0].up:
                 await asyncio.sleep(0.05)
             while not pool.members[0].up:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from coterie.engines import endpoint
+from coterie.engines.connections import Address
 from coterie.engines.endpoint import FinalFault
 from coterie.engines.pool import running_servers
 from coterie.engines.protocol import EngineError, Sampling, Stats
@@ -117,7 +118,7 @@ def test_out_of_context_is_final_and_only_for_the_item(
                 await pool.sample(too_long, [0], Sampling(max_tokens=4))
             ends = model.renderer.end_ids
             for name, ids, status in ((MODEL, [10**6], "400"), ("nobody", [5], "404")):
-                client = ServerClient(server, name, model.renderer.decode, ends)
+                client = ServerClient(Address(server), name, model.renderer.decode, ends)
                 with pytest.raises(FinalFault, match=status):
                     await client.complete(ids, 0, Sampling())
                 await client.close()

@@ -33,6 +33,7 @@ ENOUGH = f"{DENSE}test_a_search_ends_with_its_pairs_or_its_rollouts"
 FIRST = f"{DENSE}test_the_first_search_varies_the_first_step_and_is_greedy_then"
 BRANCHES = "tests/test_branches.py::"
 PLAY = "tests/test_play.py::test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn"
+WIDTH = "tests/test_play.py::test_the_dialogues_in_flight_follow_the_width_of_the_engine"
 CANDIDATES = "tests/test_sweet_steps.py::"
 PROMPT = f"{CANDIDATES}test_candidates_are_the_base_policys_under_the_prompt_of_the_turn"
 OPTIMA = "tests/test_optima.py::"
@@ -62,6 +63,7 @@ ORDERS = (
 )
 KEPT_THOUGHT = f"{TEMPLATES}test_thoughts_are_kept_or_dropped_as_the_template_does_it[qwen3_8]"
 ROWS = f"{TEMPLATES}test_rows_of_two_questions_are_the_templates_own_prompts_and_whole_replies"
+STRANGER = "tests/test_relay.py::test_a_stranger_reaches_no_route"
 PARSER = f"{TEMPLATES}test_the_reasoning_parser_says_whether_templates_without_thoughts_have_any"
 LACKS = f"{TEMPLATES}test_a_prompt_that_lacks_a_message_is_refused_with_the_message"
 HIDDEN_THOUGHT = (
@@ -126,6 +128,7 @@ FAULTS = (
     Fault(f"{R}episodes:Driver._seed", given(episode=edited(sample=0)), [SAMPLES_TASK]),
     Fault(f"{R}episodes:Driver._seed", around(_one_seed_for_all_turns), [WHAT_PERSON]),
     Fault(f"{R}episodes:dialogue_tokens", given(path=lambda path: path[-1:]), [PROBE_SAYS]),
+    Fault(f"{R}episodes:Driver.in_flight", returns(10_000), [WIDTH]),
     Fault(f"{R}branches:_rewards", returns({}), [PLAY]),
     Fault(f"{R}branches:_rewards", given(actions=lambda actions: actions[::-1]), [PLAYERS_WHO]),
     Fault(f"{R}branches:_limit", returns(None), [LIMIT_ENDS]),
@@ -156,6 +159,8 @@ FAULTS = (
         result(lambda ids: ids[:1]),
         [f"{ROWS}[cohere2-False-False]"],
     ),
+    Fault("coterie.engines.connections:_proof", given(nonces=b""), [STRANGER]),
+    Fault("coterie.engines.connections:_proof", given(secret=""), [STRANGER]),
     Fault("coterie.engines.settings:EngineSettings.template", returns({}), [PARSER]),
     Fault(f"{M}template:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),

@@ -186,8 +186,12 @@ FAULTS = (
     # Log-probs and tries.
     Fault(f"{M}logprobs:entropies", negated, [ENTROPIES_THOSE]),
     Fault(f"{M}logprobs:_all_logprobs", given(temperature=1.0), [BEHAVIOUR_LOGPROBS]),
-    Fault(f"{M}logprobs:token_logprobs", given(at=lambda at: at + 1), [LOGPROBS_THOSE]),
-    Fault(f"{M}adapters:token_values", given(before=lambda before: not before), [LOSS_GRADIENTS]),
+    Fault(f"{M}logprobs:token_logprobs", given(parent_indices=lambda at: at + 1), [LOGPROBS_THOSE]),
+    Fault(
+        f"{M}adapters:token_values",
+        given(from_parents=lambda from_parents: not from_parents),
+        [LOSS_GRADIENTS],
+    ),
     Fault(f"{M}prefix_trie:shared_length", result(lambda n: max(n - 1, 0)), [TRIES]),
     Fault(f"{M}prefix_trie:Trie.ancestors", result(lambda m: m | m.T), [ONCE]),
     Fault(f"{M}logprobs:_positions", result(lambda p: p * 0), [PACKED]),

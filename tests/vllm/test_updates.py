@@ -196,9 +196,9 @@ def test_a_folder_without_weights_fails_at_once_with_the_reason(
 
 
 def _server_at(url: str) -> psutil.Process:
-    """Return the server that listens at a URL."""
-    port = int(url.rpartition(":")[2])
+    """Return the server that listens at a Unix socket."""
+    path = url.removeprefix("unix:")
     for process in psutil.Process().children(recursive=True):
-        if any(one.laddr[1] == port for one in process.net_connections("tcp")):
+        if any(connection.laddr == path for connection in process.net_connections("unix")):
             return process
     raise AssertionError(url)

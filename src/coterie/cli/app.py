@@ -8,6 +8,7 @@ import errno
 import gc
 import os
 import re
+import signal
 import sqlite3
 import sys
 from importlib import import_module
@@ -141,6 +142,7 @@ def run(
     """
     from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 
+    # torchrun starts this command on every rank, and only the first one drives the run.
     if UNDER_TORCHRUN in os.environ:
         from coterie.clusters.torchrun import torchrun_job
 
@@ -149,23 +151,45 @@ def run(
     if from_step and fork is None:
         raise UserError("--from-step needs the folder of a new run", "add --fork FOLDER")
     arguments = read_arguments(recipe, words or [], config, folder)
+    # The folder depends only on the recipe, so that the same command resumes the run.
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
-    own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
+    settings = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # This import takes seconds, so invalid settings and missing files are reported first.
-    check_sources(own)
+    check_sources(settings)
+    from coterie.runs.folder import check_folder
+
+    check_folder(folder, settings.recipe if fork is None else None)
+    if fork is None and not dry_run and (folder / "config.yaml").is_file():
+        console.print(f"{folder} exists: its settings apply where this command gives none")
     from coterie.cli import execution
 
-    if own.cluster == SLURM and IN_JOB not in os.environ:
-        execution.submit_run(own, folder, results(), dry_run=dry_run)
+    # The job itself runs this command again, inside Slurm.
+    if settings.cluster == SLURM and IN_JOB not in os.environ:
+        execution.submit_run(settings, folder, results(), dry_run=dry_run)
     elif dry_run:
-        execution.dry_run(own, results(), console)
+        execution.dry_run(settings, results(), console)
     else:
-        execution.run_recipe(own, folder, console, fork_to=fork, from_step=from_step)
+        execution.run_recipe(settings, folder, console, fork_to=fork, from_step=from_step)
 
 
 app.command("sweep")(sweep)
 app.command("merge")(merge)
 app.command("list")(list_names)
+
+
+@app.command()
+def repair(folder: Folder) -> None:
+    """Drop damaged items of a run's store; `coterie run` then plays them again.
+
+    Example:
+
+        coterie repair runs/mine
+    """
+    from coterie.record.store import Store
+
+    with Store.open(folder / "store.sqlite", check=False) as store:
+        dropped = store.repair()
+    results().print("\n".join(f"dropped {name}" for name in dropped) or "nothing was dropped")
 
 
 @app.command()
@@ -243,20 +267,28 @@ def evaluate(
     from coterie.environments.registry import ALIASES, is_played
     from coterie.runs.folder import find_run
 
-    words, found = words or [], find_run(target)
-    if found and (checkpoints != "last" or found[1] is not None):
+    words, run_and_step = words or [], find_run(target)
+    # Other checkpoints than the last are played as a benchmark with the settings of the run's
+    # evaluation.
+    if run_and_step and (checkpoints != "last" or run_and_step[1] is not None):
         from coterie.cli.evaluate import own_benchmark
 
-        words = [f"policy={target}", *own_benchmark(found[0]), *words]
+        # The second word is the benchmark of the run, and the words after it are its settings.
+        words = [f"policy={target}", *own_benchmark(run_and_step[0]), *words]
         target = words.pop(1)
+    # Names may be typed with hyphens, such as `colbench-code`.
     benchmark = target if is_played(target) else target.replace("-", "_")
     benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
+        if not any(word.startswith(("policy=", "policy.", "policies=")) for word in words):
+            fix = "add policy=NAME (a run folder, a model or a server URL)"
+            raise UserError("no policy is given", fix)
         from coterie.cli.evaluate import play_benchmark
         from coterie.cli.figures import show
         from coterie.runs.benchmark import PUBLISHED
 
         if paper:
+            # The user's words come last, so that they override the published settings.
             words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
         show(*play_benchmark(benchmark, words, checkpoints=checkpoints, console=console))
         return
@@ -273,6 +305,7 @@ def _check_run(target: str) -> None:
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
+    # Run folders next to the missing one are suggested too.
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     near = did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])
     fix = f"{near}`coterie list` lists benchmarks; `coterie run` makes a run folder"
@@ -349,6 +382,7 @@ def reproduce(
     if not (checkout / "experiments/experiment.py").is_file():
         problem = "the installed package does not include the experiments"
         raise UserError(problem, "clone the repository, and run `pip install -e .` in it")
+    # The root of the repository makes `experiments` importable.
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
     experiment.main(recipe, folder, seeds, words or [], gate, console)
@@ -422,12 +456,13 @@ def export_data(
     """
     from coterie.cli import export
 
-    written, counts = export.export_data(
+    lines, counts = export.export_data(
         folder, to, out, iteration=iteration, role=role, secrets=secrets
     )
+    # Counts go to stderr, so that stdout has only the path, for scripts.
     for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
-    print(written)
+    print(lines)
 
 
 @export_app.command("model")
@@ -504,10 +539,12 @@ def doctor(
 
 def main() -> None:
     """Run the command line. User errors are printed without a traceback and exit with status 2."""
+    # Set before the libraries are imported, which read these variables only once.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    _end_as_by_ctrl_c()
     try:
         with plugin_errors():
             status = app(standalone_mode=False)
@@ -525,10 +562,25 @@ def main() -> None:
         sys.exit(status)
 
 
-def _refuse(what: str, todo: str) -> NoReturn:
-    console.print(Text.assemble(("error:", "bold red"), " ", what))
-    if todo:
-        console.print(Text.assemble("  ", ("->", "bold"), " ", todo))
+def _end_as_by_ctrl_c() -> None:
+    """Handle SIGTERM and SIGHUP as Ctrl-C, which saves and says how to continue; ``nohup`` still ignores SIGHUP."""
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def end(number: int, _: object) -> None:
+        if number == signal.SIGHUP:  # writing to a terminal that is gone would fail
+            for output in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def _refuse(problem: str, fix: str) -> NoReturn:
+    console.print(Text.assemble(("error:", "bold red"), " ", problem))
+    if fix:
+        console.print(Text.assemble("  ", ("->", "bold"), " ", fix))
     sys.exit(USER_ERROR)
 
 
@@ -540,6 +592,7 @@ def _refuse_os(error: OSError) -> NoReturn:
             f"the disk is full{writing}; finished work is kept",
             "free some space and repeat the command; it resumes where it stopped",
         )
+    # An operating system error that names no file is a bug, unless it is an error of the disk.
     if error.filename is None and error.errno not in DISK:
         raise error
     _refuse(
@@ -555,6 +608,7 @@ def _refuse_usage(error: TyperException) -> NoReturn:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     help_ = f"`{context.command_path if context else 'coterie COMMAND'} --help` has examples"
+    # Other programs have options for settings, so this is a common mistake.
     if text.startswith("No such option: --"):
         help_ = f"settings are written as key=value, without dashes; {help_}"
     for old, new in WORDING.items():

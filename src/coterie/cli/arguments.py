@@ -38,15 +38,17 @@ class Arguments:
         """Return the settings. Words override the file, which overrides the stored settings of a run folder."""
         if self.file is None:
             return settings(self.recipe, self.words, stored)
-        before = Choice.of(stored or {})
-        in_file = before
+        # The data set and the environment are chosen first, because they determine which keys
+        # exist.
+        stored_choice = Choice.of(stored or {})
+        in_file = stored_choice
         if self.named:
-            in_file = played_choice(self.recipe, self.named, before.names())
+            in_file = played_choice(self.recipe, self.named, stored_choice.names())
         choice = in_file
         if Choice.among(self.words) != Choice():
             choice = played_choice(self.recipe, self.words, in_file.names())
         # Keys of another data set or environment than the chosen one do not count.
-        base = stored or {} if choice == before else {}
+        base = stored or {} if choice == stored_choice else {}
         same = choice == in_file
         paths = {key.path for key in keys(played_settings(self.recipe, self.named))}
         typed = {word.partition("=")[0] for word in self.words}
@@ -55,6 +57,8 @@ class Arguments:
             is_played = name.partition(".")[0] in PLAYED
             if is_played and (not same or name not in paths or name.endswith(".name")):
                 continue
+            # `model` is passed on as a word, because only words are resolved to the policy of a
+            # run.
             if name != "model" and name in paths:
                 values[name] = value
             elif name not in typed:
@@ -71,6 +75,7 @@ def read_arguments(
 
     Raises ``UserError`` if none of them names a recipe, or a setting is invalid.
     """
+    # The first argument may be a setting, such as `seed=3` with --config.
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []
         recipe = None
@@ -79,6 +84,7 @@ def read_arguments(
     tree = {} if file is None else read_yaml(file)
     if recipe is None:
         recipe = tree.get("recipe")
+    # The folder of a run to resume knows its recipe.
     if recipe is None and folder is not None and (folder / "config.yaml").is_file():
         recipe = read_config(folder)[0]
     if not isinstance(recipe, str):
@@ -86,11 +92,13 @@ def read_arguments(
         where += f", and {folder} is not a run folder" if folder else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = absolute_name(recipe)
+    # Recipes such as sft read a file as conversations, all others as questions.
     reads_files = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
     words = with_file(_with_source(words, reads_files, _names(tree)))
     if file is None:
         return Arguments(recipe, words)
     named = with_file(_with_source(_names(tree), reads_files))
+    # A data set on the command line replaces the source in the file as well.
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
@@ -100,6 +108,7 @@ def check_sources(settings: RecipeSettings) -> None:
     """Raise ``UserError`` for a missing file of rows or an unknown model, without importing torch."""
     source, model = getattr(settings.dataset, "source", ""), settings.model
     is_path = source.startswith("/") or source.endswith(SUFFIXES)
+    # A folder may be followed by a configuration and a split, as on the hub.
     paths = (expanded(source), expanded(source.partition(":")[0]))
     if is_path and not any(path.exists() for path in paths):
         raise UserError(f"there is no file {source}", "check the path")
@@ -141,6 +150,7 @@ def _with_source(words: Sequence[str], reads_files: bool, in_file: Sequence[str]
     A source without the name of a data set has questions, unless the recipe's own data set ``reads_files``. Such a
     recipe also accepts ``dataset=FILE``.
     """
+    # A name such as `gsm8k` needs no key.
     words = [f"dataset={word}" if word in DATASETS.built_in else word for word in words]
     if reads_files:
         words = [
@@ -151,6 +161,7 @@ def _with_source(words: Sequence[str], reads_files: bool, in_file: Sequence[str]
     )
     result: list[str] = []
     for word in words:
+        # A path without a key is the source of the rows.
         is_path = word.endswith(SUFFIXES) or expanded(word).exists() or is_hub_name(word)
         if "=" in word or not is_path:
             result.append(word)

@@ -66,40 +66,43 @@ def config(
     from coterie.recipes.registry import settings_type
 
     words = words or []
+    # Arguments with a value change settings, all others select keys to list.
     values = [word for word in words if "=" in word or Path(word).is_file()]
     names = [word for word in words if word not in values]
+    # With a file, the first argument is a key: `coterie config --config FILE rollout`.
     if recipe is not None and file is not None and "/" not in recipe and "=" not in recipe:
         names, recipe = [recipe, *names], None  # the file names the recipe
     arguments = read_arguments(recipe, values, file)
     try:
-        own = arguments.resolve()
+        settings = arguments.resolve()
     except UserError:
         if values or file:
             raise
         # The recipe needs a model, or an environment or data set: list its defaults.
-        own = settings_type(arguments.recipe).model_construct()
-    results().print(_config_list(own, names, changed))
+        settings = settings_type(arguments.recipe).model_construct()
+    results().print(_config_list(settings, names, changed))
 
 
-def _config_list(own: "RecipeSettings", names: Sequence[str], changed: bool) -> Group:
+def _config_list(settings: "RecipeSettings", names: Sequence[str], changed: bool) -> Group:
     """Format the values of keys, groups or parts of key names (default: all keys) for the terminal."""
     from coterie.config.resolve import keys
 
-    by_path = {key.path: key for key in keys(type(own))}
+    by_path = {key.path: key for key in keys(type(settings))}
     paths = _matches(names, by_path) if names else list(by_path)
-    dumped = own.model_dump(mode="json")
+    dumped = settings.model_dump(mode="json")
     values = {path: _value(dumped, key) for path, key in by_path.items()}
     if changed:
         paths = [path for path in paths if values[path] != by_path[path].default]
-    heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys"
+    heading = f"{label(settings.recipe)}: {len(paths)} of {len(by_path)} keys"
     heading += " differ from their default" * changed
     entries = {path: _entry(by_path[path], values[path]) for path in paths}
     if names or changed:
         return Group(Text(heading, "bold"), *entries.values())
+    # The key of a group is listed by its name, such as `dataset.name`.
     main = [path for key in MAIN_KEYS for path in (key, f"{key}.name") if path in entries]
-    first = [entries.pop(path) for path in main[:MAIN_COUNT]]
-    others = Text("\nAll other keys", "bold")
-    return Group(Text(heading, "bold"), *first, others, *entries.values())
+    main_entries = [entries.pop(path) for path in main[:MAIN_COUNT]]
+    other_keys = Text("\nAll other keys", "bold")
+    return Group(Text(heading, "bold"), *main_entries, other_keys, *entries.values())
 
 
 def _matches(names: Sequence[str], by_path: Mapping[str, "SettingsKey"]) -> list[str]:
@@ -115,17 +118,18 @@ def _matches(names: Sequence[str], by_path: Mapping[str, "SettingsKey"]) -> list
             todo = f"did you mean {near!r}?" if near else "leave it out to see all keys"
             raise UserError(f"no key has {name!r} in its name", todo)
         matches |= paths
+    # In the order of declaration, whatever the order of the arguments.
     return [path for path in by_path if path in matches]
 
 
 def _entry(key: "SettingsKey", value: str) -> Group:
-    first = Text.assemble((key.path, "bold"), " = ", (value, "cyan"))
+    title = Text.assemble((key.path, "bold"), " = ", (value, "cyan"))
     if value != key.default:
-        first.append(f"   (default: {key.default})", "dim")
+        title.append(f"   (default: {key.default})", "dim")
     below = key.meaning
     if key.source:
         below += f"{'' if below.endswith('.') else '.'} Source: {key.source}."
-    return Group(first, Padding(Text(below), (0, 0, 0, 4)))
+    return Group(title, Padding(Text(below), (0, 0, 0, 4)))
 
 
 def _value(dumped: Mapping[str, Any], key: "SettingsKey") -> str:

@@ -80,16 +80,21 @@ async def open_tools(
         return
     sources = sources_of(settings.use, settings.config)
     syntax = syntax_of(sources, settings)
+    # Raises an error if the chat template has no syntax for calls.
     if isinstance(syntax, NativeCalls):
         renderer.tools.required()
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(open_toolbox(sources, settings))
+        # Tools with a state, such as an interpreter, run in the sandbox.
         session_sources = [source for source in sources if isinstance(source, SessionSource)]
         if session_sources:
-            shared, own = Shared(await stack.enter_async_context(Sandbox())), dict[str, Function]()
+            shared, functions = (
+                Shared(await stack.enter_async_context(Sandbox())),
+                dict[str, Function](),
+            )
             for source in session_sources:
-                own |= await stack.enter_async_context(source.open_session(seed, shared))
-            box = box.beside(own)
+                functions |= await stack.enter_async_context(source.open_session(seed, shared))
+            box = box.beside(functions)
         offered = tuple(tool for source in sources for tool in source.tools)
         yield ChatTools(box, offered, syntax, settings)
 
@@ -117,21 +122,23 @@ class Conversation:
 
     async def reply(self, show: Callable[[str], None]) -> None:
         """Sample a reply and run its tool calls. Streams text to ``show``. Raises ``EngineError``."""
-        before = len(self.history)
+        start = len(self.history)
         rounds = self.tools.settings.rounds if self.tools else 0
         try:
-            for left in range(rounds, -1, -1):
+            # After the last round of calls, the reply is final even if it calls again.
+            for rounds_left in range(rounds, -1, -1):
                 turn = await self._sample(show)
-                if not turn.calls or not left or self.tools is None:
+                if not turn.calls or not rounds_left or self.tools is None:
                     return
                 answer = await self.tools.answer(turn)
                 self.tree.add(answer)
                 self.history.append(Message(self.tools.syntax.role, turn=answer.id))
                 calls = {call.id: f"[{call.name} {call.arguments}]" for call in turn.calls}
-                results = (f"{calls[one.call_id]}\n{one.text}" for one in answer.results)
+                results = (f"{calls[result.call_id]}\n{result.text}" for result in answer.results)
                 show("\n" + "\n".join(results) + "\n")
+        # Turns without a final reply are removed, so that the next prompt is valid.
         except BaseException:
-            del self.history[before:]
+            del self.history[start:]
             raise
 
     async def _sample(self, show: Callable[[str], None]) -> Turn:
@@ -162,10 +169,12 @@ class Conversation:
         max_tokens = min(room, options.max_tokens)
         sampling = Sampling(options.temperature, max_tokens=max_tokens, stop=stop)
         seed = secrets.randbits(31) if options.seed is None else options.seed
+        # A fixed seed still differs for each message.
         seeds = [seed + len(self.history)]
         (completion,) = await self.engine.sample(prompt, seeds, sampling, on_token=stream)
         parts = renderer.parts(completion.text + completion.stop, READER, "chat", completion.ids)
         text = "".join(part.text for part in parts)
+        # Shows the rest that streaming held back, such as an incomplete character.
         show(text[len(streamed) :])
         past = [message.turn for message in self.history if message.turn]
         turn = make_turn(
@@ -175,6 +184,7 @@ class Conversation:
             ids=completion.ids,
             calls=self.tools.calls(text, completion.finish, renderer) if self.tools else (),
             author="chat",
+            # Keeps turns apart that are equal, for example after a new conversation.
             draw=len(tree.turns),
         )
         tree.add(turn)
@@ -202,6 +212,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
         loaded = load(source, device=engine.device_name, template_args=engine.template)
         return InProcessEngine(loaded, max_batch=engine.max_batch)
     folder, step = run_and_step or (Path(source), None)
+    # A recorded run has its own settings, and only the engine's may change.
     overrides = [word for word in words if word.startswith("engine")]
     with recorded_run(folder, overrides) as (recipe, run):
         version: int | Path = recipe.versions(run)[-1]
@@ -218,6 +229,8 @@ def talk(source: str, iteration: int | None, words: Sequence[str], options: Chat
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner:
+            # The tools stay open across several calls of the runner, so the context is entered by
+            # hand.
             context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
             box = runner.run(context.__aenter__())
             try:
@@ -240,11 +253,13 @@ def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
                 runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
                 print(flush=True)
             except EngineError as error:
+                # A message without a reply is removed.
                 history.pop()
                 notes().print(str(error), style="yellow")
 
 
 def _lines() -> Iterator[str]:
+    # Standard input may contain any bytes.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     if not sys.stdin.isatty():

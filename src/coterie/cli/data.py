@@ -36,12 +36,15 @@ def list_sets() -> None:
         table.add_column(title, width=width)
     for title, width in (("train", 7), ("held out", 8), ("sample", 7)):
         table.add_column(title, width=width, justify="right")
-    for name, one in {**CATALOGUE, **PREFERENCE_SETS, **TRAJECTORIES}.items():
-        train = "" if one.train is None else f"{one.train:,}"
-        heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
-        shipped = load(name, "sample").rows.values() if one.packaged else ()
+    for name, data_set in {**CATALOGUE, **PREFERENCE_SETS, **TRAJECTORIES}.items():
+        train = "" if data_set.train is None else f"{data_set.train:,}"
+        # Of some sets only the first rows of the held-out file are read.
+        heldout = (
+            "a share" if data_set.heldout is None else f"{data_set.first or data_set.heldout:,}"
+        )
+        shipped = load(name, "sample").rows.values() if data_set.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
-        table.add_row(name, one.what, one.licence, train, heldout, sample)
+        table.add_row(name, data_set.what, data_set.licence, train, heldout, sample)
     results().print(table)
 
 
@@ -65,6 +68,7 @@ def download(name: Name) -> None:
         print(f"{sum(1 for _ in published_pairs(PREFERENCE_SETS[name], left_out)):,} pairs")
     elif name in TRAJECTORIES:
         trajectories = read_rows(trajectory_file(name), TRAJECTORIES[name].row)
+        # Details in parentheses are no separate reasons.
         left_out = Counter(row.flaw.partition(" (")[0] for row in trajectories)
         print(f"train: {left_out.pop('', 0):,} rows")
     else:

@@ -63,6 +63,7 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
         check_new(out, "give another folder")
     file = expanded(source)
     splits: Mapping[str, Sequence[CodeRow]]
+    # A single file is checked as it is, but a new folder needs both splits.
     if file.is_file() and out is None:
         splits = {file.name: list(read_rows(file, CodeRow))}
     else:
@@ -82,9 +83,11 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
                 numbers.setdefault(finding[0], []).append(number)
         count = sum(map(bool, rows))
         results().print(f"{name}: {len(rows):,} rows, {count:,} can't be tasks")
-        for kind, of_kind in numbers.items():
+        for finding_kind, of_kind in numbers.items():
             text = ", ".join(map(str, of_kind[:SHOWN])) + ", ..." * (len(of_kind) > SHOWN)
-            results().print(f"  {kind}: {MEANING[kind]}; {len(of_kind):,} rows: {text}")
+            results().print(
+                f"  {finding_kind}: {MEANING[finding_kind]}; {len(of_kind):,} rows: {text}"
+            )
         reports.append({"name": name, "rows": len(rows), "unusable": count, "findings": numbers})
     if out is not None:
         pairs = {name: zip(splits[name], findings[name], strict=True) for name in splits}
@@ -98,6 +101,7 @@ async def check_rows(
     """Check rows concurrently. Return the problem of each row, or ``None``."""
     bar = progress or Silent()
     bar.start(len(rows), "check")
+    # Two rows for each worker keep the sandbox busy while results are compared.
     slots = asyncio.Semaphore(2 * sandbox.settings.count)
 
     async def check(row: CodeRow) -> Finding | None:
@@ -117,21 +121,23 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
     calls = [compared(call) for call in row.tests]  # as in the environment
     runs = [await sandbox.run_reference(row.answer, calls) for _ in range(2)]  # two processes
     if failed := [result for run in runs for result in run if not result.ok]:
+        # A call that fails says more than one that returns no plain data.
         worst = min(failed, key=lambda result: result.failed == "not plain")
-        kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
-        return kind, f"`{worst.call}`: {worst.reason}"
+        finding: Kind = "not plain" if worst.failed == "not plain" else "fails"
+        return finding, f"`{worst.call}`: {worst.reason}"
     show = partial(format_value, max_length=60)
     values = [
-        (one.call, one.wire, other.wire)
-        for one, other in zip(*runs, strict=True)
-        if one.wire is not None and other.wire is not None
+        (run.call, run.wire, second_run.wire)
+        for run, second_run in zip(*runs, strict=True)
+        if run.wire is not None and second_run.wire is not None
     ]
-    for call, first, _ in values:
-        if has_nan(first):
-            return "not plain", f"`{call}` gives {show(first)}"
-    for call, first, second in values:
-        if not same(first, second):
-            return "random", f"`{call}` gives {show(first)} and {show(second)}"
+    # NaN differs from itself, so it is found before both runs are compared.
+    for call, value, _ in values:
+        if has_nan(value):
+            return "not plain", f"`{call}` gives {show(value)}"
+    for call, value, second in values:
+        if not same(value, second):
+            return "random", f"`{call}` gives {show(value)} and {show(second)}"
     return None
 
 
@@ -155,6 +161,7 @@ PassRates = Mapping[str, PassRate]
 
 def rate_of(rates: PassRates, data_set: str, row: QuestionRow) -> PassRate | None:
     """Return the pass rate of a row's task; ``None`` if it has no graded dialogue."""
+    # Ids of tasks begin with the data set. Tasks with other ids are found by their question.
     return rates.get(f"{data_set}-{row.id}") or rates.get(row.key)
 
 
@@ -175,6 +182,8 @@ def step_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
 
     Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
+    # A step may train on groups that earlier draws sampled. Records without groups mean the step
+    # itself.
     records = step_records(store, iteration, stage)
     draws = {draw for record in records.values() for draw, _ in groups_taken(record)} or {*records}
     return pass_rates(store, iteration, [step_stage(stage, n) for n in sorted(draws)], passing)
@@ -216,11 +225,12 @@ def filter_rows(
     check_new(out, "give another folder")
     settings: PlayedSettings
     if file is None:
+        # The user's own values override these defaults.
         typed = {word.partition("=")[0] for word in words}
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
         words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
-        played = play_benchmark(benchmark, words, console=console, split=split)
-        _, settings, (figures, *_), _ = played
+        results = play_benchmark(benchmark, words, console=console, split=split)
+        _, settings, (figures, *_), _ = results
         file = figures.store
     else:
         where = "`coterie data filter --help` has examples"
@@ -266,25 +276,27 @@ def _write(
     split: Split,
     console: Console,
 ) -> None:
-    places: dict[Place, list[QuestionRow]] = {place: [] for place in get_args(Place)}
+    by_outcome: dict[Place, list[QuestionRow]] = {outcome: [] for outcome in get_args(Place)}
     passed = Counter[str]()
     for row in rows.split(split):
         rate = rate_of(rates, rows.name, row)
-        places[rule.place(rate.rate if rate else None)].append(row)
+        by_outcome[rule.place(rate.rate if rate else None)].append(row)
         passed.update([f"{rate.passed}/{rate.graded}"] if rate else [])
-    counts = {place.replace("_", " "): len(part) for place, part in places.items()}
+    counts = {outcome.replace("_", " "): len(part) for outcome, part in by_outcome.items()}
     if not passed:
         problem = f"no {split} row of this data set has a graded dialogue in {file}"
         raise UserError(problem, "give what was played there (dataset.source=, --split)")
-    if not places["kept"]:
-        totals = ", ".join(f"{count} {place}" for place, count in counts.items())
+    if not by_outcome["kept"]:
+        totals = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
-    parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
+    parts: dict[str, list[QuestionRow]] = {split: by_outcome["kept"]}
+    # The other split is copied, so that the folder is a complete data set.
     parts |= {name: rows.split(name) for name in rows.splits if name != split}
-    parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
+    parts |= {"too_easy": by_outcome["too_easy"], "too_hard": by_outcome["too_hard"]}
     _write_rows(out, parts)
-    for place, count in counts.items():
-        console.print(f"{place}: {count:,} rows")
+    for outcome, count in counts.items():
+        console.print(f"{outcome}: {count:,} rows")
+    # Sorted by length first, so that 2/16 comes before 10/16.
     rates_by_length = sorted(passed.items(), key=lambda item: (len(item[0]), item[0]))
     console.print("passed: " + ", ".join(f"{rate} of {count:,}" for rate, count in rates_by_length))
 

@@ -98,12 +98,12 @@ def _sandbox() -> Check:
         async with Sandbox(SandboxSettings(workers=1)):
             pass
 
-    what = "sandbox for model code"
+    name = "sandbox for model code"
     try:
         asyncio.run(start())
     except UserError as error:
-        return Check(what, False, str(error), optional=True)
-    return Check(what, True, "starts and runs an answer", optional=True)
+        return Check(name, False, str(error), optional=True)
+    return Check(name, True, "starts and runs an answer", optional=True)
 
 
 def _renderer() -> Check:
@@ -116,11 +116,11 @@ def _renderer() -> Check:
             version = f"{renderer.chromium} {renderer.version}"
             return "".join([f"{version} in {find_bubblewrap('')}", *missing])
 
-    what = "renderer of web pages"
+    name = "renderer of web pages"
     try:
-        return Check(what, True, asyncio.run(start()), optional=True)
+        return Check(name, True, asyncio.run(start()), optional=True)
     except UserError as error:
-        return Check(what, False, str(error), optional=True)
+        return Check(name, False, str(error), optional=True)
 
 
 def _model(name: str) -> Iterator[Check]:
@@ -138,7 +138,7 @@ def _model(name: str) -> Iterator[Check]:
 
     async def sample(prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
         engine, sampling = InProcessEngine(loaded), Sampling(max_tokens=8)
-        return await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return await asyncio.gather(*(engine.sample(prompt, [0], sampling) for prompt in prompts))
 
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     yield Check(f"model {name}", True, f"{weights:,} weights")
@@ -149,8 +149,8 @@ def _model(name: str) -> Iterator[Check]:
     if not same:
         result = "NOT bitwise: a resumed run equals an uninterrupted one in rounding only"
     limits = "Llama and Qwen2 in float32 on CPU; other models within rounding"
-    what = "equal samples alone and in a batch"
-    yield Check(what, same, f"{result} ({limits})", optional=bool(NUMBA_ERROR))
+    title = "equal samples alone and in a batch"
+    yield Check(title, same, f"{result} ({limits})", optional=bool(NUMBA_ERROR))
 
 
 def check_plugins() -> Iterator[Check]:

@@ -116,10 +116,15 @@ def agent_policies(
             raise UserError(f"{settings.played} has no agent {name!r}", fix)
     missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        what = f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
+        problem = (
+            f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
+        )
         alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
-        raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
+        raise UserError(
+            problem, f"add policy=NAME (a run folder, model or server URL){alternative}"
+        )
     named = {agent: by_agent.get(agent, policy or "") for agent in agents}
+    # Unknown names are reported before any model is loaded.
     for name in dict.fromkeys(named.values()):
         if find_run(name) is None:
             resolve_model(name)
@@ -132,28 +137,35 @@ def candidates(
     """Yield the candidates of named policies. ``checkpoints`` of a run are ``last``, ``all``, or steps."""
     names = list(dict.fromkeys(named.values()))
     words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
-    given = engine.model_dump(include={"template_args", "reasoning_parser"}, exclude_defaults=True)
-    words += [f"engine.{name}={json.dumps(value)}" for name, value in given.items()]
+    changed = engine.model_dump(
+        include={"template_args", "reasoning_parser"}, exclude_defaults=True
+    )
+    words += [f"engine.{name}={json.dumps(value)}" for name, value in changed.items()]
     with ExitStack() as runs:
         parts = []
         for name in names:
             agents = tuple(agent for agent, policy in named.items() if policy == name)
-            before = f"{', '.join(agents)}: " * (len(names) > 1)
+            agents_label = f"{', '.join(agents)}: " * (len(names) > 1)
             if run_and_step := find_run(name):
                 folder, step = run_and_step
                 recipe, run = runs.enter_context(recorded_run(folder, words))
                 chosen = checkpoints if step is None else str(step)
                 part = []
                 for version, n in _versions(recipe, run, agents, chosen):
-                    label = f"{before}{folder.name} {f'step {n}' if n else version or 'base'}"
+                    label = f"{agents_label}{folder.name} {f'step {n}' if n else version or 'base'}"
                     part.append((label, _of_run(recipe, run, version, n, agents)))
             else:
                 source, args = resolve_model(name), engine.template
                 loader = partial(load, source, device=engine.device_name, template_args=args)
-                part = [(f"{before}{name}", (Player(agents, 0, source, source, loader, args),))]
+                part = [
+                    (f"{agents_label}{name}", (Player(agents, 0, source, source, loader, args),))
+                ]
             parts.append(part)
+        # Evaluations of a single run go into its folder.
         only = find_run(names[0]) if len(names) == 1 else None
         stores = only[0] / "evaluations" if only else FOLDER
+        # Several policies have one version each, because only a single run can have several
+        # checkpoints.
         for choice in zip(*parts, strict=True):
             players = tuple(player for _, of_run in choice for player in of_run)
             newest = max(player.version for player in players)
@@ -165,6 +177,7 @@ def _versions(
 ) -> list[tuple[int, int | None]]:
     """Return versions of the roles that play, without a step: the last, or all. Or 0 with each step of a list."""
     if checkpoints in ("last", "all"):
+        # Roles may be trained at different times, so the versions of all roles count.
         roles = {_role(recipe, agent) for agent in agents}
         versions = sorted({version for role in roles for version in recipe.versions(run, role)})
         return [(version, None) for version in versions[-1 if checkpoints == "last" else 0 :]]
@@ -181,13 +194,14 @@ def _of_run(
     models = {role.name: role.model for role in recipe.roles()}
     template, players = recipe.settings.engine.template, list[Player]()
     for role in dict.fromkeys(_role(recipe, agent) for agent in agents):
-        played = tuple(agent for agent in agents if _role(recipe, agent) == role)
+        role_agents = tuple(agent for agent in agents if _role(recipe, agent) == role)
         newest = recipe.newest(run, role, version)
+        # Version 0 is the base model, which is loaded by its name.
         weights = newest if step is None else step_folder(run, role, step)
         path = recipe.policy_path(run, weights, role)
         source, load_weights = path if weights else resolve_model(path), recipe.load_policy
         loader = partial(load_weights, run, weights, role)
-        players.append(Player(played, step or newest, models[role], source, loader, template))
+        players.append(Player(role_agents, step or newest, models[role], source, loader, template))
     return tuple(players)
 
 
@@ -232,12 +246,14 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
         if (rival := rival_store(settings)) is not None:
             with Store.open(rival, read_only=True) as rival_scores:
                 figures = replace(figures, wins=win_rate(store, rival_scores, rival.name))
+        # The newest attempt has the dialogues of the figures.
         attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
             await write_dialogues(file, store, attempt, EVALUATION, settings, figures.version)
         if not picker.picks:
             return figures
+        # Picks are stored, so that a repeated command requests only the missing ones.
         file = figures.store.with_suffix(".picks.jsonl")
         try:
             best = await score_best_of_n(store, attempt, EVALUATION, settings.samples, picker, file)
@@ -309,6 +325,7 @@ def play_benchmark(
     split: Split = "heldout",
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
     """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
+    # Agents are no keys of the settings, so their words are read first.
     of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
     by_agent = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
     words = [word for word in words if word not in of_agents]
@@ -317,10 +334,14 @@ def play_benchmark(
     if by_agent and any(policy.startswith(URL) for policy in (*policies, *by_agent.values())):
         problem = f"{', '.join(of_agents)}: a server plays all agents"
         raise UserError(problem, "give only policy=URL, or only models and run folders")
+    # A method may have preset values.
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
-    # All policies are played with the same settings.
-    first_run = next((policy for policy in policies if find_run(policy)), "")
-    words, as_trained = _as_trained(benchmark, words, first_run, console)
+    # All policies are played with the same settings: those of the first run on this benchmark.
+    given_words = words
+    for policy in policies or [""]:
+        words, as_trained = _as_trained(benchmark, given_words, policy, console)
+        if as_trained:
+            break
     named = [*dict.fromkeys([*policies, *by_agent.values()])]
     if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
         refused = ", ".join(named) or "no policy"
@@ -333,20 +354,29 @@ def play_benchmark(
         layers = [as_trained, preset]
         if policy.startswith(URL):
             layers += [{"policy": policy, "endpoint": {"url": policy}}]
-            given = [word for word in words if len(policies) == 1 or not word.startswith("engine.")]
-            server = benchmark_settings(ServerSettings, benchmark, given, layers, where=KEYS)
+            # With several policies, settings of the engine apply only to models, and of the
+            # endpoint only to servers.
+            overrides = [
+                word for word in words if len(policies) == 1 or not word.startswith("engine.")
+            ]
+            server = benchmark_settings(ServerSettings, benchmark, overrides, layers, where=KEYS)
             plays.append((server, None))
             continue
         layers += [{"policy": policy or None}]
-        given = [word for word in words if len(policies) == 1 or not word.startswith("endpoint.")]
-        model = benchmark_settings(ModelSettings, benchmark, given, layers, where=KEYS)
+        overrides = [
+            word for word in words if len(policies) == 1 or not word.startswith("endpoint.")
+        ]
+        model = benchmark_settings(ModelSettings, benchmark, overrides, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
             problem = f"critic={model.critic} scores only code, and {model.played} has no code"
             raise UserError(problem, f"use one of: {', '.join(CODING)}")
         plays.append((model, agent_policies(model, model.policy, by_agent)))
-    first, _ = plays[0]
-    _check(first, split, console)
-    columns = {} if first.by is None else task_values(first, split, first.by)
+    # Checked once, because all policies share data, judge and user simulator.
+    first_settings, _ = plays[0]
+    _check(first_settings, split, console)
+    columns = (
+        {} if first_settings.by is None else task_values(first_settings, split, first_settings.by)
+    )
     figures, usages = list[Figures](), list[str]()
     for play in plays:
         if isinstance(play[0], ModelSettings):
@@ -360,12 +390,12 @@ def play_benchmark(
         if labels.count(label) > 1:  # such as of runs whose folders have one name
             figures[n] = replace(figures[n], label=f"{policies[n]}: {label}")
     figures = [replace(result, columns=columns) for result in figures]
-    return first.played, first, figures, "; ".join(usages) or None
+    return first_settings.played, first_settings, figures, "; ".join(usages) or None
 
 
 def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the policies in ``policy=A policy=B`` or ``policies=[A,B]``, and the other words."""
-    policies, others = list[str](), list[str]()
+    policies, rest = list[str](), list[str]()
     for word in words:
         name, _, value = word.partition("=")
         if name == "policy":
@@ -373,8 +403,8 @@ def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif name == "policies":
             policies += [part.strip() for part in value.strip("[] ").split(",")]
         else:
-            others.append(word)
-    return [*dict.fromkeys(filter(None, policies))], others
+            rest.append(word)
+    return [*dict.fromkeys(filter(None, policies))], rest
 
 
 def own_benchmark(folder: Path) -> list[str]:
@@ -393,6 +423,7 @@ def _as_trained(
 
     Policies of ``sft`` on questions get the bare question as the prompt, as in training.
     """
+    # A file as the benchmark is a data set of questions.
     file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
     words = [*file_words, *with_file(words)]
     name = "qa" if file_words else absolute_name(benchmark)
@@ -400,6 +431,8 @@ def _as_trained(
         return words, {}
     recipe, stored = read_config(run_and_step[0])
     run, choice = Choice.of(stored), Choice.among(words)
+    # The settings of training apply only to the data set and environment that the run was trained
+    # on.
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
     is_same = dataset == run.dataset and choice.environment in (None, environment)
@@ -407,6 +440,7 @@ def _as_trained(
         return words, {}
     groups = ("dataset", "environment", "tools")
     values: dict[str, Any] = {group: stored.get(group, {}) for group in groups}
+    # The stored settings of the data set belong to its stored source.
     source = next((word for word in words if word.startswith("dataset.source=")), None)
     if source not in (None, f"dataset.source={values['dataset'].get('source')}"):
         del values["dataset"]
@@ -446,6 +480,7 @@ def _by_models(
         console.print(f"policy {candidate.label}")
         make_folder(candidate.folder)
         base = candidate.players[0].base
+        # Each candidate has its own engines, which are closed before the next model loads.
         engines = RunEngines(settings.engine, base, candidate.folder / "servers")
         try:
             figures.append(engines.run(_by_engines(settings, candidate, engines, console, split)))
@@ -470,6 +505,8 @@ async def _by_engines(
             template_args=player.template_args,
         )
         speakers.append(_speaker(settings, player, actors[player.agents]))
+    # The name of the store depends on all that the dialogues depend on, so that an equal evaluation
+    # is read and not repeated.
     identity = _all_speakers(candidate.players, speakers)
     path = candidate.folder / await store_name(_plain(settings), identity, split)
     sampling, progress = settings.sampling(settings.engine.timeout), ConsoleProgress(console)
@@ -485,6 +522,7 @@ async def _by_engines(
             lambda: sum(n.sampled_tokens for n in stats),
             split=split,
         )
+    # Without a request, all dialogues were in the store.
     if not any(n.requests for n in stats):
         console.print(f"{candidate.label}: already evaluated, read from {path}")
     renderers = {agent: actor.renderer for agents, actor in actors.items() for agent in agents}
@@ -502,13 +540,16 @@ def _all_speakers(players: Sequence[Player], speakers: Sequence[str]) -> str:
 
 def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
     """Return the identity of a model: everything that its turns depend on."""
+    # Local weights are identified by their content, because a folder may be trained further.
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
+    # The template arguments of a run apply only if the evaluation gives no others.
     if player.template_args and not settings.engine.template:
         speaker += f" {sorted(player.template_args.items())}"
     if settings.critic:
         with _critic_run(settings.critic) as (recipe, run):
             speaker += f" best of {settings.best_of} {recipe.critic_fingerprint(run)}"
+    # A template with a date gives other prompts on another day.
     template = actor.renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
@@ -528,9 +569,11 @@ async def _by_endpoint(
             path,
             ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
+            # The weights behind a URL may have changed since the last evaluation.
             again=True,
             split=split,
         )
+        # Dialogues from the store were paid for earlier, so the cost of all is unknown.
         cost = endpoint.usage.cost if result.fresh else None
         figures = await add_picks(settings, Figures(server.model, 0, result, path, cost=cost))
         return figures, str(endpoint.usage)
@@ -549,6 +592,7 @@ async def _best(
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
         async with recipe.open_critic(run) as critic:
+            # The critic reads the policy's token ids, so both need the same vocabulary.
             vocabulary = critic.renderer and critic.renderer.tokenizer.get_vocab()
             if vocabulary and vocabulary != renderer.tokenizer.get_vocab():
                 problem = f"critic={settings.critic} and policy={settings.policy} have different tokenizers"
@@ -570,6 +614,7 @@ def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
 
 
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:
+    # Outputs do not affect the dialogues, so they are not part of the store's name.
     names = BenchmarkSettings.model_fields
     plain = played_type(BenchmarkSettings, settings.choice)
     return plain(**{name: getattr(settings, name) for name in names})

@@ -27,8 +27,8 @@ from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
-from coterie.recipes.cost import cost_table, process_table, workload
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
+from coterie.recipes.processes import process_table
 from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.report import run_report
@@ -42,7 +42,7 @@ from coterie.terminal import ConsoleProgress
 
 
 def run_recipe(
-    own: RecipeSettings,
+    settings: RecipeSettings,
     folder: Path,
     console: Console,
     *,
@@ -50,17 +50,18 @@ def run_recipe(
     from_step: int | None = None,
 ) -> None:
     """Print the plan, then run or resume all steps and write the report."""
-    recipe = recipe_of(own)
+    recipe = recipe_of(settings)
+    # The plan checks the settings, so that errors show before a folder is made.
     console.print(plan_table(recipe))
-    if own.cluster == "none" and is_elsewhere(own):
-        problem = f"gpu={own.gpu}, but this machine has no GPU"
+    if settings.cluster == "none" and is_elsewhere(settings):
+        problem = f"gpu={settings.gpu}, but this machine has no GPU"
         raise UserError(problem, "add --dry-run to see the plan only, or use gpu=none")
     if fork_to is not None:
         steps = fork(recipe, folder, fork_to, recipe.settings, from_step)
-        kept = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
-        console.print(f"kept from {folder}: {', '.join(kept) or 'nothing'}")
+        kept_stages = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
+        console.print(f"kept from {folder}: {', '.join(kept_stages) or 'nothing'}")
         folder = fork_to
-    with open_run(folder, own.recipe, own) as run:
+    with open_run(folder, settings.recipe, settings) as run:
         run_all(recipe, run, console)
         print(run.report)
 
@@ -69,7 +70,7 @@ def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     """Run the remaining steps, and print the results. Writes the report after each step."""
     began = time.monotonic()
     with _report_at_end(recipe, run):
-        run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
+        run_steps(recipe, run, ConsoleProgress(console), on_stage_end=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
     console.print(*summary(recipe, run), sep="\n")
 
@@ -81,28 +82,30 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     "before", "after", "seconds", "report"}; before and after are {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
     """
     began = time.monotonic()
+    # Raises an error for an unknown data set.
     preset(QUICKSTART, dataset)
     if any(map(is_name_word, words)):
         problem = "quickstart does not accept dataset=NAME or environment=NAME"
         raise UserError(problem, f"use --task with one of: {', '.join(played_by(QUICKSTART))}")
+    # The tiny model of the micro-world is finished before a server has started.
     use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
     recipe.check()
-    own = recipe.settings
+    recipe_settings = recipe.settings
     # A run with other settings stays: opening it reports the differences.
     if (folder / "config.yaml").is_file() and read_config(folder) == (
         recipe.name,
-        own.model_dump(mode="json"),
+        recipe_settings.model_dump(mode="json"),
     ):
-        with open_run(folder, recipe.name, own) as run:
+        with open_run(folder, recipe.name, recipe_settings) as run:
             finished = all(run.is_finished(step) for step in recipe.steps())
         if finished:
             shutil.rmtree(folder)
-    with open_run(folder, recipe.name, own) as run:
+    with open_run(folder, recipe.name, recipe_settings) as run:
         run_all(recipe, run, console)
-        result: dict[str, object] = {"task": own.played, "model": own.model}
-        for name, version in (("before", 0), ("after", own.rounds)):
+        result: dict[str, object] = {"task": recipe_settings.played, "model": recipe_settings.model}
+        for name, version in (("before", 0), ("after", recipe_settings.rounds)):
             means = evaluation(run.store, version)
             ends = [round(means.low, 4), round(means.high, 4)]
             figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
@@ -125,6 +128,7 @@ def run_stage(
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
     recipe.check()
     step = _step(recipe, stage, iteration)
+    # Only a stage without inputs can begin a new run.
     if not folder.exists() and recipe.at(step).after:
         runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
         fix = (
@@ -136,6 +140,7 @@ def run_stage(
     with open_run(folder, name, recipe.settings) as run:
         steps = [step for step in recipe.steps() if step.stage == stage]
         unfinished = (step for step in steps if not run.is_finished(step))
+        # The first iteration in which the stage is not finished, else the last one.
         if iteration is None:
             step = next(unfinished, steps[-1])
         with _report_at_end(recipe, run):
@@ -244,19 +249,22 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     recipe.check()
     policies = sum(not role.head for role in recipe.roles())
     needs = cluster_needs(s, [*recipe.trainings().values()], policies)
+    # The job runs the same command on its nodes.
     words = [word for word in sys.argv[1:] if word != "--dry-run"]
     command = [sys.executable, "-m", "coterie", *words]
     text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
     if dry_run:
         out.file.write(text)
-        _print_processes(recipe, Console(stderr=True))
+        # The table goes to stderr, so that stdout is a valid file for sbatch.
+        Console(stderr=True).print(process_table(recipe, recipe.plan()))
     else:
         out.print(submit(text, folder))
 
 
-def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
+def dry_run(settings: RecipeSettings, out: Console, notes: Console) -> None:
     """Print the plan of a run with an estimate of its time. Leaves no files."""
-    recipe = recipe_of(own)
+    recipe = recipe_of(settings)
+    # The plan of a cluster needs no access to it.
     recipe.reach_cluster = False
     table = plan_table(recipe)
     for number, pieces in enumerate(recipe.examples(), 1):
@@ -265,6 +273,7 @@ def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
         for piece, trained in pieces:
             text.append(f"[{piece}]" if trained else piece, "green" if trained else "")
         out.print(Padding(text, (0, 0, 1, 2)))
+    # Recipes on files show training rows, all others the first prompts.
     for prompt in [] if recipe.examples() else _prompts(recipe):
         out.print(Padding(Text(prompt), (0, 0, 1, 1)))
     notes.print("running a small trial to estimate the time ...")
@@ -284,15 +293,7 @@ def dry_run(own: RecipeSettings, out: Console, notes: Console) -> None:
             note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(note), (1, 0, 0, 1)))
-    _print_processes(recipe, out)
-
-
-def _print_processes(recipe: Recipe, out: Console) -> None:
-    """Print the processes of a run, and the time of a step on other numbers of GPUs."""
-    plan = recipe.plan()
-    out.print(Padding(process_table(recipe, plan), (1, 0, 0, 0)))
-    if work := workload(recipe, plan):
-        out.print(Padding(cost_table(work), (1, 0, 0, 0)))
+    out.print(Padding(process_table(recipe, recipe.plan()), (1, 0, 0, 0)))
 
 
 def _prompts(recipe: Recipe) -> Iterator[str]:
@@ -303,8 +304,8 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
     model = next(role.model for role in recipe.roles() if role.name == recipe.players()[agent])
     renderer, _ = load_renderer(model, recipe.settings.engine.template)
     for task in draw_tasks(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
-        first = first_prompts(environment, task)[agent]
-        ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
+        prompt = first_prompts(environment, task)[agent]
+        ids = renderer.render(prompt.messages, prompt.tree, agent, tools=prompt.tools)
         text = str(renderer.tokenizer.decode(list(ids)))
         if len(text) > LONGEST:
             omitted = len(text) - LONGEST
@@ -317,19 +318,23 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
 def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, list[str]]:
     """Estimate the seconds of the stages whose kind was measured. Return them and the names of the other stages."""
     kinds = {stage.step: stage.kind for stage in small.stages()}
-    plan, tried = recipe.plan(), small.plan()
-    ratio = _amount(recipe, plan) / _amount(small, tried)
+    # The number of dialogues decides how long the stages of an iteration take.
+    plan, small_plan = recipe.plan(), small.plan()
+    ratio = _amount(recipe, plan) / _amount(small, small_plan)
     seconds, missing = 0.0, list[str]()
     for stage in recipe.stages():
+        # Of the tried stages of the same kind, the nearest in iteration counts, because the first
+        # also loads models.
         similar = [
             time
             for step, time in measured.items()
             if kinds[step] == stage.kind and step.iteration <= stage.step.iteration
         ]
         if similar:
-            growth = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
-            whole, working = similar[-1]
-            seconds += whole + working * (growth - 1)
+            growth = plan.heldout / small_plan.heldout if stage.step.stage == EVALUATION else ratio
+            total, working = similar[-1]
+            # Only the time of the work grows with the number of dialogues, unlike the time to load.
+            seconds += total + working * (growth - 1)
         elif stage.step.stage not in missing:
             missing.append(stage.step.stage)
     return seconds, missing
@@ -351,6 +356,7 @@ def _small(recipe: Recipe) -> Recipe:
     urls = [key for key, value in values.items() if key.endswith("url") and value]
     if urls:
         raise UserError(f"a trial would ask the server of {urls[0]}, which may cost money")
+    # Several tasks if they are cheap, else a single one.
     for tasks in TASKS:
         small = _smaller(recipe, tasks)
         plan = small.plan()
@@ -372,8 +378,10 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
         "dpo.probe": 4 * tasks,
     }
     values = flatten(recipe.settings.model_dump(mode="json"))
+    # A trial is not reported to a tracker.
     values["tracker"] = "none"
     for key, value in values.items():
+        # Longer names follow in the table, so the last limit that fits is the most specific one.
         bounds = [limit for name, limit in limits.items() if f".{key}".endswith(f".{name}")]
         if bounds and isinstance(value, int):
             values[key] = min(value, bounds[-1])
@@ -413,6 +421,7 @@ class _Watch(Silent):
 
     def advance(self, n: int, **fields: float) -> None:
         """Stop the trial after the deadline."""
+        # Time is checked after each item, the only place where a stage can be stopped.
         if time.monotonic() > self.deadline:
             raise UserError(f"it did not end within {TIMEOUT:.0f} s")
 

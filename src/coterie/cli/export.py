@@ -42,7 +42,8 @@ from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import step_folder
 
-ROWS, PAIRS, LEFT_OUT, NO_ANSWER = "rows", "pairs", "left out", "tasks left out"
+ROWS, PAIRS, NO_ANSWER = "rows", "pairs", "tasks left out"
+LEFT_OUT = "left out (docs/howto/export.md says why)"
 
 
 def export_data(
@@ -91,22 +92,26 @@ def _write_logs(
     recipe: Recipe, run: Run, iteration: int | None, out: Path, *, secrets: bool
 ) -> Counter[str]:
     """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
-    counts, role, played = Counter[str](), recipe.roles()[0], recipe.settings.played
+    counts, role, benchmark = Counter[str](), recipe.roles()[0], recipe.settings.played
     clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
     times = dict[tuple[int, str], tuple[datetime, datetime]]()
+    # Runs store durations only, so the stages are laid end to end.
     for step in recipe.steps():
         start = clock
         clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
         times[step.iteration, step.stage] = start, clock
-    for at, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
-        task = played if stage == EVALUATION else f"{played} {stage}"
-        model = f"{Path(role.model).name}@{recipe.newest(run, role.name, at)}"
-        start, end = times.get((at, stage.partition("/")[0]), (clock, clock))  # of all RL steps
+    for iteration_, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
+        task = benchmark if stage == EVALUATION else f"{benchmark} {stage}"
+        model = f"{Path(role.model).name}@{recipe.newest(run, role.name, iteration_)}"
+        start, end = times.get(
+            (iteration_, stage.partition("/")[0]), (clock, clock)
+        )  # of all RL steps
         head = LogHead(task, model, recipe.environment.metric, start, end)
-        log = eval_log(run.store, at, stage, head, secrets=secrets)
+        log = eval_log(run.store, iteration_, stage, head, secrets=secrets)
+        # The viewer separates the parts of a name by underscores.
         name = re.sub(r"[^\w.]+", "-", task.replace("_", "-"))
         id_ = log["eval"]["task_id"]
-        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{at:02d}_{id_}.json"
+        file = out / f"{start:%Y-%m-%dT%H-%M-%S}+00-00_{name}-{iteration_:02d}_{id_}.json"
         file.write_text(json.dumps(log), encoding="utf-8")
         counts.update(logs=1, samples=len(log["samples"]))
     if not counts:
@@ -121,6 +126,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
         files = {ROWS: rows, PAIRS: pairs}
         for selected in trained:
             name = ROWS if selected.selection.rejected is None else PAIRS
+            # verl has no format for pairs.
             if name == PAIRS and form == "verl":
                 continue
             is_rows = name == ROWS
@@ -129,6 +135,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
                     files[name].write(json.dumps(item) + "\n")
                     tools |= {name} if "tools" in item else set()
                 counts[LEFT_OUT if item is None else name] += 1
+    # A kind without items has no file.
     for name in (ROWS, PAIRS):
         if not counts[name]:
             (out / f"{name}.jsonl").unlink()
@@ -150,6 +157,7 @@ def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> 
             if counts[name]
         }
         (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
+    # Removes counts of 0.
     return +counts
 
 
@@ -170,6 +178,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
+    # All recorded tasks but the held-out ones were sampled for training.
     recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
@@ -186,6 +195,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
     """Return a row of verl; ``None`` for a task without a right answer, or with tests that call a function."""
     answers = known_answers(task)
     truth = answers[0] if answers else _program_tests(task)
+    # A task that no rule can grade is no task for reinforcement learning.
     if not truth:
         return None
     opening = first_prompts(recipe.environment, task)[agent]
@@ -203,6 +213,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
 def _program_tests(task: Task) -> str:
     """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
     is_readable = TESTS in task.secrets and CHECKER not in task.secrets
+    # Tests with a checker need code of their own, which verl does not run.
     tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if is_readable else []
     if not all(isinstance(test, dict) and test.get("kind") == "stdin" for test in tests):
         return ""
@@ -215,20 +226,21 @@ def _program_tests(task: Task) -> str:
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _model_card(recipe: Recipe, run: Run, role: str, made: str, *, adapter: bool) -> str:
+def _model_card(recipe: Recipe, run: Run, role: str, origin: str, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = {role.name: role.model for role in recipe.roles()}[role]
     head: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
+    # A local path means nothing to readers of the card.
     if HUB_NAME.fullmatch(base):
         head["base_model"] = base
     head["tags"] = ["coterie", recipe.name.partition("/")[0]]
-    kind = "A LoRA adapter of" if adapter else "Trained from"
+    description = "A LoRA adapter of" if adapter else "Trained from"
     ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
         f"# {recipe.title} on {s.played}", "",
-        f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {made}.", "",
+        f"{description} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {origin}.", "",
         *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
         "## Settings", "",
@@ -252,6 +264,7 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
 def _changes(recipe: Recipe) -> str:
     values = flatten(recipe.settings.model_dump(mode="json"))
     choice = ("dataset.name", "environment.name", "model")
+    # The card names data, environment and model even if they are the defaults.
     names = {name: values[name] for name in choice if values.get(name) is not None}
     preset = settings(recipe.name, [f"{name}={value}" for name, value in names.items()])
     defaults = flatten(preset.model_dump(mode="json"))
@@ -285,8 +298,8 @@ def export_model(
         version = exported_version(recipe, run, role, iteration, step)
         with whole_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
-            made = f"after {version} iterations" if step is None else f"after {step} steps"
-            card = _model_card(recipe, run, role, made, adapter=is_adapter(partial))
+            origin = f"after {version} iterations" if step is None else f"after {step} steps"
+            card = _model_card(recipe, run, role, origin, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -304,6 +317,7 @@ def _write(
     recipe: Recipe, run: Run, role: str, version: int | Path, partial: Path, *, merge: bool
 ) -> None:
     path = recipe.policy_path(run, version, role)
+    # A trained version is copied; the base and a merged adapter are loaded and saved.
     if version and not merge:
         copy_files(Path(path), partial, FILES)
         return
@@ -328,6 +342,7 @@ def exported_version(
     if step is not None:
         return step_folder(run, role, step)
     versions = recipe.versions(run, role)
+    # Version 0 is the base, which no training has made.
     newest = versions[-1] or None
     version = newest if version is None else version
     if version is None:

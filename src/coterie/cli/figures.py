@@ -78,13 +78,13 @@ class Figures:
                 groups.setdefault(self.columns[task], []).append(self.scores[task])
         return groups
 
-    def minus(self, other: "Figures") -> tuple[float, tuple[float, float], int]:
+    def minus(self, baseline: "Figures") -> tuple[float, tuple[float, float], int]:
         """Return the mean difference of the scores on common tasks, its 95% interval, and their number."""
-        common = sorted(self.scores.keys() & other.scores.keys())
-        pairwise = [self.scores[task] - other.scores[task] for task in common]
+        common = sorted(self.scores.keys() & baseline.scores.keys())
+        pairwise = [self.scores[task] - baseline.scores[task] for task in common]
         if not pairwise:
             raise UserError(
-                f"{self.label} and {other.label} have no graded task in common",
+                f"{self.label} and {baseline.label} have no graded task in common",
                 "evaluate more tasks, or each policy by itself",
             )
         return fmean(pairwise), difference_interval(pairwise, seed=0), len(pairwise)
@@ -129,15 +129,16 @@ def show(
     print(json.dumps(output | ({} if usage is None else {"usage": usage})))
 
 
-def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
+def _rows(figures: Figures, baseline: Figures) -> list[dict[str, Any]]:
     result = figures.evaluation
     common: dict[str, Any] = {"policy": figures.label, "version": figures.version}
     common |= {"n": result.n, "failed": result.failed}
     means = {name: round(value, 4) for name, value in result.means.items()}
-    if figures is not first:
-        difference, interval, n = figures.minus(first)
+    # All differences are from the first policy.
+    if figures is not baseline:
+        difference, interval, n = figures.minus(baseline)
         common |= _measure("difference", difference, interval)
-        common |= {"difference_from": first.label, "difference_n": n}
+        common |= {"difference_from": baseline.label, "difference_n": n}
     if figures.columns:
         common["by"] = {
             value: {
@@ -172,8 +173,9 @@ def _rows(figures: Figures, first: Figures) -> list[dict[str, Any]]:
         }
         for point in result.points
     ]
-    last = result.points[-1]
-    rows[-1] |= _cost_of_pass(figures.cost, last.average * last.k * result.n)
+    last_point = result.points[-1]
+    # Costs are known only of all rollouts together, which the last row has.
+    rows[-1] |= _cost_of_pass(figures.cost, last_point.average * last_point.k * result.n)
     if picked := figures.picked:
         rows[-1] |= _measure("picked", picked.score, picked.interval)
         rows[-1] |= {"picked_by": picked.judge, "unreadable_picks": picked.unreadable}
@@ -218,6 +220,7 @@ def score_table(
         interval, tokens = f"{result.low:.3f} to {result.high:.3f}", f"{result.tokens:.1f}"
         counts = (f"{result.n}", f"{result.failed}")
         lines.append([label, f"{result.score:.3f}", interval, tokens, *means, *counts])
+    # A row for each metric, with a column for each policy; transposed if that fits the width.
     table = list(zip(heads, *lines, strict=True))
     if not failed:
         del table[-1]
@@ -241,6 +244,7 @@ def _table(title: str, lines: Sequence[Sequence[str]]) -> Table:
     """Return a table of a line of heads and lines of cells."""
     table = Table(title=title, box=None)
     for number, head in enumerate(lines[0]):
+        # The first column may wrap, but numbers stay in one line.
         fold: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"
         table.add_column(head, justify="right", overflow=fold, no_wrap=number > 0)
     for line in lines[1:]:
@@ -323,19 +327,20 @@ def _values(figures: Sequence[Figures], column: str | None) -> Section:
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
+    # Without an interval, a point is left out of table and charts.
     marked = [p for p in consistency.points if p.coverage.interval and p.majority.interval]
     means = consistency.means
     shares = {name: means[name] for name in (WELL_FORMED, CUT_OFF) if name in means}
     left_out = f"; {means['left_out']} left out" if "left_out" in means else ""
     charts = []
-    for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
+    for attribute, unit in (("k", "rollouts"), ("tokens", "tokens")):
         lines = []
         for name in ("coverage", "majority"):
             points = []
             for point in marked:
                 estimate: Estimate = getattr(point, name)
                 low, high = estimate.interval or (estimate.mean, estimate.mean)
-                x, title = getattr(point, what), f"{name} of {point.k}: {metric}"
+                x, title = getattr(point, attribute), f"{name} of {point.k}: {metric}"
                 points.append(score_point(x, title, estimate.mean, low, high))
             lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
         title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
@@ -358,6 +363,7 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
     """Return example tasks with the rollouts of all policies."""
     decoders = {result.label: result.decoder for result in figures if result.decoder}
     agents = agents_of(settings.build_environment())
+    # Rollouts share a prompt on the page only if the models have the same vocabulary.
     vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
     same = all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
     with ExitStack() as stack:
@@ -378,16 +384,17 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
                 for outcome, path in tree.trajectories():
                     number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
                     sample = rollout(tree, outcome, path, f"{result.label}{number}")
-                    who = "" if same else f"{result.label}: "
-                    named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
+                    prefix = "" if same else f"{result.label}: "
+                    named = tuple((f"{prefix}{agent}", row) for agent, row in sample.rows)
                     samples.append(replace(sample, rows=named))
-            first, decode = stores[0].task(task), partial(_renderer, decoders)
-            shown = example(first, samples, decode, environment=environment)
-            examples.append((shown, first, samples))
+            first_task, decode = stores[0].task(task), partial(_renderer, decoders)
+            example_ = example(first_task, samples, decode, environment=environment)
+            examples.append((example_, first_task, samples))
         return add_pictures(examples, environment, figures[-1].store.with_suffix("") / "pictures")
 
 
 def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) -> ChatRenderer:
+    # The label of a policy precedes the agent only where vocabularies differ.
     label, _, agent = name.rpartition(": ")
     return (decoders[label] if label else next(iter(decoders.values())))(agent)
 
@@ -398,7 +405,8 @@ def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
     differing = [task for task, (low, high) in ends.items() if low < high]
     wrong = [task for task, (low, high) in ends.items() if low == high < 0.5]
     right = [task for task, (low, high) in ends.items() if low == high >= 0.5]
+    # A third of each kind, and more of the others where one kind has too few tasks.
     third = EXAMPLES // 3
-    first = [*differing[:third], *wrong[:third], *right[:third]]
-    others = [task for task in (*differing, *wrong, *right) if task not in first]
-    return first + others[: EXAMPLES - len(first)]
+    chosen = [*differing[:third], *wrong[:third], *right[:third]]
+    remaining = [task for task in (*differing, *wrong, *right) if task not in chosen]
+    return chosen + remaining[: EXAMPLES - len(chosen)]

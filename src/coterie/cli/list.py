@@ -33,8 +33,11 @@ def list_names() -> None:
     )
     out.print("  " + ", ".join(dict.fromkeys((*MICRO_WORLDS, *TOOLS, "question"))))
     sets = (
-        (name, f"{CATALOGUE[name].what if name in CATALOGUE else 'rows of a file'} ({own['name']})")
-        for name, own in PLAYED_IN.items()
+        (
+            name,
+            f"{CATALOGUE[name].what if name in CATALOGUE else 'rows of a file'} ({entry['name']})",
+        )
+        for name, entry in PLAYED_IN.items()
     )
     out.print(_table("data sets: coterie evaluate NAME, coterie run RECIPE dataset=NAME", sets))
     out.print("models: coterie run RECIPE model=NAME", style="bold")
@@ -44,8 +47,9 @@ def list_names() -> None:
     local = list(local_models())
     for name, weights, context, where in local:
         models.add_row(name, f"{weights:,}", f"{context:,}", where)
+    # Models that can be downloaded are listed with the command for it.
     for name, entry in MODELS.items():
-        if name not in [own[0] for own in local]:
+        if name not in [row[0] for row in local]:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
             models.add_row(name, "", "", where)
     out.print(models)

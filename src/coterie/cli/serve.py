@@ -74,16 +74,17 @@ def model(
 
     from coterie.engines.server import absolute
     from coterie.engines.settings import VLLMSettings
+    from coterie.engines.vllm import INSIDE
     from coterie.models.loading import resolve
     from coterie.runs.folder import find_run
 
     with _listener(port) as probe:
         port = probe.getsockname()[1]
-    found = find_run(source)
-    if iteration is None and found is None:
+    run_and_step = find_run(source)
+    if iteration is None and run_and_step is None:
         settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
-        settings, weights, merge = _policy(*(found or (Path(source), None)), iteration)
+        settings, weights, merge = _policy(*(run_and_step or (Path(source), None)), iteration)
     # Transformers would read a revision after @.
     name = Path(source).resolve().name.replace("@", "-") if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})
@@ -99,7 +100,7 @@ def model(
         else:
             if Path(weights).is_absolute():
                 _link(Path(weights), Path(folder) / name)
-            words = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name]
+            words = [sys.executable, "-P", str(INSIDE / "coterie_guard.py"), "serve", name]
             words, variables = [*words, "--host", HOST, "--port", str(port)], {}
             console.print(IGNORED)
         _serve([*words, *(options or ())], variables, folder, name, f"http://{HOST}:{port}")
@@ -165,10 +166,11 @@ def _vllm_command(
     else:
         check_vllm(settings)
     backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
-    words = list(backend.command(weights, name, port))
+    words = list(backend.command(weights, name, {"host": HOST, "port": port}))
     words = [program, *words[words.index("serve") :]] if program else words
     variables = {**backend.environment(0), "VLLM_SERVER_DEV_MODE": "0"}
-    return [*words, "--generation-config", "auto"], variables
+    guard = ("--middleware", "coterie_guard.Guard")
+    return [*words, *guard, "--generation-config", "auto"], variables
 
 
 def _serve(

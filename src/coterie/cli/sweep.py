@@ -48,7 +48,7 @@ def sweep(
 
         coterie sweep moat/maths correct.critic.model=script,smollm2 --seeds 3
 
-        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.lr=1e-6,1e-5 --dry-run
+        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.learning_rate=1e-6,1e-5 --dry-run
     """
     from coterie.cli.arguments import read_arguments
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
@@ -58,19 +58,21 @@ def sweep(
 
     arguments, console = read_arguments(recipe, words or [], None), notes()
     recipe, words = arguments.recipe, list(arguments.words)
+    # The names of the keys with several values.
     key = ",".join(split_words(words)[0])
     folder = folder or Path("runs") / f"sweep-{label(recipe)}-{key}".translate(
         str.maketrans("/,", "--")
     )
     points = plan_sweep(recipe, words, folder, seeds)
-    first = points[0].recipe
+    first_recipe = points[0].recipe
+    # The plan is the result of a dry run, but only a note before the runs of a sweep.
     out = results(WIDTH) if dry_run else console
     out.print(_costs(key, points), "", _runs(points))
     if dry_run:
         return
     rows = run_sweep(points, console.print, ConsoleProgress(console))
-    title = f"{first.title} on {first.settings.played} over {key}"
-    page = sweep_report(title, command_line(sys.argv), key, first.environment.metric, rows)
+    title = f"{first_recipe.title} on {first_recipe.settings.played} over {key}"
+    page = sweep_report(title, command_line(sys.argv), key, first_recipe.environment.metric, rows)
     write_page(page, folder / "sweep.html")
     out = results(WIDTH)
     (section,) = page.sections
@@ -78,6 +80,7 @@ def sweep(
     for head in section.heads:
         table.add_column(head, justify="right", overflow="fold")
     for cells in section.rows:
+        # A terminal shows the text of a link.
         table.add_row(*(cell.striptags() if isinstance(cell, Markup) else cell for cell in cells))
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
@@ -91,6 +94,7 @@ def sweep_report(
     from coterie.reports.charts import Chart, Series, score_point
     from coterie.reports.page import Report, Section
 
+    # With several seeds, only their means are plotted.
     plot_rows = [row for row in rows if row.seed is None] or rows
     has_loss = all(row.loss is not None for row in rows)
     compared = "held-out loss" if has_loss else metric
@@ -135,6 +139,7 @@ def _cells(row: "SweepRow") -> tuple[str, ...]:
 
 def _costs(key: str, points: "Sequence[Point]") -> Table:
     """Return a table of the costs of one run at each value."""
+    # The plan of a value's first seed, because the others cost the same.
     lines = {point.value: dict(point.recipe.plan().lines()) for point in reversed(points)}
     values = list(dict.fromkeys(point.value for point in points))
     table = Table(title=f"plan of {points[0].recipe.title} over {key}", box=None)

@@ -41,17 +41,17 @@ class Needs:
                 f"a server needs {self.size} {unit}s in one node; the largest node has {largest}",
                 "lower engine.vllm.tensor_parallel_size, or add larger nodes",
             )
-        places = sum(free // self.size for free in room)
-        if self.servers > places:
+        slots = sum(free // self.size for free in room)
+        if self.servers > slots:
             raise UserError(
                 f"{self.servers} servers with {self.size} {unit}s each need {self.servers * self.size}; the cluster "
-                f"has {sum(room)} in {len(room)} nodes, room for {places} servers",
+                f"has {sum(room)} in {len(room)} nodes, room for {slots} servers",
                 "lower engine.vllm.servers, or add nodes",
             )
-        kept = self.servers * self.size if self.together else 0
-        if kept + self.ranks > sum(room):
+        reserved = self.servers * self.size if self.together else 0
+        if reserved + self.ranks > sum(room):
             raise UserError(
-                f"{self.servers} servers and {self.ranks} ranks need {kept + self.ranks} {unit}s; the cluster has "
+                f"{self.servers} servers and {self.ranks} ranks need {reserved + self.ranks} {unit}s; the cluster has "
                 f"{sum(room)}",
                 "lower engine.vllm.servers or the number of ranks, add nodes, or set engine.keep_servers=false to use "
                 "the same devices in turn",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.clusters.cluster import Needs, own_address
+from coterie.engines.connections import Address
 from coterie.engines.protocol import EngineError
 from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import VLLMSettings
@@ -165,14 +166,14 @@ class ActorProcess(ServerProcess):
         self._group = group
         self._actor: Any = None
 
-    async def launch(self, model: str, name: str) -> str:
+    async def launch(self, model: str, name: str) -> Address:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         await self.end()
         bundle = self._group.bundle_specs[self._index]
-        place = PlacementGroupSchedulingStrategy(self._group, self._index)
+        strategy = PlacementGroupSchedulingStrategy(self._group, self._index)
         options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-        self._actor = _server_actor().options(scheduling_strategy=place, **options).remote()
+        self._actor = _server_actor().options(scheduling_strategy=strategy, **options).remote()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         nonce = self._log.with_suffix(f".{secrets.token_hex(8)}")
         nonce.touch()
@@ -183,15 +184,19 @@ class ActorProcess(ServerProcess):
             raise EngineError("finds no room: no node has free devices for it") from error
         finally:
             nonce.unlink(missing_ok=True)
-        if its != (own := version("coterie")):
-            raise EngineError(f"is on node {node} with coterie {its}; this process has {own}")
+        if its != (own_version := version("coterie")):
+            raise EngineError(
+                f"is on node {node} with coterie {its}; this process has {own_version}"
+            )
         if not sees:
             raise EngineError(
                 f"is on node {node}, which can't see the folder {nonce.parent}; use a run folder that all nodes "
                 "share, under the same path"
             )
-        await self._ask("prepare", type(self._backend), self._backend.settings, self._log)
-        return str(await self._ask("call", "launch", model, name))
+        secret = secrets.token_hex()
+        await self._ask("prepare", type(self._backend), self._backend.settings, self._log, secret)
+        address: Address = await self._ask("call", "launch", model, name)
+        return address
 
     async def ended(self) -> str:
         try:
@@ -218,7 +223,7 @@ class ActorProcess(ServerProcess):
 
         answer = asyncio.ensure_future(getattr(self._actor, method).remote(*values))
         answer.add_done_callback(
-            lambda one: one.cancelled() or one.exception()
+            lambda future: future.cancelled() or future.exception()
         )  # a canceled caller does not see it
         try:  # a canceled answer would end the thread of Ray Client
             return await asyncio.shield(answer)
@@ -243,10 +248,11 @@ def _server_actor() -> Any:
 
             return ray.util.get_node_ip_address(), version("coterie"), os.path.exists(nonce)
 
-        async def prepare(self, kind: Any, settings: Any, log: Path) -> None:
-            from coterie.engines.server_process import server_here
+        async def prepare(self, kind: Any, settings: Any, log: Path, secret: str) -> None:
+            from coterie.engines.server_process import NodeProcess
 
-            self.process = server_here(kind, settings, ray.util.get_node_ip_address(), log)
+            host = ray.util.get_node_ip_address()
+            self.process = NodeProcess(kind, settings, log, host, secret)
 
         async def call(self, method: str, *words: str) -> Any:
             return self.process and await getattr(self.process, method)(*words)
@@ -270,8 +276,8 @@ def _rank_worker() -> Callable[[dict[str, Any]], None]:
         context = ray.train.get_context()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            own = [ray.util.get_node_ip_address(), str(probe.getsockname()[1])]
-        address, port = broadcast_from_rank_zero(own)
+            address_and_port = [ray.util.get_node_ip_address(), str(probe.getsockname()[1])]
+        address, port = broadcast_from_rank_zero(address_and_port)
         os.environ |= {
             **config["environment"],
             **{"MASTER_ADDR": address, "MASTER_PORT": port},

@@ -5,6 +5,7 @@ The first part of a job holds the driver and the ranks, the second the servers.
 
 import asyncio
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from coterie.clusters.cluster import IN_JOB, Needs, own_address
+from coterie.config.folders import check_name
+from coterie.engines.connections import Address
 from coterie.engines.protocol import EngineError
-from coterie.engines.server_process import POLL_SECONDS, ServerProcess, free_port, server_here
+from coterie.engines.server_process import POLL_SECONDS, NodeProcess, ServerProcess, free_port
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import VLLMBackend
 from coterie.errors import UserError
@@ -22,20 +25,25 @@ from coterie.training.ranks import end_ranks, start_rank
 
 RANKS = "COTERIE_RANKS"
 """Environment variable with the command that starts all ranks; ``COTERIE_SERVERS`` starts one server."""
+SECRET = "COTERIE_SECRET"
+"""Environment variable of a step with a server, whose relay asks for it."""
 AS_RANK = 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"'
 
 
 def batch_file(needs: Needs, command: Sequence[str], folder: Path, *, gpus: bool) -> str:
     """Return the file for ``sbatch`` of a run: its resources, and ``command`` as the driver.
 
-    Resources that differ between clusters (partition, account, time) are left to options of ``sbatch``.
+    Resources that differ between clusters (partition, account, time) are left to options of ``sbatch``. Raises
+    ``UserError`` for a folder that a comment line of the file can't name.
     """
     folder, ranks = folder.absolute(), max(needs.ranks, 1)
+    check_name(folder)
+    output = f"{folder}".replace("%", "%%") + "-%j.log"  # Slurm replaces %j and the like
     lines = [
         "#!/bin/bash",
         f"# {needs.ranks} ranks and {needs.servers} servers. Give partition, account and time to sbatch, or add lines.",
         f"#SBATCH --job-name={shlex.quote(folder.name)}",
-        f"#SBATCH --output={shlex.quote(f'{folder}-%j.log')}",
+        f"#SBATCH --output={shlex.quote(output)}",
         f"#SBATCH --ntasks={ranks}" + " --gpus-per-task=1" * gpus,
     ]
     group = ""
@@ -96,8 +104,14 @@ class SlurmJob:
     ) -> Iterator[Callable[[], str]]:
         """Start ranks in a step of the job. Yield a function that returns why they ended, or ""."""
         step = [f"--ntasks={count}", "bash", "-c", AS_RANK, "rank"]
-        own = {"WORLD_SIZE": str(count), "MASTER_ADDR": self.host, "MASTER_PORT": str(free_port())}
-        process = start_rank({**environment, **own}, log, [*shlex.split(os.environ[RANKS]), *step])
+        rank_variables = {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(free_port()),
+        }
+        process = start_rank(
+            {**environment, **rank_variables}, log, [*shlex.split(os.environ[RANKS]), *step]
+        )
         try:
             yield lambda: "" if process.poll() is None else f"srun ended with {process.returncode}"
         finally:
@@ -111,29 +125,33 @@ class StepProcess(ServerProcess):
         super().__init__(VLLMBackend(settings, []), index, log.with_suffix(".srun.log"))
         self._file = log.with_suffix(".url")
         self._words = driver, settings.model_dump_json(), str(self._file)
+        self._secret = secrets.token_hex()
 
-    async def launch(self, model: str, name: str) -> str:
+    async def launch(self, model: str, name: str) -> Address:
         self._file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "coterie.clusters.slurm", *self._words, model, name]
-        self._process = await self._spawn([*shlex.split(os.environ[IN_JOB]), *command], {})
+        step = [*shlex.split(os.environ[IN_JOB]), *command]
+        self._process = await self._spawn(step, {SECRET: self._secret})
         while self._process.returncode is None:
             if self._file.exists():
-                return self._file.read_text()
+                return Address(self._file.read_text(), self._secret)
             await asyncio.sleep(POLL_SECONDS)
         raise EngineError(f"{await self.ended()} before it answered; {await self.last_words()}")
 
     async def kill(self) -> None:
-        for process in self._descendants(recursive=False):
+        for process in self._children():
             process.terminate()  # a killed srun would leave its step running
 
 
 async def serve(driver: str, settings: str, file: str, model: str, name: str) -> str:
     """Run a server on this node until it ends, and write its URL into ``file``. Return its status."""
-    own, url = VLLMSettings.model_validate_json(settings), Path(file)
-    process = server_here(VLLMBackend, own, own_address(driver), url.with_suffix(".log"))
+    parsed, url = VLLMSettings.model_validate_json(settings), Path(file)
+    secret = os.environ.pop(SECRET)
+    log, host = url.with_suffix(".log"), own_address(driver)
+    process = NodeProcess(VLLMBackend, parsed, log, host, secret)
     address = await process.launch(model, name)
     partial = url.with_suffix(".partial")
-    partial.write_text(address)
+    partial.write_text(address.url)
     partial.replace(url)
     return await process.ended()
 

@@ -92,8 +92,8 @@ class TorchrunJob:
                 if self._store.check([f"{self._prefix}/over"]):
                     return
                 time.sleep(POLL_SECONDS)
-            told = json.loads(self._store.get(start))
-            process = self._start(told["environment"], Path(told["log"]))
+            request = json.loads(self._store.get(start))
+            process = self._start(request["environment"], Path(request["log"]))
             while process.poll() is None and not self._store.check([f"{start}/end"]):
                 time.sleep(POLL_SECONDS)
             if not self._store.check([f"{start}/end"]):
@@ -103,8 +103,8 @@ class TorchrunJob:
 
     def _start(self, shared: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
         """Start this process's rank, without a log if this machine does not see its folder."""
-        own = {**self._own, **shared, "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        return start_rank(own, log if log.parent.is_dir() else Path(os.devnull))
+        variables = {**self._own, **shared, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return start_rank(variables, log if log.parent.is_dir() else Path(os.devnull))
 
 
 torchrun_job = cache(TorchrunJob)

@@ -27,13 +27,13 @@ MAX_DEPTH = 100
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def encoded(text: str, what: str) -> bytes:
+def encoded(text: str, name: str) -> bytes:
     """Encode a text. Raise ``UserError``, which names the text ``what``, for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         wrong = _explain(error)
-        raise UserError(f"{what} holds {wrong}", "write the full character or remove it") from error
+        raise UserError(f"{name} holds {wrong}", "write the full character or remove it") from error
 
 
 def read_json(text: str) -> Any:
@@ -42,6 +42,7 @@ def read_json(text: str) -> Any:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it nests too deep") from error
+    # JSON spells a lone surrogate only by an escape, so the slow check is rarely needed.
     return whole(value) if _SPELLED.search(text) else value
 
 
@@ -56,16 +57,17 @@ def whole(value: Any) -> Any:
 
 def shallow(value: Any) -> Any:
     """Return a JSON value unchanged. Raise ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
+    # The value is searched level by level, because a recursion could exceed its limit.
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [
-            one.values() if isinstance(one, Mapping) else one
-            for one in level
-            if isinstance(one, Mapping | list | tuple)
+            value.values() if isinstance(value, Mapping) else value
+            for value in level
+            if isinstance(value, Mapping | list | tuple)
         ]
         if not inner:
             return value
-        level = [one for several in inner for one in several]
+        level = [value for several in inner for value in several]
     raise ValueError(f"it nests too deep (more than {MAX_DEPTH} levels)")
 
 
@@ -85,7 +87,8 @@ def pinned(day: date) -> Iterator[None]:
     try:
         yield
     finally:
-        _pinned[:] = [other for other in _pinned if other is not entry]
+        # Blocks may end in another order than they began, so the entry is found by identity.
+        _pinned[:] = [pin for pin in _pinned if pin is not entry]
 
 
 def today() -> date:
@@ -107,10 +110,19 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
+def check_name(path: Path) -> None:
+    """Raise ``UserError`` for a path with control characters, which begin new lines in batch files and logs."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", str(path)):
+        problem = f"the path {str(path)!r} has control characters"
+        raise UserError(problem, "give a name without them")
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents if missing. Raise ``UserError`` if it is not writable."""
+    check_name(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Only writing a file tells whether the folder is writable.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -135,6 +147,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     Raises ``UserError`` like :func:`check_new`.
     """
     check_new(file)
+    # In the same folder, because a rename is atomic only within a file system.
     part = file.with_name(f"{file.name}.part")
     try:
         yield part
@@ -159,21 +172,26 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     make_folder(target.parent)
     partial = target.with_name(f".{target.name}.partial")
+    # A process that was killed may have left it.
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir()
     try:
         yield partial
+        # Flushed before the rename, so that a crash leaves no incomplete folder under the final
+        # name.
         for path in [*partial.rglob("*"), partial]:
             flush(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    # A folder that is not empty cannot be replaced by a rename, so the old one moves away first.
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     partial.rename(target)
+    # The rename is on disk only when the parent is flushed.
     flush(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -205,6 +223,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise UserError(
             error.what, "make it writable, or set COTERIE_HOME to another folder"
         ) from error
+    # The system releases the lock when the process ends, even if it is killed.
     with open(target.with_name(f".{target.name}.lock"), "a", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

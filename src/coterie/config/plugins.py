@@ -77,7 +77,10 @@ class Plugin:
     def modules(self) -> frozenset[str]:
         """Return the modules of a plug-in's code: its class, its own base classes and its settings."""
         settings = getattr(self.thing, "settings_type", None)
-        kinds = [kind for one in (self.thing, settings) for kind in getattr(one, "__mro__", (one,))]
+        # A function has no base classes, so only its own module counts.
+        kinds = [
+            kind for thing in (self.thing, settings) for kind in getattr(thing, "__mro__", (thing,))
+        ]
         modules = {str(getattr(kind, "__module__", "")) for kind in kinds}
         return frozenset(name for name in modules if name.partition(".")[0] not in NOT_OWN)
 
@@ -85,9 +88,9 @@ class Plugin:
         """Return True if the plug-in's class or settings, or one of their base classes, has this name."""
         settings = getattr(self.thing, "settings_type", None)
         return any(
-            one.__name__ == kind
+            base.__name__ == kind
             for thing in (self.thing, settings)
-            for one in getattr(thing, "__mro__", ())
+            for base in getattr(thing, "__mro__", ())
         )
 
     def __str__(self) -> str:
@@ -107,10 +110,10 @@ def is_spec(name: str) -> bool:
 
 def absolute_name(name: str) -> str:
     """Return a name with an absolute file path, which a run stores so that it works from any folder."""
-    place, colon, thing = name.rpartition(":")
-    if not colon or not place.endswith(".py"):
+    module, colon, thing = name.rpartition(":")
+    if not colon or not module.endswith(".py"):
         return name
-    return f"{expanded(place).absolute()}:{thing}"
+    return f"{expanded(module).absolute()}:{thing}"
 
 
 def object_name(thing: Any) -> str:
@@ -138,15 +141,15 @@ def find(kind: Kind, name: str) -> Plugin:
         problem = f"{packages} both have an entry point {name!r} in {kind.group}"
         raise UserError(problem, "uninstall one of them")
     if entries:
-        what = f"the {kind.name} {name!r} of {_package(entries[0])}"
-        return _plugin(kind, name, what, lambda: entries[0].load())
+        description = f"the {kind.name} {name!r} of {_package(entries[0])}"
+        return _plugin(kind, name, description, lambda: entries[0].load())
     if name in _objects:
         return _plugin(kind, name, name, lambda: _objects[name])
     if is_spec(name):
         return _at_place(kind, name)
-    known = [*kind.built_in, *installed(kind)]
-    choices = f"use one of: {', '.join(known)}; " if known else ""
-    fix = f"{did_you_mean(name, known)}{choices}{OWN}"
+    names = [*kind.built_in, *installed(kind)]
+    choices = f"use one of: {', '.join(names)}; " if names else ""
+    fix = f"{did_you_mean(name, names)}{choices}{OWN}"
     raise UserError(f"no {kind.name} is called {name!r}", fix)
 
 
@@ -162,6 +165,7 @@ def _entries(group: str, state: tuple[object, ...]) -> tuple[EntryPoint, ...]:
 
 def _state() -> tuple[object, ...]:
     """Return what changes with the installed packages: the folders of Python's path and their times."""
+    # Installing or removing a package changes the time of its folder.
     folders = [folder for folder in sys.path if Path(folder).is_dir()]
     return tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
 
@@ -173,35 +177,39 @@ def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
     """
     if not isinstance(plugin.thing, type):
         raise UserError(f"{plugin} is not a class", "give the name of a class")
-    own = getattr(plugin.thing, "settings_type", base)
-    if not (isinstance(own, type) and issubclass(own, base)):
-        problem = f"{plugin} has a settings_type that is not settings: {own!r}"
+    settings_type = getattr(plugin.thing, "settings_type", base)
+    if not (isinstance(settings_type, type) and issubclass(settings_type, base)):
+        problem = f"{plugin} has a settings_type that is not settings: {settings_type!r}"
         raise UserError(problem, f"derive it from {base.__module__}.{base.__name__}")
-    return own
+    return settings_type
 
 
-def construct(plugin: Plugin, base: "type[Settings]", settings: "Settings", *more: object) -> Any:
+def construct(
+    plugin: Plugin, base: "type[Settings]", settings: "Settings", *arguments_: object
+) -> Any:
     """Construct a plug-in class with its settings, if it declares any, and with ``more`` arguments.
 
     Raises ``UserError`` if the class is abstract or does not take these arguments.
     """
+    # A class without settings of its own does not take the base settings.
     has_settings = settings_type_of(plugin, base) is not base
-    arguments = (settings, *more) if has_settings else more
+    arguments = (settings, *arguments_) if has_settings else arguments_
     return guarded(f"{plugin} can't be made", lambda: plugin.thing(*arguments))
 
 
 # -- errors of plug-ins -------------------------------------------------------------------------
 
 
-def guarded(what: str, do: Callable[[], Any], seconds: float = 0.0) -> Any:
+def guarded(task: str, do: Callable[[], Any], seconds: float = 0.0) -> Any:
     """Call code of a plug-in as :class:`user_code`. Convert an error into a ``UserError`` with its file and line."""
     try:
         with user_code(seconds):
             return do()
     except UserError:
         raise
+    # A plug-in may call `sys.exit`, which must not end the command without a message.
     except (Exception, SystemExit, OutOfTime) as error:
-        raise UserError(f"{what}: {last_line(error)}", "fix the plug-in or remove it") from error
+        raise UserError(f"{task}: {last_line(error)}", "fix the plug-in or remove it") from error
 
 
 @contextmanager
@@ -218,14 +226,14 @@ def plugin_errors() -> Iterator[None]:
         plugin = _owner(error)
         if plugin is None:
             raise
-        what = f"{plugin} failed: {last_line(error, plugin.modules)}"
-        raise UserError(what, "fix the plug-in or remove it") from error
+        problem = f"{plugin} failed: {last_line(error, plugin.modules)}"
+        raise UserError(problem, "fix the plug-in or remove it") from error
 
 
 def last_line(error: BaseException, modules: Collection[str] = ()) -> str:
     """Return ``FILE, line N: MESSAGE`` of an error; only the message without a place (:func:`error_place`)."""
-    place = error_place(error, modules)
-    return f"{place}: {error_message(error)}" if place else error_message(error)
+    position = error_place(error, modules)
+    return f"{position}: {error_message(error)}" if position else error_message(error)
 
 
 def error_message(error: BaseException) -> str:
@@ -238,26 +246,33 @@ def error_place(error: BaseException, modules: Collection[str] = ()) -> str:
 
     Without any of these in the traceback, return where the error was raised.
     """
+    # A syntax error has no frame in the file that cannot be compiled, but it names its line.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    frames = [one for one in traceback.walk_tb(error.__traceback__) if _file_of(one[0]) != __file__]
-    own = [n for n, (frame, _) in enumerate(frames) if _module_of(frame) in modules]
-    first = own[-1] if own else 0
-    places = [n for n in range(first, len(frames)) if not is_installed(_file_of(frames[n][0]))]
+    frames = [
+        frame_and_line
+        for frame_and_line in traceback.walk_tb(error.__traceback__)
+        if _file_of(frame_and_line[0]) != __file__
+    ]
+    # The innermost frame of the plug-in, or a later one in another file of the user.
+    own_frames = [n for n, (frame, _) in enumerate(frames) if _module_of(frame) in modules]
+    start = own_frames[-1] if own_frames else 0
+    outside = [n for n in range(start, len(frames)) if not is_installed(_file_of(frames[n][0]))]
     if not frames:
         return ""
-    frame, line = frames[[*own, *places][-1] if own or places else -1]
+    frame, line = frames[[*own_frames, *outside][-1] if own_frames or outside else -1]
     return f"{_file_of(frame)}, line {line}"
 
 
 def _owner(error: BaseException) -> Plugin | None:
     """Return the plug-in whose code is innermost in an error's traceback, if any."""
+    # A full disk or a locked database is no error of a plug-in.
     if isinstance(error, sqlite3.OperationalError) or getattr(error, "errno", None) in FULL:
         return None
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         if isinstance(error, OSError) and _module_of(frame).partition(".")[0] == "coterie":
             return None  # an error of the machine in coterie's own code
-        if owners := [one for one in _used.values() if _module_of(frame) in one.modules]:
+        if owners := [plugin for plugin in _used.values() if _module_of(frame) in plugin.modules]:
             name = frame.f_code.co_qualname.partition(".")[0]
             return next((plugin for plugin in owners if plugin.has(name)), owners[0])
     return None
@@ -281,30 +296,36 @@ def _file_of(frame: FrameType) -> str:
 
 
 def _at_place(kind: Kind, name: str) -> Plugin:
-    place, _, thing = name.rpartition(":")
-    is_file = place.endswith(".py")
-    what = f"the {kind.name} {name}"
-    if not thing.isidentifier() or not place:
+    module_name, _, thing = name.rpartition(":")
+    is_file = module_name.endswith(".py")
+    description = f"the {kind.name} {name}"
+    if not thing.isidentifier() or not module_name:
         fix = "write package.module:NAME or path/file.py:NAME"
         raise UserError(f"{kind.name}={name} has no name", fix)
     if not is_file:
+        # The user's modules are in the working folder, which an installed command does not search.
         with_folder(Path.cwd())
-    load = partial(_file if is_file else import_module, place)
-    module = guarded(f"{what} can't be imported", load)
+    load = partial(_file if is_file else import_module, module_name)
+    module = guarded(f"{description} can't be imported", load)
     if not hasattr(module, thing):
-        own = {k: getattr(v, "__module__", None) for k, v in vars(module).items() if callable(v)}
-        names = [key for key, place in own.items() if place == module.__name__]
+        # Only what the module defines is suggested, and not its imports.
+        origins = {
+            k: getattr(v, "__module__", None) for k, v in vars(module).items() if callable(v)
+        }
+        names = [key for key, origin in origins.items() if origin == module.__name__]
         has = f"it has: {', '.join(names)}" if names else "it defines no class or function"
         problem = f"{module.__file__} has no {thing}, so there is no {kind.name} {name}"
         raise UserError(problem, f"{did_you_mean(thing, names)}{has}")
-    return _plugin(kind, absolute_name(name), what, lambda: getattr(module, thing), module.__file__)
+    return _plugin(
+        kind, absolute_name(name), description, lambda: getattr(module, thing), module.__file__
+    )
 
 
 def _plugin(
-    kind: Kind, name: str, what: str, load: Callable[[], Any], file: str | None = None
+    kind: Kind, name: str, description: str, load: Callable[[], Any], file: str | None = None
 ) -> Plugin:
     """Load a plug-in; ``file`` is the file in its name, by default the file of its module."""
-    thing = guarded(f"{what} can't be imported", load)
+    thing = guarded(f"{description} can't be imported", load)
     module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
     file = file or getattr(module, "__file__", None)
     plugin = Plugin(kind, name, thing, None if file is None else Path(file))
@@ -312,11 +333,12 @@ def _plugin(
     return plugin
 
 
-def _file(place: str) -> Any:
+def _file(path_name: str) -> Any:
     """Load the module of a file, once for all its names. It can import modules of its folder."""
-    path = expanded(place).absolute()
+    path = expanded(path_name).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path of the plug-in")
+    # The hash of the path distinguishes files with the same name in different folders.
     name = f"{OF_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -324,9 +346,11 @@ def _file(place: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} is a Python file"
     module = importlib.util.module_from_spec(spec)
+    # The module is registered before it runs, because dataclasses look it up by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    # A module that failed must not be found half initialized.
     except BaseException:
         del sys.modules[name]
         raise
@@ -342,8 +366,10 @@ def place_of(kind: type) -> str:
 
 def at_place(name: str) -> Any:
     """Load the class at a location of :func:`place_of`. Raises ``ImportError`` or ``AttributeError``."""
-    place, _, thing = name.rpartition(":")
-    return getattr(_file(place) if place.endswith(".py") else import_module(place), thing)
+    module_name, _, thing = name.rpartition(":")
+    return getattr(
+        _file(module_name) if module_name.endswith(".py") else import_module(module_name), thing
+    )
 
 
 def with_folder(folder: Path) -> None:

@@ -74,8 +74,8 @@ def wrong(error: ErrorDetails) -> str:
 
 def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
     """Describe an error like :func:`wrong`, prefixed by the location without its first ``skip`` steps."""
-    place = ".".join(map(str, error["loc"][skip:]))
-    return f"{place}: {wrong(error)}" if place else wrong(error)
+    path = ".".join(map(str, error["loc"][skip:]))
+    return f"{path}: {wrong(error)}" if path else wrong(error)
 
 
 def _short(value: object) -> object:
@@ -97,22 +97,24 @@ SYNONYMS = {
 """Training keys by their names in other libraries."""
 
 
-def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
+def explain(error: ValidationError, settings_keys: Mapping[str, "SettingsKey"]) -> str:
     problems: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
-        where, problem = _problem(detail, known)
+        where, problem = _problem(detail, settings_keys)
         problems.setdefault(where, []).append(problem)
     lines = [f"{where}{' or '.join(dict.fromkeys(texts))}" for where, texts in problems.items()]
     return "these settings can't be used:\n  " + "\n  ".join(lines)
 
 
-def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
+def nearest_key(path: str, settings_keys: Mapping[str, object]) -> str | None:
     """Return the known key that is most similar to ``path``, by its full name or its last part."""
-    group, dot, last = path.rpartition(".")
-    last = SYNONYMS.get(last, last)
-    path = f"{group}{dot}{last}"
-    same = [key for key in known if key.rpartition(".")[2] == last]
+    group, dot, final_part = path.rpartition(".")
+    final_part = SYNONYMS.get(final_part, final_part)
+    path = f"{group}{dot}{final_part}"
+    same = [key for key in settings_keys if key.rpartition(".")[2] == final_part]
     if same:
+        # In this order: the full name, keys of the same group, the same ending, a similar depth,
+        # and keys of evaluation and engine last.
         return min(
             same,
             key=lambda key: (
@@ -123,23 +125,28 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
                 key.startswith(("evaluate.", "engine.")),
             ),
         )
-    leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(known))}
+    # Of keys with the same last part, the first one counts.
+    leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(settings_keys))}
     leaf = nearest(path.rsplit(".", 1)[-1], leaves, cutoff=0.75)
-    return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))
+    return nearest(path, settings_keys, cutoff=0.75) or (
+        leaves[leaf] if leaf else nearest(path, settings_keys)
+    )
 
 
-def _problem(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
-    path, place = _split(error["loc"], known)
+def _problem(error: ErrorDetails, settings_keys: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
+    path, index = _split(error["loc"], settings_keys)
     if error["type"] == "extra_forbidden":
-        near = nearest_key(path, known)
+        near = nearest_key(path, settings_keys)
         return f"unknown key {path!r}", f"; did you mean {near!r}?" if near else ""
     if error["type"] == "missing":
-        inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.is_required]
+        inner = [
+            key for key, k in settings_keys.items() if key.startswith(f"{path}.") and k.is_required
+        ]
         return " and ".join(inner or [path]), " must be given"
-    if path not in known:
-        return _group_problem(error, path, known), ""
-    key = known[path]
-    item = f", item {place}" if place else ""
+    if path not in settings_keys:
+        return _group_problem(error, path, settings_keys), ""
+    key = settings_keys[path]
+    item = f", item {index}" if index else ""
     value = "" if key.quiet else f"={_display_value(error['input'])}"
     return f"{path}{item}{value}: ", _key_problem(error, key)
 
@@ -157,41 +164,44 @@ def _key_problem(error: ErrorDetails, key: "SettingsKey") -> str:
     return f"{problem}; did you mean {near}?" if near else problem
 
 
-def _group_problem(error: ErrorDetails, path: str, known: Mapping[str, "SettingsKey"]) -> str:
+def _group_problem(
+    error: ErrorDetails, path: str, settings_keys: Mapping[str, "SettingsKey"]
+) -> str:
     """Explain a failed check of several keys, with their full names, or a value for a group."""
     if error["type"] in OWN_CHECKS:
-        return _in_full(wrong(error), path, known)
-    inside = [key for key in known if key.startswith(f"{path}.")]
+        return _in_full(wrong(error), path, settings_keys)
+    inside = [key for key in settings_keys if key.startswith(f"{path}.")]
     if inside:
         examples = ", ".join(inside[:3]) + ", ..." * (len(inside) > 3)
         return f"{path}={_display_value(error['input'])}: {path} is a group of keys: {examples}"
     return f"{path}: {wrong(error)}" if path else wrong(error)
 
 
-def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
+def _in_full(text: str, group: str, settings_keys: Mapping[str, "SettingsKey"]) -> str:
     """Replace keys of a group in a message by their full names.
 
     Keys that may be plain words are replaced only before ``=``.
     """
     if not group:
         return text
-    for key in known:
+    for key in settings_keys:
         inner = key.removeprefix(f"{group}.")
         if inner == key:
             continue
-        after = r"(?![\w.])" if "_" in inner or "." in inner else r"(?==)"
-        text = re.sub(rf"(?<![\w.]){re.escape(inner)}{after}", key, text)
+        boundary = r"(?![\w.])" if "_" in inner or "." in inner else r"(?==)"
+        text = re.sub(rf"(?<![\w.]){re.escape(inner)}{boundary}", key, text)
     return text
 
 
-def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[str, str]:
+def _split(location: tuple[int | str, ...], settings_keys: Mapping[str, object]) -> tuple[str, str]:
     """Split a location into a key and the place within its value; without a known key, return the full location."""
-    for count in range(len(place), 0, -1):
-        path = ".".join(map(str, place[:count]))
-        if path in known:
-            inside = [step for step in place[count:] if isinstance(step, int)]
+    # The longest prefix that is a key; the rest is a position within its value.
+    for count in range(len(location), 0, -1):
+        path = ".".join(map(str, location[:count]))
+        if path in settings_keys:
+            inside = [step for step in location[count:] if isinstance(step, int)]
             return path, ".".join(str(step + 1) for step in inside)
-    return ".".join(map(str, place)), ""
+    return ".".join(map(str, location)), ""
 
 
 def _display_value(value: Any) -> str:
@@ -212,20 +222,21 @@ def read_settings(path: Path, settings: type[Settings]) -> dict[str, Any]:
     Raises :class:`UserError` with the line for invalid YAML, a duplicate key or an unknown key.
     """
     tree, lines = _read(path)
-    known, flat = {key.path: None for key in keys(settings)}, dict[str, Any]()
+    paths, flat = {key.path: None for key in keys(settings)}, dict[str, Any]()
 
     def read(values: Mapping[str, Any], prefix: str) -> None:
         for name, value in values.items():
             key = f"{prefix}{name}"
-            if key in known:
+            if key in paths:
                 flat[key] = value
-            elif any(path.startswith(f"{key}.") for path in known):
+            elif any(path.startswith(f"{key}.") for path in paths):
                 if isinstance(value, Mapping):
+                    # The file may nest groups or write dotted keys.
                     read(value, f"{key}.")
                 elif value is not None:  # an empty group sets nothing
                     flat[key] = value
             elif key not in OF_RUNS:
-                near = nearest_key(key, known)
+                near = nearest_key(key, paths)
                 problem = f"{path}, line {lines[key]}: unknown key {key!r}"
                 raise UserError(problem, f"did you mean {near!r}?" if near else RECIPE_KEYS)
 
@@ -256,12 +267,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
     try:
         text = path.read_text(encoding="utf-8-sig")
+        # The nodes have the line numbers, which the values do not.
         number(yaml.compose(text, Loader=yaml.SafeLoader), "")
         values = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
-        why = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
-        problem = f"can't read settings from {path}: {why}"
+        reason = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
+        problem = f"can't read settings from {path}: {reason}"
         raise UserError(problem, "give a YAML file of settings, or correct the file") from error
     if not isinstance(values or {}, dict):
         raise UserError(f"{path} has no settings", "add lines such as `iterations: 2`")
@@ -320,8 +332,8 @@ def resolve(
         UserError: A key is unknown (with the nearest key), a word has no ``=``, or values are invalid.
     """
     values = overlaid(*layers)
-    known = {key.path: key for key in keys(settings)}
-    mains = {key.path.rpartition(".")[0]: key.path for key in known.values() if key.is_main}
+    by_path = {key.path: key for key in keys(settings)}
+    mains = {key.path.rpartition(".")[0]: key.path for key in by_path.values() if key.is_main}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not path:
@@ -331,23 +343,27 @@ def resolve(
             raise UserError(
                 f"{word} is a path of Windows, and coterie runs on Linux and macOS", fix
             )
+        # The name of a group sets its main key, such as `user_simulator=NAME`.
         path = mains.get(path, path)
-        _check_known(path, known, where)
-        _put(values, path, _value(known[path], text))
+        _check_known(path, by_path, where)
+        _put(values, path, _value(by_path[path], text))
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(explain(error, known), where) from None
+        raise UserError(explain(error, by_path), where) from None
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
     """Yield every key in order of declaration, with dotted names for nested groups."""
     for name, field in settings.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            yield from keys(kind, f"{prefix}{name}.")
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Settings):
+            yield from keys(annotation, f"{prefix}{name}.")
             continue
-        kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+        # Of an optional type, the first part decides how a value is read.
+        kinds = (
+            get_args(annotation) if get_origin(annotation) in (UnionType, Union) else (annotation,)
+        )
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         value = None if field.is_required() else field.get_default()
         default = "none" if value is None else f"{value}"
@@ -368,6 +384,7 @@ def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
+            # A group replaces a plain value of an earlier layer.
             if isinstance(value, Mapping):
                 under = values.get(name)
                 values[name] = overlaid(under if isinstance(under, dict) else {}, value)
@@ -387,22 +404,24 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> None:
-    if path in known:
+def _check_known(path: str, settings_keys: Mapping[str, SettingsKey], where: str) -> None:
+    if path in settings_keys:
         return
-    inside = [key for key in known if key.startswith(f"{path}.")]
+    inside = [key for key in settings_keys if key.startswith(f"{path}.")]
     if inside:
         raise UserError(f"{path} is a group of keys", f"give one of: {', '.join(inside)}")
-    near = nearest_key(path, known)
+    near = nearest_key(path, settings_keys)
     raise UserError(f"unknown key {path!r}", f"did you mean {near!r}?" if near else where)
 
 
 def _value(key: SettingsKey, text: str) -> Any:
     """Parse the text of a value. Keys of text or literals take it unchanged."""
+    # A lone surrogate would fail later, in a tokenizer or a file.
     encoded(text, f"the value of {key.path}")
     if key.is_optional and text in ("none", "null"):
         return None
     if key.is_text:
+        # In quotes, `none` is a text and not the absence of a value.
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     try:

@@ -58,6 +58,7 @@ class Settings(BaseModel):
 
     def fingerprint(self) -> str:
         """Hash all values, as a key for credit and finished stages."""
+        # The keys are sorted, so that the hash does not depend on the order of the fields.
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

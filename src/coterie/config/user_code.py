@@ -35,7 +35,7 @@ def user_code(seconds: float = 0.0) -> Iterator[None]:
     Only a main thread can be stopped, by a signal, which also interrupts sleeps and regular expressions. Code that
     no signal interrupts ends the process after ``GRACE``, with the traceback of all threads.
     """
-    before, has_ended = _state(), False
+    saved, has_ended = _state(), False
     is_timed = seconds and threading.current_thread() is threading.main_thread()
 
     def stop(*_: object) -> None:
@@ -56,8 +56,9 @@ def user_code(seconds: float = 0.0) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, *timer)
             signal.signal(signal.SIGALRM, handler)
-        for (value, restore), (now, _) in zip(before, _state(), strict=False):
-            if value not in (now, ""):
+        # Setters are called only for values that changed, and not for a folder that was unknown.
+        for (value, restore), (current, _) in zip(saved, _state(), strict=False):
+            if value not in (current, ""):
                 restore(value)
 
 
@@ -67,6 +68,7 @@ async def call(function: Callable[[], Any], seconds: float) -> Any:
         value = function()
     if not inspect.isawaitable(value):
         return value
+    # The signal limits the code itself, and the event loop's timeout its waits.
     try:
         async with asyncio.timeout(seconds) as limit:
             return await in_steps(value, seconds)
@@ -82,6 +84,7 @@ def in_steps(work: Awaitable[Any], seconds: float = 0.0) -> Generator[Any, Any, 
     """Await work of a user as :func:`user_code`, except for its waits, in which the event loop runs other code."""
     steps = work.__await__()
     resume: Callable[[], Any] = partial(next, steps)
+    # Only the code between two waits runs under the limit of user code.
     while True:
         with user_code(seconds):
             try:

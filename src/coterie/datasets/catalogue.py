@@ -17,6 +17,7 @@ from coterie.errors import UserError, did_you_mean
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
+# Branch of the repositories whose entry pins no revision, so that their rows may change.
 NEWEST = "main"
 FOLDER = Path(str(files("coterie") / "assets" / "data"))
 """Folder of the catalogue and of the packaged rows."""
@@ -57,6 +58,7 @@ class DataSet:
     @property
     def row(self) -> Any:
         """Class of the rows; for a preference set, a function from a raw row to its pairs."""
+        # The class is imported on use, because some modules of rows import this one.
         return resolve_name(f"coterie.{self.row_name}")
 
     @property
@@ -78,6 +80,8 @@ def _repository(entry: Mapping[str, Any]) -> Repository:
 
 
 def _shards(names: Iterable[str]) -> Iterable[str]:
+    # The hub's name of a shard has its number and the count: `test:2` is
+    # `test-00000-of-00002.parquet` and `test-00001-of-00002.parquet`.
     for name in names:
         path, _, count = name.partition(":")
         for index in range(int(count or 0)):
@@ -86,9 +90,11 @@ def _shards(names: Iterable[str]) -> Iterable[str]:
             yield name
 
 
+# The loader in C is much faster, and the table is read whenever this module is imported.
 _TABLE = yaml.load(
     (FOLDER / "catalogue.yaml").read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 )
+# Each entry is copied, because its keys are popped during the conversion.
 CATALOGUE: Mapping[str, DataSet] = MappingProxyType(
     {name: _data_set(name, {**entry}) for name, entry in _TABLE["tasks"].items()}
 )

@@ -62,7 +62,7 @@ class CodeRow(QuestionRow):
     def _calls(cls, value: Any) -> Any:
         """Convert a dictionary into its values. Tables have ``None`` for missing names."""
         calls = list(value.values()) if isinstance(value, Mapping) else value
-        return [one for one in calls if one is not None] if isinstance(calls, list) else calls
+        return [call for call in calls if call is not None] if isinstance(calls, list) else calls
 
 
 MOST_TESTS = 256 * 2**20
@@ -144,12 +144,14 @@ class LiveCodeRow(ContestRow):
             return super().normalize(raw)
         public = parsed_json(raw["public_test_cases"], "public_test_cases")
         private = _private(raw.get("private_test_cases"))
-        tests = [_test(one, True) for one in public] + [_test(one, False) for one in private or ()]
+        tests = [_test(test, True) for test in public] + [
+            _test(test, False) for test in private or ()
+        ]
         about = parsed_json(raw.get("metadata") or None, "metadata")
         function = about.get("func_name") if isinstance(about, Mapping) else ""
-        known = {"tests": tests, "sealed": private is None, "function": function or ""}
+        columns = {"tests": tests, "sealed": private is None, "function": function or ""}
         return super().normalize(
-            {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
+            {**raw, **columns, "contest_date": str(raw.get("contest_date") or "")}
         )
 
 
@@ -198,26 +200,28 @@ class CodeforcesRow(ContestRow):
         if "tests" in raw or "official_tests" not in raw:
             return super().normalize(raw)
         examples, checker = raw.get("examples") or (), raw.get("generated_checker") or ""
-        shown = [f"Input:\n{one['input']}\nOutput:\n{one['output']}" for one in examples]
+        example_texts = [
+            f"Input:\n{example['input']}\nOutput:\n{example['output']}" for example in examples
+        ]
         named = {name: raw.get(f"{name.lower()}_format") for name in ("Input", "Output")}
-        named |= {"Examples": "\n".join(shown), "Note": raw.get("note")}
+        named |= {"Examples": "\n".join(example_texts), "Note": raw.get("note")}
         texts = [f"{name}\n{text}" for name, text in named.items() if text]
         obstacles = {
             "is interactive": raw.get("interaction_format"),
             "has programs that read and write files": raw.get("input_mode") == "file",
             "has a checker that is not Python": not _is_python(checker),
         }
-        known = {
+        columns = {
             "id": raw.get("id"),
             "question": "\n\n".join(
                 filter(None, (raw.get("title"), raw.get("description"), *texts))
             ),
-            "tests": [{**one, "public": one in examples} for one in raw["official_tests"] or ()],
+            "tests": [{**test, "public": test in examples} for test in raw["official_tests"] or ()],
             "checker": checker,
             "obstacle": next(filter(obstacles.get, obstacles), ""),
             "sealed": not raw.get("official_tests_complete"),
         }
-        return super().normalize(known)
+        return super().normalize(columns)
 
 
 _NODES = re.compile(r"\b(?:is_same_(?:list|tree)|(?:list|tree)_node)\b")
@@ -246,9 +250,9 @@ class HumanEvalRow(ContestRow):
             raw = {**raw, "answer": ""}
         else:
             return super().normalize(raw)
-        known = {"prelude": test["import_prefix"], "function": test["entry_point"]}
+        columns = {"prelude": test["import_prefix"], "function": test["entry_point"]}
         tests = [{"input": test["test_code"], "output": "", "kind": "check"}]
-        return super().normalize({**raw, **known, "tests": tests})
+        return super().normalize({**raw, **columns, "tests": tests})
 
 
 def _is_python(source: str) -> bool:
@@ -259,19 +263,26 @@ def _is_python(source: str) -> bool:
     return True
 
 
-def _test(one: Any, public: bool) -> dict[str, Any]:
-    kind = one.get("testtype") or "stdin"
-    return {"input": one.get("input"), "output": one.get("output"), "kind": kind, "public": public}
+def _test(test: Any, public: bool) -> dict[str, Any]:
+    if not isinstance(test, Mapping):
+        raise ValueError(f"a test is {test!r}, not an object with input and output")
+    kind = test.get("testtype") or "stdin"
+    return {
+        "input": test.get("input"),
+        "output": test.get("output"),
+        "kind": kind,
+        "public": public,
+    }
 
 
 def _private(value: Any) -> list[Any] | None:
     """Return private tests in plain or compressed JSON; ``None`` if there are others, which are not read."""
-    if not value or not isinstance(value, str):
-        return list(value or ())
-    try:
-        tests = read_json(value)
-    except ValueError:
-        tests = _decompress(value)
+    tests = value or []
+    if isinstance(tests, str):
+        try:
+            tests = read_json(tests)
+        except ValueError:
+            tests = _decompress(tests)
     return tests if isinstance(tests, list) else None
 
 
@@ -290,9 +301,9 @@ def _pickled_text(data: bytes) -> str | None:
     """Return the text of a pickle of one text, without executing its opcodes; ``None`` for anything else."""
     texts: list[str] = []
     try:
-        for opcode, argument, place in pickletools.genops(data):
+        for opcode, argument, position in pickletools.genops(data):
             if opcode.name == "STOP":
-                return texts[0] if len(texts) == 1 and place == len(data) - 1 else None
+                return texts[0] if len(texts) == 1 and position == len(data) - 1 else None
             if opcode.name in _TEXT_OPCODES:
                 texts.append(str(argument))
             elif opcode.name not in _NO_EFFECT:

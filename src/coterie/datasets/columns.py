@@ -52,6 +52,8 @@ class Columns(dict[str, Any]):
     """A row or message that records which of its values were read."""
 
     def __init__(self, values: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+        # Ignored columns are dropped here, so that no reader sees them and none is reported as
+        # unread.
         super().__init__({name: values[name] for name in values if name not in ignored})
         self.read = set[str]()
 
@@ -66,6 +68,8 @@ class Columns(dict[str, Any]):
     @property
     def unread(self) -> Iterator[str]:
         """Names of values that were not read, and ``COLUMN.KEY`` of messages in columns that were."""
+        # The keys of messages are reported only if their column was read; else the column itself
+        # is.
         for name, value in self.items():
             if name not in self.read:
                 if not is_empty(value):
@@ -77,6 +81,7 @@ class Columns(dict[str, Any]):
 
 def peek(row: Mapping[str, Any], name: str) -> Any:
     """Return a value without recording that it was read."""
+    # `dict.get` is not overridden, so this does not mark the column as read.
     return dict.get(row, name) if isinstance(row, Columns) else row.get(name)
 
 
@@ -92,6 +97,7 @@ def check_text(text: str, where: str, *, is_shown: bool = True) -> None:
     if match := _TEMPLATED.search(text):
         token = match[0].strip()
         raise ValueError(f"{where} has {token!r} of a chat template; give its messages without it")
+    # A tag that is closed later in the text is HTML about media and not a placeholder.
     for match in _PLACEHOLDER.finditer(text) if is_shown else ():
         if f"</{match[0][1:]}" not in text:
             raise ValueError(f"{where} has {match[0]}, a place of media, which are not read")
@@ -101,6 +107,7 @@ def check_training_keys(row: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for a column that trains something else than coterie does."""
     for name in sorted(row.keys() & ROW_KEYS.keys()):
         value, (accepted, fix) = peek(row, name), ROW_KEYS[name]
+        # Tables such as CSV hold the flags as texts.
         flag = _TEXTS.get(str(value).strip().lower(), value)
         is_class = name == "label" and flag not in (0, 1)  # of a text, not a judgment of a reply
         if is_empty(value) or is_class:
@@ -116,6 +123,7 @@ def message_is_trained(message: Mapping[str, Any], role: str, number: int) -> bo
     Raises:
         ValueError: If a weight is not 0 or 1, keys disagree, a part is trained, or the role is not the assistant's.
     """
+    # Parquet fills keys that a message does not have with null, so null is no flag.
     flags = {key: message[key] for key in FLAGS if key in message and message[key] is not None}
     listing = ", ".join(f"{key}={value!r}" for key, value in flags.items())
     if any(value not in (0, 1) for value in flags.values()) or len(set(flags.values())) > 1:
@@ -131,5 +139,6 @@ def message_is_trained(message: Mapping[str, Any], role: str, number: int) -> bo
 def is_empty(value: Any) -> bool:
     """Return True for a value that says nothing: ``None``, NaN, and an empty text, list or object."""
     if isinstance(value, float):
+        # NaN, the empty cell of a numeric column, is the only float that differs from itself.
         return value != value
     return value is None or (isinstance(value, str | list | dict) and not value)

@@ -43,6 +43,7 @@ class Conversation(QuestionRow):
     @property
     def key(self) -> str:
         """Hash of all messages before the last one."""
+        # The question of a preference is its prompt; of a conversation, all but its last message.
         return _hash_texts(self.messages[: self.start or -1])
 
     @property
@@ -60,6 +61,7 @@ C = TypeVar("C", bound=Conversation)
 
 
 def _hash_texts(messages: Messages) -> str:
+    # White space is collapsed, so that copies with other line breaks count as the same text.
     return _hash([[message.role, " ".join(message.text.split())] for message in messages])
 
 
@@ -79,6 +81,7 @@ CONVERSATIONS: tuple[Columned, ...] = (
     *((column,) for column in CHATS),
     *product(PROMPTS, REPLIES),
     VERL,
+    # Options come before a plain `answer`, which is then often only a letter or an index.
     OPTIONS,
     *((prompt, "answer") for prompt in PROMPTS),
 )
@@ -100,9 +103,12 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 def _prompt(row: Raw, column: str) -> Messages:
     """Return the messages of a prompt, with earlier rounds from ``history``."""
     value = row[column]
+    # A prompt in messages already contains its earlier rounds, so only texts have a history.
     if not isinstance(value, str) or column in CHATS:
         return parse_messages(value, system_of(row))
     prompt, rounds = read_prompt(row, value, column, None), list[dict[str, Any]]()
+    # LLaMA-Factory and ms-swift store each earlier round as a pair of the user's text and the
+    # reply.
     for pair in parsed_json(row.get("history") or (), "its history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise ValueError("its history is not a list of pairs")
@@ -112,6 +118,7 @@ def _prompt(row: Raw, column: str) -> Messages:
 
 
 def _reply(value: Any) -> Messages:
+    # Replies may be numbers in a table, such as the label of a class.
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         value = {"role": "assistant", "content": str(value)}
     if isinstance(value, Mapping):
@@ -122,6 +129,7 @@ def _reply(value: Any) -> Messages:
 
 
 def _verl_reply(row: Raw) -> Messages:
+    # A worked solution is preferred to the ground truth, which is often only a number.
     names = ("extra_info.answer", "reward_model.ground_truth")
     reply = next(filter(None, [first_of(row, (name,)) for name in names]), None)
     if not isinstance(reply, str):
@@ -142,6 +150,7 @@ def repeated_prompts(rows: Iterable[Raw]) -> tuple[bool, float]:
             continue
         prompt, *sides = texts
         rests = [side.removeprefix(prompt) for side in sides if side.startswith(prompt)]
+        # White space must follow the prompt, which excludes sides that only begin with the same word.
         ends = prompt[-1].isspace() or all(rest[:1].isspace() for rest in rests)
         count += 1
         if len(rests) == 2:
@@ -153,6 +162,7 @@ def repeated_prompts(rows: Iterable[Raw]) -> tuple[bool, float]:
 
 def _name_sides(row: dict[str, Any]) -> None:
     """Give the sides and the prompt of OpenAI's, axolotl's and ms-swift's preferences their usual names."""
+    # ms-swift has the chosen reply as the last message, and the rejected one in its own column.
     if "messages" in row and "chosen" not in row and isinstance(row["messages"], list):
         for name in ("rejected_response", "rejected_messages"):
             if not is_empty(row.get(name)):
@@ -161,6 +171,7 @@ def _name_sides(row: dict[str, Any]) -> None:
     for name, side in SIDES.items():
         if name in row:
             row.setdefault(side, row[name])
+    # OpenAI nests the prompt and the tools of a preference in `input`.
     if isinstance(row.get("input"), dict) and "messages" in row["input"]:
         row.update(prompt=row["input"]["messages"], tools=row["input"].get("tools"))
 
@@ -170,14 +181,19 @@ def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
     prompt: Any
     sides: list[Any]
     prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    # Sides in messages are not split here; `_side` removes a repeated prompt from them.
     if not all(isinstance(text, str) for text in (prompt or "", *sides)):
         return
     repeats = bool(prompt) and all(side.startswith(prompt) for side in sides)
+    # The added line breaks also match a transcript that begins with its first `Human:`.
     is_transcript, *are_transcripts = (HUMAN in f"\n\n{text or ''}" for text in (prompt, *sides))
+    # Only the prompt is a transcript, and the sides are plain replies to it.
     if is_transcript and not repeats:
         prompt = _transcript(prompt)
+    # Each side is a whole dialogue, as in hh-rlhf; `parse_preference` finds their common prompt.
     elif all(are_transcripts) and (is_transcript or prompt is None):
         prompt, sides = [], [_transcript(side) for side in sides]
+    # One row may match by coincidence, so the prompt is removed only if the whole file repeats it.
     elif is_repeated and repeats:
         sides = [side.removeprefix(prompt) for side in sides]
     row.update(chosen=sides[0], rejected=sides[1])
@@ -187,8 +203,9 @@ def _split_sides(row: dict[str, Any], is_repeated: bool) -> None:
 
 def _transcript(text: str) -> list[dict[str, str]]:
     """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
-    before, *pieces = f"\n\n{text.strip()}".split(HUMAN)
-    messages = [{"role": "system", "content": before.strip()}]
+    system, *pieces = f"\n\n{text.strip()}".split(HUMAN)
+    # Text before the first turn is a system message; parsing drops it if it is empty.
+    messages = [{"role": "system", "content": system.strip()}]
     for piece in pieces:
         user, *replies = piece.split(ASSISTANT)
         messages.append({"role": "user", "content": user.strip()})
@@ -199,7 +216,10 @@ def _transcript(text: str) -> list[dict[str, str]]:
 def _side(value: Any, prompt: Messages, name: str) -> Messages:
     """Return a side of a preference without its prompt, if it repeats it, with or without the system message."""
     side = _reply(value)
+    # Some sides repeat the prompt without its system message, so both beginnings are tried.
     for opening in (prompt, prompt[bool(prompt) and prompt[0].role == "system" :]):
+        # Pairing stops at the shorter list, so a side shorter than the prompt is excluded by its
+        # length.
         both = zip(opening, side, strict=False)
         is_equal = all(a.role == b.role and a.content.strip() == b.content.strip() for a, b in both)
         if opening and is_equal and len(side) >= len(opening):
@@ -237,9 +257,11 @@ def parse_preference(
     column = form[0]
     prompt = () if column == "chosen" and not row.get("prompt") else _prompt(row, column)
     chosen, rejected = sides = [_side(row[side], prompt, side) for side in ("chosen", "rejected")]
+    # Without a prompt, the messages that both sides begin with are the prompt.
     if not prompt:
         both = zip(*sides, strict=False)
         common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
+        # A prompt ends before the assistant's turn, so an equal first reply belongs to the sides.
         while common and chosen[common - 1].role == "assistant":
             common -= 1
         if not common:
@@ -261,11 +283,14 @@ def _build(
     """
     tools, messages = parse_tools(row.get("tools")), (*prompt, *sides[0])
     for side in sides:
+        # Each side is checked as a whole dialogue, because a chat template renders it like that.
         if flaw := flaw_of((*prompt, *side), tools):
             raise ValueError(flaw)
         trained = (*prompt, *side)[start:]
         if not any(message.role == "assistant" and message.is_trained for message in trained):
             raise ValueError("none of its replies is trained")
+    # The id covers the messages, tools and untrained replies, so that rows with another mask or
+    # other tools are no duplicates.
     everything = (*prompt, *chain(*sides))
     texts = [message.model_dump(mode="json", exclude={"is_trained"}) for message in everything]
     schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
@@ -315,6 +340,7 @@ class Conversations(UserFileSet):
     def content(self) -> str:
         """Return a hash of the files and their split."""
         files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
+        # A missing file is reported by its reader with advice, so the hash must not fail first.
         sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
 
@@ -337,29 +363,40 @@ class Conversations(UserFileSet):
         return ""
 
     def read_file(self, file: Path) -> list[Conversation]:
-        rows, first, skips = dict[str, Conversation](), Columned(), self.settings.broken == "skip"
+        rows, first_form, skips = (
+            dict[str, Conversation](),
+            Columned(),
+            self.settings.broken == "skip",
+        )
+        # With `dataset.broken=skip`, lines that are not JSON are counted as one more fault.
         faults: dict[str, list[str]] = defaultdict(list)
         for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
             try:
                 row = self._opened(raw, file.suffix == ".parquet")
                 form = self.format_of(row)
-                first = first or form
+                # The first row sets the format of the file. Mixed formats are more often a mistake
+                # than intended.
+                first_form = first_form or form
                 if not form and not skips:
                     problem = f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}"
                     fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
                     raise UserError(problem, f"{self._fitting_command(row, file)}{fix}")
-                if form != first or not form:
-                    names = map(" and ".join, (form, first))
+                if form != first_form or not form:
+                    names = map(" and ".join, (form, first_form))
                     raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
                 check_media(row, "it")
                 check_training_keys(row)
                 conversation = self.parse(row, form, position)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                # A user's row may have any shape, so errors of indexing and types are faults of the
+                # row as well.
                 faults[str(error)].append(position)
             else:
                 self.unread |= dict.fromkeys(row.unread)
+                # Of equal rows the first is kept, so that the order of the file is stable.
                 self.left_out["duplicates"] += conversation.id in rows
                 rows.setdefault(conversation.id, conversation)
+        # The list for lines that are not JSON exists even if there is no such line.
         faults = {reason: positions for reason, positions in faults.items() if positions}
         self.left_out["broken"] += sum(map(len, faults.values()))
         if faults and not (skips and rows):
@@ -371,11 +408,13 @@ class Conversations(UserFileSet):
 
         ``drop_nulls`` drops the nulls that Parquet adds to objects with different keys.
         """
+        # A line may be a bare list of messages.
         raw = {"messages": raw} if raw and is_chat(raw) else raw
         if not isinstance(raw, Mapping):
             raise ValueError(f"it is {kind_of(raw)}, not an object")
         ignored, row = self.settings.ignore, Columns(raw, self.settings.ignore)
         for name, value in row.items():
+            # Tables and some JSONL files store messages as JSON text.
             if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
                 value = _chat_in_json(value)
             value = _without_nulls(value) if drop_nulls else value
@@ -396,6 +435,8 @@ class Preferences(Conversations):
     """True if both sides of all rows of the file that is read repeat the prompt."""
 
     def read_file(self, file: Path) -> list[Conversation]:
+        # The file is read twice, because all rows decide whether prompts are repeated. Broken lines
+        # are reported by the second pass.
         rows = (raw for _, raw in numbered(file, broken=[]) if isinstance(raw, dict))
         self.is_repeated, share = repeated_prompts(rows)
         if self.is_repeated:
@@ -419,6 +460,7 @@ def _chat_in_json(text: str) -> Any:
         value = read_json(text)
     except ValueError:
         return text
+    # Only chats are parsed: a prompt or reply may be JSON that the model is to write.
     return value if value and is_chat(value if isinstance(value, list) else [value]) else text
 
 
@@ -429,10 +471,11 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
+    # The most frequent faults come first, because fixing one cause often fixes many rows.
     count, listed = sum(map(len, faults.values())), list[str]()
     for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]:
-        more = ", ..." * (len(positions) > NAMED)
-        listed.append(f"{', '.join(positions[:NAMED])}{more}: {reason}")
+        ellipsis = ", ..." * (len(positions) > NAMED)
+        listed.append(f"{', '.join(positions[:NAMED])}{ellipsis}: {reason}")
     return UserError(
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
         "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",

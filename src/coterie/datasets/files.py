@@ -29,7 +29,9 @@ R = TypeVar("R", bound=SetRow)
 Q = TypeVar("Q", bound=QuestionRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
+# Rows are decoded a few at a time, because some sets have whole web pages in them.
 PARQUET_BATCH = 256
+# UTF-8 with or without the byte order mark that spreadsheets write.
 ENCODING = "utf-8-sig"
 SHOWN = 3
 
@@ -39,15 +41,17 @@ SHOWN = 3
 
 def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
     """Yield the rows of a file in order. Raise ``UserError`` with file and line for a broken row or an empty file."""
-    for place, raw in numbered(file, progress, row.columns):
+    for position, raw in numbered(file, progress, row.columns):
         try:
             yield row.model_validate(raw)
+        # pydantic does not wrap the last three, which the conversion of a row of another form
+        # raises.
         except (ValidationError, AttributeError, KeyError, TypeError) as error:
-            why = f"it has another form ({type(error).__name__} {error})"
+            reason = f"it has another form ({type(error).__name__} {error})"
             if isinstance(error, ValidationError):
-                why = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
+                reason = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
             fix = f"correct or remove it; a row of this set has {', '.join(row.model_fields)}"
-            raise UserError(f"{file}, {place} is broken: {why}", fix) from error
+            raise UserError(f"{file}, {position} is broken: {reason}", fix) from error
 
 
 def numbered(
@@ -73,10 +77,12 @@ def numbered(
     position: int | str
     unit, bar = ("line", progress) if kind == ".jsonl" else ("row", None)
     try:
+        # A first pass counts the lines, so that the display can show the share that is done.
         if bar is not None:
             with _open(file) as lines:
                 bar.start(sum(1 for line in lines if line.strip()), file.name)
         rows = _READERS[kind](file, broken) if kind in _READERS else _parquet(file, columns)
+        # The number is needed after the loop: for the row of an error, and to detect an empty file.
         for number, (position, raw) in enumerate(rows, 1):  # noqa: B007
             yield f"{unit} {position}", raw
             if bar is not None:
@@ -87,6 +93,7 @@ def numbered(
         raise UserError(f"{file} is broken: {error}", "compress it again") from error
     except csv.Error as error:
         raise UserError(f"{file}, row {number + 1} is broken: {error}", "correct it") from error
+    # A file with only broken lines is reported by the caller, which has their positions.
     if not number and not broken:
         raise UserError(f"{file} is empty", "give a file with rows or download it again")
 
@@ -120,6 +127,8 @@ def _lines(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, An
                     raise _not_json(f"{file}, line {number}", error) from error
                 broken.append(f"line {number}")
                 continue
+            # A list on a line holds several rows, except a list of messages, which is one
+            # conversation.
             if isinstance(value, list) and not is_chat(value):
                 yield from ((f"{number}, item {n}", item) for n, item in enumerate(value, 1))
             else:
@@ -152,6 +161,8 @@ def _not_json(where: str, error: ValueError) -> UserError:
 
 def _table(file: Path, broken: list[str] | None) -> Iterator[tuple[int | str, Any]]:
     """Yield rows of text; missing cells are ``None``. Quotes in a TSV file may be text."""
+    # Many TSV files have quotes as plain text. Quoting is assumed only if every row then has
+    # exactly the cells of the header.
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
     if _kind(file) == ".tsv":
         try:
@@ -166,16 +177,19 @@ def _cells(file: Path, quoting: Literal[0, 3]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # texts are longer than csv's default of 128 KiB
     with _open(file, newline="") as opened:
         table = csv.DictReader(opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting)
+        # `DictReader` would silently keep only the last of two columns with the same name.
         for name, count in Counter(filter(None, table.fieldnames or ())).items():
             if count > 1:
                 raise csv.Error(f"{count} columns are called {name!r}")
         for row in table:
+            # `DictReader` stores surplus cells under the key `None`.
             if None in row:
                 raise csv.Error("it has more cells than the header")
             yield row
 
 
 def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int | str, Any]]:
+    # pyarrow is slow to import, and only Parquet files need it.
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -206,6 +220,7 @@ def resume_lines(file: Path) -> bool:
     make_folder(file.parent)
     if not file.exists():
         return False
+    # A killed process may have written only a part of the last line.
     with file.open("r+b") as opened:
         content = opened.read()
         opened.truncate(content.rfind(b"\n") + 1)
@@ -232,6 +247,7 @@ def download(name: str, repo: Repository, file: str) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
+        # A pattern is resolved by downloading the matching file and looking for it in the snapshot.
         if "*" in file:
             folder = snapshot_download(
                 repo.name, repo_type="dataset", revision=repo.revision, allow_patterns=file
@@ -242,6 +258,7 @@ def download(name: str, repo: Repository, file: str) -> Path:
         path = hf_hub_download(repo.name, file, repo_type="dataset", revision=repo.revision)
         return Path(path)
     except (HTTPError, OSError) as error:
+        # A full disk must not be reported as a problem of the network.
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
@@ -260,6 +277,7 @@ def trajectory_file(source: str) -> Path:
     (repo,) = TRAJECTORIES[source].repos
     if repo.train:
         return download(source, repo, repo.train[0])
+    # The entry names no file, so the training split is found by the hub's layout.
     files, _ = source_files(source, repo.name)
     if len(files["train"]) > 1:
         raise UserError(f"{repo.name} has several files", "download it and give one of them")
@@ -273,6 +291,7 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     fault: Exception | None = None
+    # The hub has not converted every set to Parquet; then the files of the owner are used.
     for revision in REVISIONS:
         try:
             siblings = HfApi().dataset_info(name, revision=revision).siblings
@@ -282,12 +301,14 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
             continue
         except (HTTPError, OSError) as error:
             fault = error
+            # The hub is unreachable, so only files of the local cache can be used.
             cached = partial(snapshot_download, repo_type="dataset", local_files_only=True)
             try:
                 folder = Path(cached(name, revision=revision))
             except OSError:
                 continue
             files = [file.relative_to(folder).as_posix() for file in folder.rglob("*")]
+        # A branch without data files, such as one with only a README, counts as missing.
         if layout(files):
             return Repository(name, revision), files
     reason = str(fault or "no data files").splitlines()[0]
@@ -335,11 +356,14 @@ def source_files(name: str, source: str, kind: str = "") -> tuple[dict[Split, li
         chosen = choose_splits(names, source, kind)
         locate = partial(download, repo.name, repo)
         return {split: list(map(locate, chosen[split])) for split in chosen}, True
+    # A local folder may also be followed by a configuration or split, as on the hub.
     if not path.exists() and ":" in source:
         path = expanded(source.partition(":")[0])
     if not path.is_dir():
         return {"train": [path]}, False
     inside = [file for file in path.rglob("*") if file.suffix in SUFFIXES]
+    # `train` and `heldout` at the top are coterie's own layout; all other names are read like the
+    # hub's.
     top = [file for file in inside if file.parent == path]
     named = {split: [f for f in top if f.name.partition(".")[0] == split] for split in SPLITS}
     for split, files in named.items():
@@ -363,9 +387,11 @@ def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         folders, stem = [*file.parts[:-1]], file.name.partition(".")[0]
         if file.suffix not in SUFFIXES:
             continue
+        # In `CONFIG/SPLIT/0000.parquet` the folder is the split.
         split = folders.pop() if stem.isdigit() and folders else SHARD.sub("", stem)
         config = "/".join(folder for folder in folders if folder != "data") or "default"
         splits = configs.setdefault(config, {})
+        # The hub calls the converted part of a large split `partial-train`.
         splits.setdefault(split.removeprefix("partial-"), []).append(path)
     return configs
 
@@ -375,12 +401,16 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
     base, *named = source.split(":")
     configs = layout(paths)
     every = [(config, split) for config, splits in configs.items() for split in splits]
+    # A name in the source may be a configuration or a split. Without a split, the candidates are
+    # those with the word `train`.
     options = [
         option
         for option in every
         if {*named} <= {*option} and (option[1] in named or "train" in name_words(option[1]))
     ]
     options = [option for option in options if option[0] == "default"] or options
+    # Of several training splits such as `train_sft` and `train_prefs`, the kind of the recipe
+    # decides.
     if len(options) > 1:
         usual = {"train"} | {split for _, split in options if kind and kind in name_words(split)}
         options = [option for option in options if option[1] in usual] or options
@@ -391,6 +421,7 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
         raise UserError(problem, f"name one: {base}:{(names or ['SPLIT'])[0]}")
     ((config, train),) = options
     splits = configs[config]
+    # `train_sft` is evaluated on `test_sft` and not on `test_prefs`, so the other words must agree.
     rest = name_words(train) - WORDS["train"] - WORDS["heldout"]
     by_word = {
         word: split
@@ -419,7 +450,9 @@ def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split
     for row in rows:
         groups[row.split_group].append(row)
     held_out, large, warning = list[Q](), list[list[Q]](), ""
+    # The order of hashes is as good as random, and independent of the order of the file.
     for _, group in sorted(groups.items()):
+        # Groups that exceed the share are divided below, but only if the others do not fill it.
         if len(held_out) + len(group) > target_count * (1 + SLACK):
             large.append(group)
         elif len(held_out) < target_count:
@@ -431,6 +464,7 @@ def divided(rows: Sequence[Q], share: float, source: object) -> tuple[dict[Split
         # Rows with the same question are neighbors, so that at most one question of a group is in both splits.
         ordered = sorted(group, key=lambda row: (row.key, row.identity))
         held_out += ordered[: target_count - len(held_out)]
+    # Rows are compared by object identity, because rows with dictionaries cannot be hashed.
     chosen = set(map(id, held_out))
     train = [row for row in rows if id(row) not in chosen]
     if not train and share < 1:

@@ -45,6 +45,7 @@ from coterie.errors import UserError
 SAMPLE, HUB = "sample", "hub"
 SHARE = 0.1
 UNUSED = "columns that are not used"
+# Classes are named by path, so that listing the data sets imports none of them.
 DATASETS = Kind(
     "dataset",
     {
@@ -110,13 +111,16 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
     left_out = Counter[str]()
     if (divided_files := _divided_files(data_set, source)) is not None:
+        # Divided files are trusted: neither duplicates nor common questions are searched for.
         for split, file in divided_files.items():
             rows[split] = [row for row in read_rows(file, data_set.row) if not row.flaw]
         return Loaded(_check_not_empty(data_set, rows, left_out))
     excluded = set[str]()
+    # For example, MMLU's auxiliary training rows contain questions of ARC.
     if data_set.without is not None:
         other_rows = chain(*load(data_set.without).rows.values())
         excluded = {question_key(row.question) for row in other_rows}
+    # Held-out files are read first, so that a question in both splits stays held out.
     seen: dict[str, Split] = {}
     for file_split, row in _read(data_set, _files(data_set, source)):
         if isinstance(row, LeftOut):
@@ -141,6 +145,7 @@ def hub_files(data_set: DataSet) -> Files:
     if not data_set.repos:
         problem = f"{data_set.name} has no files on the Hugging Face hub"
         raise UserError(problem, f"download its files ({data_set.url}) and add dataset.source=FILE")
+    # The training files have no split where a share of them is held out by hash.
     parts: tuple[tuple[Split | None, Split], ...]
     parts = ("heldout", "heldout"), (None if data_set.heldout is None else "train", "train")
     return [
@@ -170,10 +175,13 @@ class CatalogueSet:
             return " ".join(sha256(files[name]) if name in files else "missing" for name in SPLITS)
         if source != HUB:
             identity = " ".join(sha256(file) for _, file in _files(entry, source))
+        # A moving branch is identified by the commit of its snapshot, which is part of the cached
+        # path.
         elif any(repo.revision == NEWEST for repo in entry.repos):
             identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(entry))
         else:
             identity = " ".join(f"{repo.name}@{repo.revision}" for repo in entry.repos)
+        # The share changes the rows only where coterie divides them.
         is_divided = entry.heldout is None or source != HUB
         return f"{identity} {self.settings.heldout:g}" if is_divided else identity
 
@@ -193,6 +201,7 @@ def _divided_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] |
     folder = packaged if source == SAMPLE else expanded(source)
     if data_set.train is None and folder.is_file():
         return {"heldout": folder}
+    # A set may have several packaged variants in folders, such as `synthetic` and `easy`.
     if (packaged / source / "heldout.jsonl.gz").is_file():
         return {split: packaged / source / f"{split}.jsonl.gz" for split in data_set.splits}
     files = {split: folder / f"{split}.jsonl" for split in data_set.splits}
@@ -205,19 +214,24 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
     path = expanded(source)
     if not path.exists():
         raise UserError(f"there is no file or folder {path}", "check dataset.source")
+    # Data files at the top of a folder are preferred to those in its subfolders.
     paths = [path] if path.is_file() else _data(path.iterdir()) or _data(path.rglob("*"))
     if not paths:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
         return [("heldout", file) for file in paths]
+    # The name of a file determines its split only if it has words of exactly one split.
     words = [[name for name in SPLITS if name_words(file.stem) & WORDS[name]] for file in paths]
     splits = [named[0] if len(named) == 1 else None for named in words]
+    # Files of one split, and files that only make rows together, are divided by hashes of the
+    # questions.
     if len(set(splits)) == 1 or data_set.join is not None:
         return [(None, file) for file in paths]
     for split, file in zip(splits, paths, strict=True):
         if split is None:
             problem = f"the split of {file} is not clear from its name"
             raise UserError(problem, "put train, dev, test, validation or heldout into its name")
+    # Held-out files come first, as `load` expects.
     return sorted(zip(splits, paths, strict=True), key=lambda pair: pair[0] == "train")
 
 
@@ -229,12 +243,15 @@ def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, Quest
     if data_set.join is not None:
         yield from ((None, row) for row in data_set.join([file for _, file in paths]))
         return
+    # Of some large sets only the beginning is read, in the published order: the first rows train,
+    # and the next ones are held out.
     files = all(split is None and file.suffix == ".parquet" for split, file in paths)
     each = data_set.each if files else None
     for split in dict.fromkeys(split for split, _ in paths):
         of_split = [file for name, file in paths if name == split]
         rows = (row for file in of_split for row in read_rows(file, data_set.row))
         if each is not None:
+            # Both slices consume the same generator, so the second begins where the first one ends.
             yield from (("train", row) for row in islice(rows, each))
             yield from (("heldout", row) for row in islice(rows, each))
         else:
@@ -318,6 +335,7 @@ class Rows:
     def _by_split(self) -> dict[Split, list[QuestionRow]]:
         splits = {split: self._rows(split) for split in self.splits}
         train, heldout = (splits.get(split, []) for split in SPLITS)
+        # A plug-in's splits may overlap, which would inflate every held-out score.
         common = {row.key for row in train} & {row.key for row in heldout}
         if common and not getattr(self._set, "may_share_questions", False):
             example = next(row.question for row in heldout if row.key in common)
@@ -389,6 +407,7 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
     count = 0
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for count, (title, text) in enumerate(passages, 1):
+            # The format of the corpora of Search-R1: the title in quotes, then the text.
             line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}
             opened.write(json.dumps(line, ensure_ascii=False) + "\n")
         if not count:
@@ -453,6 +472,7 @@ class DividedSet(ABC):
     def _splits(self) -> dict[Split, list[Any]]:
         """Different rows by split."""
         rows, is_published = self.read_splits()
+        # Of rows with equal identity the last one is kept, at the position of the first.
         for split in rows:
             rows[split] = [*{row.identity: row for row in rows[split]}.values()]
         if "heldout" not in rows:
@@ -460,6 +480,8 @@ class DividedSet(ABC):
             rows, warning = divided(rows["train"], self.settings.heldout, name)
             self.may_share_questions = bool(warning)
             self.remarks += [("warning", warning)] * bool(warning)
+        # Published splits may overlap. The held-out side stays complete, so that its scores remain
+        # comparable.
         elif is_published:
             train = rows["train"]
             # Most rows of a set may open with the same greeting, and then only equal questions are left out.
@@ -490,5 +512,6 @@ class UserFileSet(DividedSet):
     def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
         files, is_published = source_files(str(self.settings.name), self.settings.source, self.kind)
         rows = {split: list(chain(*map(self.read_file, files[split]))) for split in files}
+        # Columns are known to be unread only after all rows were read, but the note comes first.
         self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
         return rows, is_published

@@ -64,6 +64,7 @@ def parse_messages(value: Any, system: str = "") -> Messages:
     for number, raw in enumerate(value, 1):
         if not isinstance(raw, Mapping):
             raise ValueError(f"message {number} is {kind_of(raw)}, not an object")
+        # OpenAI's messages have `role` and `content`, ShareGPT's `from` and `value`.
         name = raw.get("role") or raw.get("from")
         role = ROLES.get(name.lower()) if isinstance(name, str) else None
         if role is None:
@@ -73,19 +74,24 @@ def parse_messages(value: Any, system: str = "") -> Messages:
         called = parsed_json(
             raw.get("tool_calls") or raw.get("function_call") or (), f"a call of message {number}"
         )
+        # ShareGPT writes a call as a message of its own, whose text is the call as JSON.
         if name == "function_call":
             called, content = parsed_json(content, f"message {number}"), ""
         calls = _calls([called] if isinstance(called, Mapping) else called, number)
         results = ""
+        # Results refer to calls of the last assistant's message. Ids are renumbered by position,
+        # because files have ids of any form or none.
         if role == "tool":
             index = _answered_call(raw.get("tool_call_id"), ids, waiting, number)
             waiting.remove(index)
             results = call_id(index)
+        # A new message of the user or the assistant replaces the calls that results may answer.
         elif role != "system":
             ids, waiting = [id_ for id_, _ in calls], list(range(len(calls)))
         elif not content.strip() or (messages and content.strip() == system.strip()):
             continue
         check_media(raw, f"message {number}")
+        # A placeholder of media matters only in the user's text; a reply may mention such a tag.
         check_text(content, f"message {number}", is_shown=role == "user")
         thought = next((raw[key] for key in THOUGHTS if has_text(raw.get(key))), "")
         message = ChatMessage(
@@ -104,6 +110,7 @@ def _answered_call(id_: Any, ids: Sequence[str], waiting: Sequence[int], number:
     """Return the index of the call that a result belongs to: by its id, else the next call without a result."""
     if not waiting:
         raise ValueError(f"message {number} is of a tool, and no call waits for a result")
+    # Without ids, results answer the calls in order.
     if id_ in (None, "") or not any(ids):
         return waiting[0]
     index = ids.index(str(id_)) if str(id_) in ids else -1
@@ -120,6 +127,7 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
         raise ValueError(f"its tools are {kind_of(value)}, not a list")
     tools = []
     for raw in value or ():
+        # A plain schema is the function itself, without OpenAI's wrapper.
         function = raw.get("function", raw) if isinstance(raw, Mapping) else None
         function = function if isinstance(function, Mapping) else {}
         name, text, schema = map(function.get, ("name", "description", "parameters"))
@@ -138,16 +146,19 @@ def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
     if not messages:
         return "it has no messages"
     turns = [message.role for message in messages if message.role != "system"]
-    for before, message in pairwise(messages):
-        if message.role == "system" and before.role != "system":
+    # Most chat templates accept system messages only at the beginning.
+    for previous, message in pairwise(messages):
+        if message.role == "system" and previous.role != "system":
             return "a system message follows other messages"
     if turns[:1] != ["user"]:
         return "its first message is not the user's"
     if turns[-1] != "assistant":
         return "its last message is not the assistant's"
+    # Most templates reject or merge two replies without a message in between.
     for number, two in enumerate(pairwise(turns), 1):
         if two == ("assistant", "assistant"):
             return f"messages {number} and {number + 1} are both the assistant's"
+    # A tool may return nothing, but any other message needs a text or calls.
     for number, message in enumerate(messages, 1):
         if not message.content.strip() and not message.calls and message.role != "tool":
             return f"message {number} ({message.role}) is empty"
@@ -156,6 +167,7 @@ def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
 
 def _content(value: Any, number: int) -> str:
     if isinstance(value, list | tuple):
+        # Parts are joined if all of them are texts. Images and other media are refused.
         kinds = {part.get("type") if isinstance(part, Mapping) else None for part in value}
         if kinds - {"text"}:
             raise ValueError(f"message {number} has a part that is not text")
@@ -172,6 +184,7 @@ def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
         function = raw.get("function", raw) if isinstance(raw, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"a call of message {number} has no name")
+        # Llama's templates call the arguments of a call `parameters`.
         arguments = function.get("arguments", function.get("parameters")) or {}
         arguments = parsed_json(arguments, f"a call of message {number}")
         if not isinstance(arguments, Mapping):
@@ -179,6 +192,7 @@ def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
         id_ = "" if raw.get("id") is None else str(raw["id"])
         if id_ and id_ in dict(calls):
             raise ValueError(f"two calls of message {number} have the id {id_!r}")
+        # Arguments become JSON text again, the form in which a model writes them.
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         calls.append((id_, ToolCall(call_id(index), function["name"], text)))
     return calls

@@ -52,39 +52,47 @@ class Request(NamedTuple):
 
 def parse_request(text: str) -> Request:
     """Parse a first message, with any instruction before the task. Raise ``ValueError`` without a task."""
+    # An instruction may mention a task within a line, so a line that begins with it is preferred.
     match = _TASK.search(text) or re.search("Task:", text)
     if match is None:
         raise ValueError("has no 'Task:'")
     rest = text[match.end() :]
     description = subgoals = ""
+    # Only ground files have subgoals after the task, and only plan files a description.
     if marker := _GROUNDED.search(rest):
         rest, subgoals = rest[: marker.start()], rest[marker.end() :]
     elif marker := _DESCRIPTION.search(rest):
         rest, description = rest[: marker.start()], rest[marker.end() :]
         description = description.strip().removesuffix(".")
+        # Upstream writes `None` where there is no description.
         description = "" if description.casefold() == "none" else description
     if not rest.strip():
         raise ValueError("has an empty task")
     return Request(rest.strip(), description.strip(), subgoals.strip())
 
 
-def split_subgoals(text: str, first: int = 1) -> list[str]:
+def split_subgoals(text: str, first_number: int = 1) -> list[str]:
     """Split ``Subgoal 1: ...; Subgoal 2: ...`` into texts without numbers.
 
     A later ``Subgoal 1:`` is part of the surrounding text. Raises ``ValueError`` if the text does not begin with
     subgoal ``first`` or skips a number.
     """
     starts: list[re.Match[str]] = []
+    # A subgoal's text may mention another subgoal, so a number counts only in sequence.
     for match in _SUBGOAL.finditer(text):
         number = int(match[1])
-        if number == first + len(starts):
+        if number == first_number + len(starts):
             starts.append(match)
-        elif number > first + len(starts) and text[: match.start()].rstrip().endswith(";"):
-            raise ValueError(f"has Subgoal {number} where Subgoal {first + len(starts)} should be")
+        # A later number after a semicolon begins a subgoal, so one is missing before it.
+        elif number > first_number + len(starts) and text[: match.start()].rstrip().endswith(";"):
+            raise ValueError(
+                f"has Subgoal {number} where Subgoal {first_number + len(starts)} should be"
+            )
     if not starts or text[: starts[0].start()].strip():
-        raise ValueError(f"does not begin with 'Subgoal {first}:'")
+        raise ValueError(f"does not begin with 'Subgoal {first_number}:'")
     ends = [match.start() for match in starts[1:]] + [len(text)]
     parts = [text[match.end() : end] for match, end in zip(starts, ends, strict=True)]
+    # Semicolons separate subgoals; the last text may end with one of its own.
     texts = [one_line(part.rstrip().removesuffix(";")) for part in parts[:-1]]
     texts.append(one_line(parts[-1]))
     if not all(texts):
@@ -92,7 +100,7 @@ def split_subgoals(text: str, first: int = 1) -> list[str]:
     return texts
 
 
-def split_actions(text: str, last: int = 0) -> list[str]:
+def split_actions(text: str, last_number: int = 0) -> list[str]:
     """Split ``R1 = ...; R2 = ...`` into actions.
 
     ``Output`` becomes the next name, as in upstream. ``last`` is the number of the last name before the text.
@@ -102,8 +110,10 @@ def split_actions(text: str, last: int = 0) -> list[str]:
         action = one_line(part).removesuffix(";").rstrip()
         if not action:
             continue
-        action = _OUTPUT.sub(f"R{last + 1}", action) if action.startswith("Output") else action
-        last = _last_number(action) or last
+        action = (
+            _OUTPUT.sub(f"R{last_number + 1}", action) if action.startswith("Output") else action
+        )
+        last_number = _last_number(action) or last_number
         parts.append(action)
     return parts
 
@@ -154,16 +164,19 @@ class Dialogue:
 
 def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
     request = parse_request(requests[0])
+    # A one-time file has the whole plan in a single reply.
     if len(replies) == 1:
         return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
     *turns, end = replies
     if end.strip().casefold().rstrip(".") != STOP.casefold().rstrip("."):
         raise ValueError("has a plan without an end")
     texts = []
+    # After the first turn, a reply begins with the sentence that planning continues.
     for number, text in enumerate(turns, 1):
         texts += split_subgoals(text.strip().removeprefix(GO_ON).strip(), number)
     if len(texts) != len(turns):
         raise ValueError("has several subgoals in one turn")
+    # Each request after the first reports the result of the previous subgoal.
     matches = map(_RESULT.search, requests[1:])
     results = tuple(match[2].strip() if match else "" for match in matches)
     return Dialogue(id_, request, tuple(texts), results)
@@ -175,14 +188,15 @@ def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> D
     if at_once:
         subgoals = split_subgoals(request.subgoals)
     else:
-        later = (one.partition(STEP_GIVEN)[2].strip() for one in requests[1:])
+        later = (request.partition(STEP_GIVEN)[2].strip() for request in requests[1:])
         subgoals = [request.subgoals, *later]
-    groups, last = [], 0
+    # Names of results are numbered through the whole dialogue, so the last number carries over.
+    groups, last_number = [], 0
     for text in replies:
-        group = tuple(split_actions(text, last))
+        group = tuple(split_actions(text, last_number))
         if not group:
             raise ValueError(NO_ACTIONS)
-        last = _last_number(group[-1]) or last
+        last_number = _last_number(group[-1]) or last_number
         groups.append(group)
     return Dialogue(id_, request, tuple(subgoals), (), tuple(groups), at_once)
 
@@ -201,6 +215,7 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
     Raises ``UserError`` for a broken line, for files of other kinds, and if less than half of the lines join.
     """
     read = {file: list(read_rows(file, LumosLine)) for file in files}
+    # The first request tells plan and ground files apart, whatever the files are called.
     grounds = [file for file, lines in read.items() if _is_ground(lines[0])]
     plans = [file for file in read if file not in grounds]
     if len(plans) != 1 or len(grounds) != 1:
@@ -211,17 +226,20 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
         )
     (plan,), (ground,) = plans, grounds
     plan_lines, ground_lines = read[plan], read[ground]
-    if len(plan_lines[0].messages) == 2 and any(len(one.messages) > 2 for one in plan_lines):
+    # A first line with one exchange in a file with longer lines means one line for each step.
+    if len(plan_lines[0].messages) == 2 and any(len(line.messages) > 2 for line in plan_lines):
         plan_lines, ground_lines = _last_steps(plan_lines), _last_steps(ground_lines)
     left_out: list[LeftOut] = []
     dialogues = _parsed(plan_lines, parse_plan, left_out)
     actions = _parsed(ground_lines, parse_ground, left_out)
     domain = DOMAINS[plan_lines[0].dataset]
     items = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
-    rows = [one for one in items if isinstance(one, PlanRow)]
-    left_out += [one for one in items if isinstance(one, LeftOut)]
+    rows = [item for item in items if isinstance(item, PlanRow)]
+    left_out += [item for item in items if isinstance(item, LeftOut)]
+    # Few common dialogues mean that the files belong to different sets; single losses are only
+    # counted.
     if len(rows) < JOINED * max(len(plan_lines), len(ground_lines)):
-        examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:3])
+        examples = "; ".join(f"{omission.where} {omission.reason}" for omission in left_out[:3])
         raise UserError(
             f"only {len(rows):,} rows can be made of {plan.name} and {ground.name}; {len(left_out):,} lines "
             f"make none: {examples}",
@@ -232,18 +250,19 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
 
 
 def _is_ground(line: LumosLine) -> bool:
-    text = next((one.content for one in line.messages if one.role == "user"), "")
+    text = next((message.content for message in line.messages if message.role == "user"), "")
     return PLAN_GIVEN in text or STEP_GIVEN in text
 
 
 def _last_steps(lines: Iterable[LumosLine]) -> list[LumosLine]:
     """Keep the last line of each unrolled dialogue, which contains all steps, with the dialogue's id."""
-    last: dict[str, LumosLine] = {}
+    longest: dict[str, LumosLine] = {}
     for line in lines:
+        # The id ends with the number of the step: `ID_0`, `ID_1`, ...
         base = line.id.rpartition("_")[0]
-        if base not in last or len(line.messages) > len(last[base].messages):
-            last[base] = line.model_copy(update={"id": base})
-    return list(last.values())
+        if base not in longest or len(line.messages) > len(longest[base].messages):
+            longest[base] = line.model_copy(update={"id": base})
+    return list(longest.values())
 
 
 def _parsed(
@@ -254,8 +273,8 @@ def _parsed(
     """Parse lines. Append unparsable lines and duplicate ids to ``left_out``."""
     by_id: dict[str, Dialogue] = {}
     for line in lines:
-        turns = [one for one in line.messages if one.role != "system"]
-        roles, texts = [one.role for one in turns], [one.content for one in turns]
+        turns = [message for message in line.messages if message.role != "system"]
+        roles, texts = [turn.role for turn in turns], [turn.content for turn in turns]
         try:
             if roles != ["user", "assistant"] * (len(roles) // 2) or not roles:
                 raise ValueError("has no alternating turns of user and assistant")
@@ -274,21 +293,24 @@ def _pairs(
 
     Upstream dropped lines before it numbered each file.
     """
-    by_id = {one.id: one for one in grounds}
+    by_id = {ground.id: ground for ground in grounds}
     both = ((plan, by_id[plan.id]) for plan in plans if plan.id in by_id)
     partners = {plan.id: ground for plan, ground in both if ground.task == plan.task}
-    alone, free = ([one for one in some if one.id not in partners] for some in (plans, grounds))
+    alone, free = (
+        [dialogue for dialogue in dialogues if dialogue.id not in partners]
+        for dialogues in (plans, grounds)
+    )
     once, once_free = _by_task(alone), _by_task(free)
     partners |= {once[task].id: once_free[task] for task in once.keys() & once_free.keys()}
-    used = {one.id for one in partners.values()}
+    used = {partner.id for partner in partners.values()}
     yield from ((plan, partners[plan.id]) for plan in plans if plan.id in partners)
-    left_out += [LeftOut(NO_PARTNER, one.id) for one in alone if one.id not in partners]
-    left_out += [LeftOut(NO_PARTNER, one.id) for one in free if one.id not in used]
+    left_out += [LeftOut(NO_PARTNER, plan.id) for plan in alone if plan.id not in partners]
+    left_out += [LeftOut(NO_PARTNER, ground.id) for ground in free if ground.id not in used]
 
 
 def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
-    counts = Counter(one.task for one in dialogues)
-    return {one.task: one for one in dialogues if counts[one.task] == 1}
+    counts = Counter(dialogue.task for dialogue in dialogues)
+    return {dialogue.task: dialogue for dialogue in dialogues if counts[dialogue.task] == 1}
 
 
 def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
@@ -299,6 +321,7 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     groups, aligned = ground.actions, True
     expected = plan.subgoals if ground.at_once else numbered
     for ours, theirs in zip(expected, ground.subgoals, strict=True):
+        # A ground file may have more text after the subgoal, so only its beginning is compared.
         if not one_line(theirs).startswith(ours):
             return LeftOut("differs in its subgoals from its line in the other file", plan.id)
     if ground.at_once:
@@ -306,14 +329,15 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     if len(groups) != count:
         return LeftOut(NO_ACTIONS, plan.id)
     results = plan.results if len(plan.results) == count else ("",) * count
+    # The answer of a web task is its last action, of other tasks the result of the last subgoal.
     answer = groups[-1][-1] if domain == "web" else results[-1]
     steps = tuple(
         PlanStep(subgoal=subgoal, actions=group, result=result)
         for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
     )
-    known = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
+    values = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
     about = {"domain": domain, "description": plan.request.description, "aligned": aligned}
-    return PlanRow.model_validate(known | about)
+    return PlanRow.model_validate(values | about)
 
 
 def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
@@ -323,19 +347,23 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
     give too few groups.
     """
     if len(flat) <= count:
-        return tuple((one,) for one in flat), len(flat) == count
+        return tuple((action,) for action in flat), len(flat) == count
     groups: list[tuple[str, ...]] = [()]
     for action in flat:
         groups[-1] += (action,)
+        # A query or an equation only prepares a later action of the same subgoal.
         if not action.partition("=")[2].strip().startswith(_PREPARING):
             groups.append(())
     if not groups[-1] and len(groups) == count + 1:
         return tuple(groups[:-1]), True
-    return (*((one,) for one in flat[: count - 1]), tuple(flat[count - 1 :])), False
+    # The assignment is not certain: one action for each subgoal, and all remaining ones for the
+    # last.
+    return (*((action,) for action in flat[: count - 1]), tuple(flat[count - 1 :])), False
 
 
 # -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
 
+# Candidates of a page, as many as Mind2Web's ranker keeps (top 50).
 MOST = 50
 MAX_TEXT = 200
 DEPTH = 512
@@ -368,24 +396,24 @@ class Mind2WebRow(ConvertedRow):
 
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
-        task, reprs, actions = (raw[one] for one in ("confirmed_task", "action_reprs", "actions"))
+        task, reprs, actions = (raw[name] for name in ("confirmed_task", "action_reprs", "actions"))
         website = str(raw.get("website") or "")
         description = f"a page of {website}" if website else ""
-        known = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
-        known |= {"answer": "", "domain": "web", "description": description}
+        values = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
+        values |= {"answer": "", "domain": "web", "description": description}
         if len(reprs) != len(actions):
-            return {**known, "left_out": "has different numbers of action_reprs and actions"}
+            return {**values, "left_out": "has different numbers of action_reprs and actions"}
         steps = []
         for number, (text, action) in enumerate(zip(reprs, actions, strict=True), 1):
             operation = action.get("operation") or {}
             read = _REPR.fullmatch(one_line(str(text)))
             if operation.get("op") not in _SUBGOALS or read is None:
-                return {**known, "left_out": "has an action other than CLICK, TYPE and SELECT"}
+                return {**values, "left_out": "has an action other than CLICK, TYPE and SELECT"}
             if operation["op"] != "CLICK" and not _plain(str(operation.get("value") or "")):
-                return {**known, "left_out": "has an action without the text to type or select"}
+                return {**values, "left_out": "has an action without the text to type or select"}
             steps.append(_step(number, read, action, operation, task))
-        last = steps[-1]["actions"][-1] if steps else ""
-        return {**known, "answer": last, "steps": steps}
+        last_action = steps[-1]["actions"][-1] if steps else ""
+        return {**values, "answer": last_action, "steps": steps}
 
 
 class Mind2Web(UserFileSet):
@@ -403,20 +431,23 @@ class Mind2Web(UserFileSet):
 def _step(
     number: int, read: re.Match[str], action: Any, operation: Any, task: str
 ) -> dict[str, Any]:
-    kind, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
-    value = "" if kind == "CLICK" else value
+    operation_name, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
+    value = "" if operation_name == "CLICK" else value
+    # A separator of actions in a label would break the parsing of the plan later.
     tag, text = _plain(read[1]), _plain(read[2])
-    what, before = text or tag, f"R{number - 1}" if number > 1 else "Env"
-    typed = f", TEXT: {_plain(value)}" if kind != "CLICK" else ""
-    subgoal = _SUBGOALS[kind].format(tag=tag, text=text, value=value)
-    right, others = (_candidates(action, name) for name in ("pos_candidates", "neg_candidates"))
+    # The first action is on the initial environment, each other one on the page that the last one
+    # led to.
+    query, input_name = text or tag, f"R{number - 1}" if number > 1 else "Env"
+    typed = f", TEXT: {_plain(value)}" if operation_name != "CLICK" else ""
+    subgoal = _SUBGOALS[operation_name].format(tag=tag, text=text, value=value)
+    right, negatives = (_candidates(action, name) for name in ("pos_candidates", "neg_candidates"))
     page = {
-        "elements": elements([*right, *others], str(action.get("cleaned_html") or ""), task),
-        "right": frozenset(str(one[_ID]) for one in right),
-        "kind": kind,
+        "elements": elements([*right, *negatives], str(action.get("cleaned_html") or ""), task),
+        "right": frozenset(str(candidate[_ID]) for candidate in right),
+        "kind": operation_name,
         "value": value,
     }
-    call = f"R{number} = {kind}({before}, QUERY: {what}{typed})"
+    call = f"R{number} = {operation_name}({input_name}, QUERY: {query}{typed})"
     return {"subgoal": one_line(subgoal), "actions": (call,), "pages": (page,)}
 
 
@@ -434,6 +465,7 @@ def _candidates(action: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _plain(text: str) -> str:
     """Remove separators of actions from a text, and parentheses unless they are balanced."""
+    # Parentheses are balanced if the depth never falls below zero and ends there.
     words, depth, lowest = _DIVIDES.sub(" ", text), 0, 0
     for sign in words:
         depth += (sign == "(") - (sign == ")")
@@ -451,30 +483,38 @@ def elements(
     elements separately.
     """
     texts = texts_of(page) if page else {}
-    by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
+    # A candidate that is listed twice is kept once, by its node.
+    by_id = {
+        element.id: (element, raw) for raw in candidates for element in (_element(raw, texts),)
+    }
 
     def place(two: tuple[PageElement, Mapping[str, Any]]) -> tuple[float, float, str]:
         return *_place(two[1], two[0], task), hashlib.sha256(two[0].id.encode()).hexdigest()
 
-    return tuple(one for one, _ in sorted(by_id.values(), key=place)[:MOST])
+    return tuple(element for element, _ in sorted(by_id.values(), key=place)[:MOST])
 
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
     node, attributes = str(raw[_ID]), raw["attributes"]
-    own = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
-    own += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (not own[0])
-    text = one_line(" ".join(own))[:MAX_TEXT]
+    # The file's own text is preferred, then the node's text in the page, then its attributes.
+    texts_of_node = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
+    texts_of_node += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (
+        not texts_of_node[0]
+    )
+    text = one_line(" ".join(texts_of_node))[:MAX_TEXT]
     return PageElement(id=node, tag=str(raw.get("tag") or ""), text=text)
 
 
 def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[float, float]:
-    for place, name in enumerate(("rank", "score")):
+    # The first number is the kind of evidence: ranks precede scores, and scores precede common
+    # words.
+    for rank, name in enumerate(("rank", "score")):
         with suppress(TypeError, ValueError):
             number = float(raw[name]) if name in raw else float("nan")
             if isfinite(number):
-                return place, -number if name == "score" else number
-    words, known = (set(_WORD.findall(text.casefold())) for text in (element.text, task))
-    return 2, -len(words & known)
+                return rank, -number if name == "score" else number
+    words, task_words = (set(_WORD.findall(text.casefold())) for text in (element.text, task))
+    return 2, -len(words & task_words)
 
 
 def texts_of(page: str) -> dict[str, str]:
@@ -505,9 +545,10 @@ class _Reader(HTMLParser):
         self._begin(tag, attrs, ends=True)
 
     def handle_endtag(self, tag: str) -> None:
-        places = [place for place, (name, _) in enumerate(self._open) if name == tag]
-        if places:
-            del self._open[places[-1] :]
+        # An end tag also closes elements left open inside; one without a start tag is ignored.
+        depths = [depth for depth, (name, _) in enumerate(self._open) if name == tag]
+        if depths:
+            del self._open[depths[-1] :]
 
     def handle_data(self, data: str) -> None:
         if not self._open or self._open[-1][0] not in _SILENT:
@@ -516,12 +557,14 @@ class _Reader(HTMLParser):
     def _begin(self, tag: str, attrs: Sequence[tuple[str, str | None]], *, ends: bool) -> None:
         attributes = dict(attrs)
         self._open.append((tag, attributes.get(_ID) or ""))
+        # Labels, placeholders and similar attributes count as text of the node.
         self._add(*(attributes.get(name) or "" for name in _SAYING))
         if ends or len(self._open) > DEPTH:
             self._open.pop()
 
     def _add(self, *texts: str) -> None:
         parts = [text.strip() for text in texts if text.strip()]
+        # A text belongs to all open nodes. The limit bounds the work for deeply nested pages.
         for _, node in self._open if parts else ():
             if node and self._length[node] < MAX_TEXT:
                 self.texts.setdefault(node, []).extend(parts)

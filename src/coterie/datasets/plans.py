@@ -138,7 +138,9 @@ class ConvertedRow(PlanRow):
     def normalize(cls, raw: Raw) -> Raw:
         raw = super().normalize(raw)
         try:
+            # Rows with steps are already in coterie's own form.
             return raw if "steps" in raw else cls.convert(raw)
+        # Only the first fault of the nested model is named, so that the message stays short.
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
@@ -171,9 +173,12 @@ class _Results:
 
     def add(self, formula: str, stated: Fraction) -> str:
         """Return the action of a formula. Raise ``ValueError`` if it is not arithmetic."""
+        # Numbers that equal earlier results become their names, so that actions build on each
+        # other.
         linked = _Linker(self).visit(parse_formula(formula))
         name = f"R{len(self.values) + 1}"
         text = ast.unparse(linked)
+        # The exact value is stored beside the stated one, which the solution may have rounded.
         self.values[name] = value(text, self.values)
         self.stated[name] = stated
         return f"{name} = Calculator({text})"
@@ -183,6 +188,7 @@ class _Results:
 
         A number of the question is linked to a result only on its first use.
         """
+        # Of several equal results, the latest is the most likely operand.
         for name in reversed(self.stated):
             if operand in (self.stated[name], self.values[name]):
                 if operand in self.question and name in self.used:
@@ -200,6 +206,7 @@ class _Linker(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            # `repr` gives the decimal as written; the binary float is not exact.
             name = self.results.name_of(Fraction(repr(node.value)))
             if name is not None:
                 return ast.Name(name, ast.Load())
@@ -217,23 +224,25 @@ class Gsm8kPlanRow(ConvertedRow):
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
         row = Gsm8kRow.model_validate(raw)
-        known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
+        values = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
         results = _Results(frozenset(_numbers(row.question)))
         try:
             steps = tuple(_steps(row.solution, results))
         except ValueError:
-            return {**known, "left_out": BROKEN}
+            return {**values, "left_out": BROKEN}
         if not steps:
-            return {**known, "left_out": NO_STEPS}
+            return {**values, "left_out": NO_STEPS}
+        # A plan must compute the answer, else its actions do not solve the task.
         if list(results.values.values())[-1] != number(row.answer):
-            return {**known, "left_out": OTHER_ANSWER}
-        return {**known, "steps": steps}
+            return {**values, "left_out": OTHER_ANSWER}
+        return {**values, "steps": steps}
 
 
 def _steps(solution: str, results: _Results) -> Iterator[PlanStep]:
     for line in solution.splitlines():
         actions, result = [], ""
         for annotation in _ANNOTATION.findall(line):
+            # In `48/2=24` the last equals sign separates the formula from its result.
             formula, equals, result = annotation.rpartition("=")
             stated = number(result)
             if not equals or stated is None:
@@ -250,14 +259,18 @@ def _subgoal(line: str, results: _Results) -> str:
     question, marker, _ = line.partition(_SOCRATIC)
     if marker and question.strip():
         return one_line(question)
-    own = {number(text.rpartition("=")[2]) for text in _ANNOTATION.findall(line)}
-    hidden = own | (set(results.stated.values()) - results.question)
-    before, *after = _ANNOTATION.split(line)[::2]
-    text = before
-    for rest in after:
+    # Results of this line and of earlier ones are hidden, but numbers of the question stay.
+    line_results = {number(text.rpartition("=")[2]) for text in _ANNOTATION.findall(line)}
+    hidden = line_results | (set(results.stated.values()) - results.question)
+    # Splitting by annotations alternates texts and formulas; only the texts are kept.
+    beginning, *pieces = _ANNOTATION.split(line)[::2]
+    text = beginning
+    for rest in pieces:
+        # Upstream repeats the result after the annotation, which would reveal it.
         total = _TOTAL.match(rest)
         text = f"{_without_formula(text)} ?{rest[total.end() if total else 0 :]}"
     text = _NUMERAL.sub(lambda match: "?" if number(match[0]) in hidden else match[0], text)
+    # Removed formulas leave spaces before punctuation and inside parentheses.
     return re.sub(r"\s+([.,;:!)])|(\()\s+", r"\1\2", one_line(text)).replace("??", "?")
 
 
@@ -265,12 +278,14 @@ def _without_formula(text: str) -> str:
     """Remove the formula at the end of a text. It may contain units: ``she has 3 dozen eggs * 12 =``."""
     tokens = _TOKEN.findall(text.rstrip(" $"))
     keep, words = len(tokens), 0
+    # Without an equals sign, the text before the annotation is no formula.
     if not tokens or tokens[-1] != "=":
         return text.rstrip(" $")
-    for place in range(keep - 1, -1, -1):
-        token = tokens[place]
+    # Walk back over numbers and signs. A few words in between are units.
+    for index in range(keep - 1, -1, -1):
+        token = tokens[index]
         if _NUMERAL.match(token) or token in _SIGNS:
-            keep, words = place, 0
+            keep, words = index, 0
         elif not token.isspace():
             words += 1
             if words > UNITS or not token.isalpha():
@@ -319,25 +334,29 @@ class StrategyPlanRow(ConvertedRow):
     def convert(cls, raw: Raw) -> Raw:
         row = _StrategyQuestion.model_validate(raw)
         answer, id_ = "yes" if row.answer else "no", row.qid or question_key(row.question)
-        known = {"id": id_, "question": row.question, "answer": answer, "domain": "complex_qa"}
+        values = {"id": id_, "question": row.question, "answer": answer, "domain": "complex_qa"}
         parts = [one_line(part) for part in row.decomposition]
         if not parts:
-            return {**known, "left_out": NO_PARTS}
+            return {**values, "left_out": NO_PARTS}
+        # An unbalanced bracket would break the parsing of the call.
         if any(part.count("(") != part.count(")") for part in parts):
-            return {**known, "left_out": BRACKETS}
+            return {**values, "left_out": BRACKETS}
         steps, answers, count = list[PlanStep](), list[str](), 0
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
-            if any(not 1 <= reference <= place for reference in references):
-                return {**known, "left_out": FORWARD}
-            actions = _actions(part, references, answers, _topic(row, place), count)
+            # Actions run in order, so a reference must point to an earlier answer.
+            if any(not 1 <= reference <= index for reference in references):
+                return {**values, "left_out": FORWARD}
+            actions = _actions(part, references, answers, _topic(row, index), count)
+            # The last action of a sub-question gives its answer.
             count += len(actions)
             answers.append(f"R{count}")
             text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
-            result = answer if place == len(parts) - 1 else ""
+            # Upstream has no answers of sub-questions, so only the last result is known.
+            result = answer if index == len(parts) - 1 else ""
             subgoal = text[:1].upper() + text[1:]
             steps.append(PlanStep(subgoal=subgoal, actions=actions, result=result))
-        return {**known, "steps": tuple(steps)}
+        return {**values, "steps": tuple(steps)}
 
 
 def _actions(
@@ -345,12 +364,12 @@ def _actions(
 ) -> tuple[str, ...]:
     """Return the actions of a sub-question. ``topic`` is ``None`` if there is nothing to look up."""
     question = _REFERENCE.sub(lambda match: answers[int(match[1]) - 1], part)
-    known = [answers[reference - 1] for reference in references]
+    inputs = [answers[reference - 1] for reference in references]
     if topic is None:
-        return (f"R{done + 1} = QA([{', '.join(known)}], Question: {question})",)
-    topic = topic or (known[-1] if known else question.rstrip("?"))
-    page, paragraph, answer = (f"R{done + more}" for more in (1, 2, 3))
-    context = ", ".join([*known, paragraph])
+        return (f"R{done + 1} = QA([{', '.join(inputs)}], Question: {question})",)
+    topic = topic or (inputs[-1] if inputs else question.rstrip("?"))
+    page, paragraph, answer = (f"R{done + offset}" for offset in (1, 2, 3))
+    context = ", ".join([*inputs, paragraph])
     return (
         f"{page} = KnowledgeQuery({topic})",
         f"{paragraph} = ParagraphRetrieve({page}, Query: {question})",
@@ -358,23 +377,29 @@ def _actions(
     )
 
 
-def _topic(row: _StrategyQuestion, place: int) -> str | None:
+def _topic(row: _StrategyQuestion, index: int) -> str | None:
     """Return the topic to look up for a sub-question: the annotators' page, or a name in the sub-question.
 
     Empty without either; ``None`` if there is nothing to look up.
     """
-    part = row.decomposition[place]
-    evidence = next((one[place] for one in row.evidence if len(one) > place), None)
+    part = row.decomposition[index]
+    # The first annotator who gave evidence for this sub-question counts.
+    evidence = next(
+        (annotation[index] for annotation in row.evidence if len(annotation) > index), None
+    )
+    # Evidence names a paragraph as a page with a number, such as `Emma Watson-3`.
     pages = [_PARAGRAPH.sub("", page) for page in _leaves(evidence) if _PARAGRAPH.search(page)]
     if pages:
         return _without_brackets(pages[0])
     names = sorted(_NAME.findall(part), key=len)
     if OPERATION in _leaves(evidence):
         return None
+    # A yes-or-no question about earlier answers that names nothing only compares them.
     if _REFERENCE.search(part) and _JUDGES.match(part) and not names:
         return None
     if row.term and row.term.casefold() in part.casefold():
         return _without_brackets(row.term)
+    # The longest name is the most specific one.
     return names[-1].rstrip(".") if names else ""
 
 
@@ -386,5 +411,7 @@ def _leaves(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     return (
-        [leaf for one in value for leaf in _leaves(one)] if isinstance(value, list | tuple) else []
+        [leaf for part in value for leaf in _leaves(part)]
+        if isinstance(value, list | tuple)
+        else []
     )

@@ -40,6 +40,7 @@ def boxed_answer(text: str) -> str | None:
     """
     boxes = list(_BOX.finditer(text))
     ends = _ends(text) if boxes else {}
+    # The last box is the answer; earlier ones often mark intermediate results.
     contents = (_content(text, box, ends) for box in reversed(boxes))
     return next(filter(None, contents), None)
 
@@ -90,9 +91,11 @@ def number(text: str) -> Fraction | None:
 
 def parse_formula(formula: str) -> ast.Expression:
     """Parse a formula as a Python expression. Raise ``ValueError`` for other text."""
+    # Python parses neither percentages nor leading zeros, which upstream's formulas have.
     text = _ZEROS.sub("", _PERCENT.sub(r"(\1 / 100)", formula.strip()))
     try:
         return ast.parse(text, mode="eval")
+    # A very long or deeply nested text exhausts the parser, and is no formula either.
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{formula!r} is not a formula") from error
 
@@ -107,6 +110,8 @@ def value(formula: str, results: Mapping[str, Fraction] | None = None) -> Fracti
 
 
 def _value(node: ast.expr, results: Mapping[str, Fraction]) -> Fraction:
+    # Only arithmetic is evaluated, because a model may have written the formula. Fractions are
+    # exact.
     match node:
         case ast.Constant(value=int() | float() as constant) if not isinstance(constant, bool):
             return Fraction(repr(constant))
@@ -127,6 +132,7 @@ def _value(node: ast.expr, results: Mapping[str, Fraction]) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    # A tower of powers would take unbounded time and memory.
     is_small = len(str(base)) <= MOST
     if exponent.denominator != 1 or not 0 <= exponent <= MOST or not is_small:
         raise ValueError(f"the power {base} ** {exponent} is not worked out")
@@ -158,10 +164,12 @@ class MathRow(QuestionRow):
         problem, solution, answer = raw["problem"], raw.get("solution") or "", raw.get("answer")
         if answer is None and isinstance(solution, str):
             answer = boxed_answer(solution) or ""
+            # Upstream has a solution with an empty box, which is a flaw; a solution without any box
+            # is an error.
             if "\\boxed" not in solution and not answer:
                 raise ValueError(r"its solution has no \boxed{answer}")
-        known = {"question": problem, "answer": answer, "solution": solution}
-        return {"id": question_key(problem), **known}
+        values = {"question": problem, "answer": answer, "solution": solution}
+        return {"id": question_key(problem), **values}
 
 
 class ExamRow(AnswerRow, MathRow):
@@ -186,12 +194,13 @@ class ExamRow(AnswerRow, MathRow):
         """Join several final values (OlympiadBench) into one answer, and keep the first solution."""
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
-            final = ", ".join(str(as_text(one)) for one in final)
+            final = ", ".join(str(as_text(part)) for part in final)
         if isinstance(solution, list | tuple):
             solution = next(iter(solution), "")
-        image = raw.get("image") or any(raw[one] for one in raw if one.startswith("image_"))
-        known = {"final_answer": final, "solution": solution, "image": bool(image)}
-        return super().normalize({**raw, **known})
+        # Some sets have the images of a problem in columns such as `image_1`.
+        image = raw.get("image") or any(raw[name] for name in raw if name.startswith("image_"))
+        values = {"final_answer": final, "solution": solution, "image": bool(image)}
+        return super().normalize({**raw, **values})
 
 
 class SvampRow(QuestionRow):
@@ -217,6 +226,7 @@ class SvampRow(QuestionRow):
         return {
             "id": raw.get("ID"),
             "question": story,
+            # Upstream writes integers as `8.0`.
             "answer": str(result) if result.denominator == 1 else str(float(result)),
             "equation": str(raw.get("Equation", "")).strip(),
         }
@@ -263,7 +273,9 @@ class Options:
         """
         text, is_number = str(as_text(value)).strip(), isinstance(value, int | float)
         label, index = text.strip("(). ").upper(), -1
+        # Types are compared too, because `True == 1` in Python.
         same = [type(option) is type(value) and option == value for option in self.values]
+        # A number in a set with a column for each option is an index and not a label.
         if label in self.labels and not (self.in_columns and is_number):
             index = self.labels.index(label)
         elif any(same):
@@ -278,28 +290,35 @@ class Options:
 
 def read_options(row: Raw, question: str) -> Options | None:
     """Return the options of a row in any of the published forms; ``None`` without options."""
+    # Of columns that differ only in case, the first one counts.
     filled = {name.lower(): name for name in reversed([*row]) if not is_empty(peek(row, name))}
     right = filled.get("correct_answer") or filled.get("correct answer")
     wrong = [name for name in filled.values() if _WRONG.fullmatch(name)]
     if right and wrong:  # GPQA, SciQ: without an order of their own
         values = [row[right]]
+        # The names were collected in reverse order.
         for name in reversed(wrong):
             values += row[name] if isinstance(row[name], list) else [row[name]]
+        # The order depends only on the question, so it is equal in every run and does not reveal
+        # the answer.
         random.Random(question_key(question)).shuffle(values)
         return Options(tuple(values), columns=(right, *wrong))
     lists = ["choices", "choice", "options", "endings"]
+    # A list called `answers` holds options only if another column marks the right one.
     marks = [peek(row, filled[key]) for key in OPTION_KEYS if key in filled]
     is_marked = right or ("answer" not in filled and any(map(_INDEX.fullmatch, map(str, marks))))
     if is_marked and isinstance(peek(row, filled.get("answers", "")), list):
         lists.append("answers")  # ReClor, QuAIL; otherwise all of them are right
     for name in (filled[name] for name in lists if name in filled):
         return _listed(parsed_json(row[name], f"its {name}"), name)
+    # Options with a column each share a prefix, such as `option_a` to `option_d`.
     families = defaultdict[str, dict[str, str]](dict)
     for name in filled.values():
         if (match := _OPTION.fullmatch(name)) and (match[1] or name.isupper()):
             families[(match[1] or "").lower()][(match[2] or match[3]).upper()] = name
     for family in families.values():
         labels = "".join(sorted(family))
+        # A gap in the letters or digits shows that the columns are no options.
         if len(labels) > 1 and any(order.startswith(labels) for order in ORDERS):
             columns = tuple(family[label] for label in labels)
             return Options(tuple(row[name] for name in columns), tuple(labels), columns, True)
@@ -309,14 +328,17 @@ def read_options(row: Raw, question: str) -> Options | None:
 def _listed(value: Any, column: str) -> Options:
     """Return options in one column: texts, texts with labels, or texts by label."""
     labels: Iterable[Any] = LETTERS
+    # A list of objects with texts and labels becomes two parallel lists, the form of ARC.
     if isinstance(value, list) and all(isinstance(item, dict) and "text" in item for item in value):
         value = {name: [item.get(name) for item in value] for name in ("text", "label")}
     if isinstance(value, dict):
         texts, names = value.get("text"), value.get("label")
+        # Else the keys are labels. Parquet adds a null for each label that only other rows have.
         by_label = {name: text for name, text in value.items() if text is not None}
         value, labels = (texts, names) if texts and names else ([*by_label.values()], by_label)
     if not isinstance(value, list | tuple):
         raise ValueError(f"its {column} is {kind_of(value)}, not a list of options")
+    # Letters in front of the options are labels and no part of the texts, if they count from A.
     lettered = [_LETTERED.fullmatch(text) if isinstance(text, str) else None for text in value]
     if all(lettered) and [match and match[1] for match in lettered] == [*LETTERS[: len(value)]]:
         value = [match and match[2] for match in lettered]
@@ -326,9 +348,9 @@ def _listed(value: Any, column: str) -> Options:
 def usual_name(row: Raw, names: Keys) -> str:
     """Return the first of usual names, in any case, that a row has with a value, else without, else the first one."""
     columns = {name.lower(): name for name in reversed([*row])}
-    known = [columns[name] for name in names if name in columns]
-    filled = (name for name in known if not is_empty(peek(row, name)))
-    return next(filled, known[0] if known else names[0])
+    present = [columns[name] for name in names if name in columns]
+    filled = (name for name in present if not is_empty(peek(row, name)))
+    return next(filled, present[0] if present else names[0])
 
 
 class ChoiceRow(QuestionRow):

@@ -33,6 +33,7 @@ def feedback_pairs(row: Raw) -> Pairs:
     replies = enumerate(row["completions"])
     scored = [(n, reply["response"], reply.get("overall_score")) for n, reply in replies]
     prompt = [{"role": "user", "content": row["instruction"]}]
+    # Replies without a score or with equal scores express no preference.
     for pair in combinations([reply for reply in scored if reply[2] is not None], 2):
         (better, chosen, high), (worse, rejected, low) = sorted(pair, key=lambda reply: -reply[2])
         if high > low:
@@ -54,6 +55,8 @@ def published_pairs(
                 raise UserError(problem, "download it again") from error
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
+                # A published pair that cannot be trained on is counted instead of failing the
+                # command.
                 try:
                     pair = parse_preference(raw, PREFERENCE, f"{data_set.name}/{name}")
                 except ValueError as error:
@@ -129,12 +132,13 @@ class MixedPreferences:
         file = expanded(self.source)
         return sha256(file) if file.is_file() else "missing"
 
-    def draw(self, most: int, seed: str) -> list[Preference]:
+    def draw(self, limit: int, seed: str) -> list[Preference]:
         """Draw at most ``most`` pairs without replacement, in a random order.
 
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
-        order = dict.fromkeys(random.Random(seed).sample(range(total), min(most, total)))
+        # A dictionary keeps the drawn order and finds an index in constant time.
+        order = dict.fromkeys(random.Random(seed).sample(range(total), min(limit, total)))
         pairs = {index: pair for index, pair in enumerate(self.pairs()) if index in order}
         return [pairs[index] for index in order]

@@ -87,6 +87,7 @@ def read_prompt(row: Raw, question: Any, column: str, answer: str | None = "") -
     check_media(row, "it")
     system = system_of(row)
     if isinstance(question, list):
+        # A system message in the prompt and one in a column are both shown, each once.
         by_role = defaultdict[bool, list[Any]](list)
         for message in question:
             role = message.get("role") if isinstance(message, dict) else None
@@ -97,6 +98,7 @@ def read_prompt(row: Raw, question: Any, column: str, answer: str | None = "") -
         return PromptParts(text, system, is_complete=True)
     if not isinstance(question, str):
         raise ValueError(f"its {column} is {kind_of(question)}, not a text or messages")
+    # An input follows its instruction, while other contexts come before a question.
     is_instruction = column.lower() == "instruction"
     names = ("input", *CONTEXTS) if is_instruction else CONTEXTS
     columns = {name.lower(): name for name in row if name != column}
@@ -200,6 +202,8 @@ class QuestionsAndAnswers(UserFileSet):
                 if not isinstance(raw, dict):
                     raise ValueError("it is not an object")
                 opened = self._opened(raw)
+                # The first row determines the columns, so that a later row without them is an
+                # error.
                 columns = columns or self._columns(opened)
                 row = _table_row(raw, opened, *columns, where)
             except ValueError as error:
@@ -208,11 +212,14 @@ class QuestionsAndAnswers(UserFileSet):
                 fix = "a question is a text or messages, an answer a text, a number, or a list of them; columns of "
                 fix += "another meaning are left out by dataset.ignore=[COLUMN]"
                 raise UserError(f"{where} is broken: {wrong}", fix) from error
+            # Columns that only the conversion from verl's format has added are not the user's.
             self.unread |= dict.fromkeys(name for name in opened.unread if name in raw)
-            before, first = rows.setdefault(row.identity, (row, position))
-            if before.answers != row.answers:
-                problem = f"{where} has the question of {first} with another answer"
+            # Rows with the same question must agree, because only the first of them is kept.
+            earlier, first_position = rows.setdefault(row.identity, (row, position))
+            if earlier.answers != row.answers:
+                problem = f"{where} has the question of {first_position} with another answer"
                 raise UserError(problem, "remove one of them, or give a list of both answers")
+        # An id such as an index may recur in another source, so the hash makes it unique.
         ids = Counter(row.id for row, _ in rows.values())
         return [
             row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
@@ -246,6 +253,8 @@ def _table_row(
         names = " and no ".join(map(repr, missing))
         problem = f"{where} has no {names}: it has {', '.join(opened)}"
         fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
+        if len(opened) == 1 and ";" in next(iter(opened)):
+            fix = "separate the columns by commas"
         raise UserError(problem, f"{did_you_mean(missing[0], opened)}{fix}")
     value = first_of(opened, (question,))
     prompt = read_prompt(opened, value, question, answer or None)

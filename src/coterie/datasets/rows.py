@@ -136,6 +136,8 @@ def question_key(question: Any) -> str:
     """
     if not isinstance(question, str):
         return "unknown"
+    # NFKC unites variants of a character, such as full-width digits, in which copies of a set
+    # differ.
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -151,13 +153,14 @@ def question_text(value: Any) -> Any:
         if not {message["role"] for message in value} <= {"system", "developer", "user"}:
             raise TypeError("another role")
         contents = [message["content"] for message in value]
+        # Content is a text or a list of text parts.
         texts = [
-            one if isinstance(one, str) else "".join(part["text"] for part in one)
-            for one in contents
+            content if isinstance(content, str) else "".join(part["text"] for part in content)
+            for content in contents
         ]
     except (KeyError, TypeError) as error:
-        what = "its question is no list of system and user messages with text"
-        raise ValueError(what) from error
+        problem = "its question is no list of system and user messages with text"
+        raise ValueError(problem) from error
     return "\n\n".join(text.strip() for text in texts)
 
 
@@ -200,6 +203,7 @@ def _records(*names: str, lists: Keys = ()) -> BeforeValidator:
     """Return a validator that converts tuples, or the hub's parallel ``lists``, into objects with ``names``."""
 
     def convert(value: Any) -> Any:
+        # The hub stores a list of objects as an object of parallel lists.
         if isinstance(value, Mapping):
             value = list(zip(*(value.get(name) or () for name in lists), strict=True))
         return [
@@ -252,13 +256,16 @@ class HotpotRow(QuestionRow):
     def passages(self) -> tuple[RowPassage, ...]:
         gold = {fact.title for fact in self.supporting_facts}
         return tuple(
-            RowPassage(one.title, self.glue.join(one.sentences).strip(), one.title in gold)
-            for one in self.context
+            RowPassage(
+                document.title, self.glue.join(document.sentences).strip(), document.title in gold
+            )
+            for document in self.context
         )
 
     @model_validator(mode="after")
     def _supported(self) -> "HotpotRow":
         titles = {paragraph.title for paragraph in self.context}
+        # A few facts have no paragraph in upstream, but a row in which none has one is broken.
         if titles and not any(fact.title in titles for fact in self.supporting_facts):
             raise ValueError("none of the supporting facts' titles is among the paragraphs")
         return self
@@ -287,8 +294,11 @@ class TwoWikiRow(HotpotRow):
         texts = ("context", "supporting_facts", "evidences")
         row = {**raw, **{name: parsed_json(raw[name], name) for name in texts if name in raw}}
         if isinstance(row.get("context"), list):
+            # In upstream, an empty paragraph is `[title, []]`.
             row["context"] = [
-                one for one in row["context"] if not isinstance(one, list) or one[1:] != [[]]
+                entry
+                for entry in row["context"]
+                if not isinstance(entry, list) or entry[1:] != [[]]
             ]
         return row
 
@@ -313,8 +323,8 @@ class Gsm8kRow(QuestionRow):
         if not marker:
             raise ValueError("its answer has no '####' before the final number")
         answer = number.strip().replace(",", "")
-        known = {"question": question, "solution": solution.strip(), "answer": answer}
-        return {"id": question_key(question), **known}
+        values = {"question": question, "solution": solution.strip(), "answer": answer}
+        return {"id": question_key(question), **values}
 
 
 BLANK = "XXXXX"
@@ -335,7 +345,7 @@ class CbtRow(QuestionRow):
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
         lists = {
-            name: [one for one in raw[name] if not _is_blank(one)]
+            name: [item for item in raw[name] if not _is_blank(item)]
             for name in ("sentences", "options")
             if not isinstance(raw[name], str)
         }
@@ -372,7 +382,7 @@ ANSWER_KEYS: Mapping[str, Keys] = {
 
 
 def _unique(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for one in value if one.strip()))
+    return tuple(dict.fromkeys(text for text in value if text.strip()))
 
 
 class AnswerRow(QuestionRow):
@@ -391,12 +401,16 @@ class AnswerRow(QuestionRow):
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
+        # A field without listed keys is read under its own name.
         fields = {name: first_of(raw, cls.keys.get(name, (name,))) for name in cls.model_fields}
         question = question_text(fields["question"])
         answers, aliases = (answer_list(fields[name]) for name in ("answer", "aliases"))
         fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
         fields["id"] = as_text(fields["id"]) or question_key(question)
-        fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
+        # Missing values are omitted, so that the defaults of the fields apply.
+        fields = {
+            key: field for key, field in fields.items() if field is not None and key != "answer"
+        }
         return {**fields, "answer": answers[0]} if answers else fields
 
 
@@ -418,10 +432,11 @@ def answer_list(value: Any) -> list[Any]:
             items = read_json(value)
         except ValueError:
             return [value]
+        # Only a list of texts counts: a list of numbers may be the answer.
         is_list = isinstance(items, list) and all(isinstance(item, str) for item in items)
         return items if is_list and items else [value]
     if isinstance(value, list | tuple):
-        return [None if one is None else as_text(one) for one in value]
+        return [None if item is None else as_text(item) for item in value]
     return [] if value is None else [as_text(value)]
 
 
@@ -429,6 +444,7 @@ def as_text(value: Any) -> Any:
     """Convert a number into text and ``None`` into an empty text. Raise ``ValueError`` for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not an answer")
+    # Tables store integers with missing cells as floats, so 5.0 means 5.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -459,7 +475,8 @@ class TriviaRow(AnswerRow):
     @property
     def passages(self) -> tuple[RowPassage, ...]:
         """Snippets with the titles of their pages; gold if they contain an answer."""
-        golds = [one.casefold() for one in self.answers]
+        golds = [answer.casefold() for answer in self.answers]
+        # A snippet of an unknown page is no passage, so rows without titles have no passages.
         return tuple(
             RowPassage(title, text, any(gold in text.casefold() for gold in golds))
             for title, text in zip(self.titles, self.snippets, strict=False)
@@ -492,7 +509,10 @@ def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
     elif isinstance(results, Mapping):
         texts, titles = results.get("description") or (), list(results.get("title") or ())
     else:
-        texts, titles = ([one.get(name) for one in results] for name in ("description", "title"))
+        texts, titles = (
+            [result.get(name) for result in results] for name in ("description", "title")
+        )
+    # Titles may be missing at the end, and surplus ones are cut.
     return [
         (title if isinstance(title, str) else "", text)
         for title, text in zip_longest(titles[: len(texts)], texts)
@@ -534,17 +554,21 @@ class MusiqueRow(AnswerRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        return tuple(RowPassage(one.title, one.text, one.gold) for one in self.paragraphs)
+        return tuple(
+            RowPassage(paragraph.title, paragraph.text, paragraph.gold)
+            for paragraph in self.paragraphs
+        )
 
     @field_validator("paragraphs", mode="before")
     @classmethod
     def _in_order(cls, value: Any) -> Any:
         """Sort paragraphs by upstream's numbers, to which hops refer."""
-        return sorted(value, key=lambda one: one.get("idx", 0))
+        return sorted(value, key=lambda paragraph: paragraph.get("idx", 0))
 
     @model_validator(mode="after")
     def _refers(self) -> "MusiqueRow":
         for number, hop in enumerate(self.hops, 1):
+            # Without paragraphs, the hops of a row refer to numbers that cannot be checked.
             if self.paragraphs and (hop.paragraph or 0) >= len(self.paragraphs):
                 missing = f"paragraph {hop.paragraph}, which does not exist"
                 raise ValueError(f"hop {number} refers to {missing}")
@@ -590,6 +614,8 @@ def _decrypt(text: Any, canary: str) -> str:
     key = hashlib.sha256(canary.encode()).digest()
     try:
         sealed = base64.b64decode(text, validate=True)
-        return bytes(one ^ other for one, other in zip(sealed, cycle(key), strict=False)).decode()
+        return bytes(
+            byte ^ key_byte for byte, key_byte in zip(sealed, cycle(key), strict=False)
+        ).decode()
     except (binascii.Error, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError("it can't be decrypted with its canary") from error

@@ -76,14 +76,14 @@ class ChatModelSettings(RequestSettings):
         return (self.model, self.url, self.temperature, self.max_tokens, *args)
 
 
-def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
+def check_chat(key: str, settings: ChatModelSettings, unset: str) -> None:
     """Raise ``UserError`` if the model or its API key is unavailable.
 
     ``key`` is the name of the setting in messages; the model called ``known`` needs no loading.
     """
     if settings.key_variable is not None:
         find_key(settings.key_variable, Path())
-    if settings.url is not None or settings.model == known:
+    if settings.url is not None or settings.model == unset:
         return
     from coterie.models.loading import checked_skeleton, resolve
 
@@ -91,7 +91,7 @@ def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
         resolve(settings.model)
         checked_skeleton(settings.model)
     except UserError as error:
-        hint = did_you_mean(settings.model, [known])
+        hint = did_you_mean(settings.model, [unset])
         raise UserError(f"{key}={settings.model}: {error.what}", hint + error.todo) from error
 
 
@@ -139,7 +139,7 @@ class LoadedChat:
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
         s, model = self.settings, self.engine.loaded
-        messages = [Message.of(one.role, one.text) for one in chat]
+        messages = [Message.of(utterance.role, utterance.text) for utterance in chat]
         prompt = model.renderer.render(messages, Tree("", "chat", 0), "")
         room = model.context_length - len(prompt)
         if room < 1:

@@ -24,7 +24,7 @@ from dotenv import dotenv_values
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from coterie.config.settings import Settings, key, server_url
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError, EngineGone, RequestSlots
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import json_text, openai_tool
@@ -217,9 +217,9 @@ MAX_BACKOFF = 30.0
 _JITTER = random.Random()
 
 
-def backoff(attempt: int, first: float) -> float:
+def backoff(attempt: int, base_seconds: float) -> float:
     """Return the seconds before a retry: double each time, and randomly up to half less."""
-    return min(first * 2.0**attempt, MAX_BACKOFF) * _JITTER.uniform(0.5, 1)
+    return min(base_seconds * 2.0**attempt, MAX_BACKOFF) * _JITTER.uniform(0.5, 1)
 
 
 BYTES_PER_TOKEN = 4
@@ -242,9 +242,9 @@ class Utterance:
     @property
     def body(self) -> dict[str, Any]:
         calls = [
-            {"id": one.id, "type": "function",
-             "function": {"name": one.name, "arguments": one.arguments}}
-            for one in self.calls
+            {"id": call.id, "type": "function",
+             "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls
         ]  # fmt: skip
         images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         return {
@@ -339,12 +339,12 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     message, reason = choice.message, choice.finish_reason
     finish = _FINISHES.get(reason or "", "other")
     thought, text = split_thought(message.content or "")
-    if own := message.reasoning_content or message.reasoning:
-        thought = f"<think>\n{own}\n</think>\n\n"
+    if reasoning_text := message.reasoning_content or message.reasoning:
+        thought = f"<think>\n{reasoning_text}\n</think>\n\n"
     stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
     calls = tuple(map(_call, message.tool_calls or ()))
     if usage is None:
-        output = text + "".join(one.name + one.arguments for one in calls) + thought
+        output = text + "".join(call.name + call.arguments for call in calls) + thought
         return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
     outputs = usage.completion_tokens_details
     tokens = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
@@ -352,11 +352,11 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     return Reply(text, finish, *tokens, False, stop, calls, thought, reasoning)
 
 
-def _call(one: _ToolCall) -> ToolCall:
+def _call(call: _ToolCall) -> ToolCall:
     """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
-    arguments = one.function.arguments or "{}"
+    arguments = call.function.arguments or "{}"
     text = arguments if isinstance(arguments, str) else json_text(arguments)
-    return ToolCall(one.id or "", one.function.name or "", text)
+    return ToolCall(call.id or "", call.function.name or "", text)
 
 
 def split_thought(text: str) -> tuple[str, str]:
@@ -478,7 +478,7 @@ class Endpoint:
         name = settings.key_variable
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._slots = RequestSlots(settings.concurrency)
         self._sees = False
         self._client = httpx2.AsyncClient(
             headers=self._key.header if self._key else {},
@@ -508,7 +508,7 @@ class Endpoint:
         # Defaults of the protocol are omitted: some models accept no other value.
         body = {
             "model": self.settings.model,
-            "messages": [one.body for one in messages],
+            "messages": [message.body for message in messages],
             self.settings.limit_name: max_tokens,
             **({"temperature": temperature} if temperature != 1 else {}),
             **({"top_p": top_p} if top_p != 1 else {}),
@@ -517,8 +517,10 @@ class Endpoint:
             **({"tools": [openai_tool(tool) for tool in tools]} if tools else {}),
             **({"chat_template_kwargs": args} if args else {}),
         }
-        prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
-        async with self._places:
+        prompt = estimate(
+            "".join(message.text for message in messages) + str(body.get("tools", ""))
+        )
+        async with self._slots:
             try:
                 reply = await self._retry(body, prompt, prompt + max_tokens)
             except EngineError:
@@ -530,8 +532,10 @@ class Endpoint:
                 f"{self.settings.model} at {self.settings.url} ignores {self.settings.limit_name}={max_tokens}: its "
                 f"reply has {reply.completion_tokens:,} tokens; give the server's name of the limit (limit_name)"
             )
-        if not self._sees and any(one.images for one in messages):
-            without = await self.chat([replace(one, images=()) for one in messages], max_tokens=1)
+        if not self._sees and any(message.images for message in messages):
+            without = await self.chat(
+                [replace(message, images=()) for message in messages], max_tokens=1
+            )
             if not reply.estimated and reply.prompt_tokens <= without.prompt_tokens:
                 raise EngineGone(
                     f"{self.settings.model} at {self.settings.url} ignores pictures, which add no tokens to its "

@@ -78,8 +78,8 @@ def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.
     if bool(cut.any()):
         logprobs[cut] = _top_p(logprobs[cut], top_p[cut])
     cumulative = logprobs.double().exp_().cumsum(-1)
-    at = noise[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
+    thresholds = noise[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
     ids = torch.where(greedy, logits.argmax(-1), ids).masked_fill(none, NONE)
     chosen = logprobs.gather(1, ids[:, None].clamp(min=0)).squeeze(1)
     chosen = chosen.masked_fill(greedy, 0.0).masked_fill(none, torch.nan)
@@ -89,8 +89,8 @@ def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.
 def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Renormalize log-probs over the nucleus, with ``-inf`` outside."""
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
+    mass_before = ordered.exp().cumsum(-1) - ordered.exp()
+    ordered = ordered.masked_fill(mass_before >= top_p[:, None], -torch.inf)
     ordered = ordered - ordered.logsumexp(-1, keepdim=True)
     return torch.empty_like(logprobs).scatter_(-1, order, ordered)
 
@@ -126,12 +126,14 @@ def _look(model: nn.Module) -> tuple[list[Tensor], list[object]]:
     Buffers that are not saved (such as rotary angles) derive from the config, in some models in each forward pass.
     """
     state = model.state_dict(keep_vars=True)
-    how: list[object] = [(name, one.dtype, one.shape, one.device) for name, one in state.items()]
+    how: list[object] = [
+        (name, tensor.dtype, tensor.shape, tensor.device) for name, tensor in state.items()
+    ]
     for module in model.modules():
         if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
             merged, scaling = (getattr(module, name, ()) for name in ("merged_adapters", "scaling"))
             how += [module.disable_adapters, *module.active_adapters, list(merged), dict(scaling)]
-    return list({id(one): one for one in state.values()}.values()), how
+    return list({id(tensor): tensor for tensor in state.values()}.values()), how
 
 
 def _version(weight: Tensor) -> tuple[int, int]:
@@ -165,10 +167,10 @@ class Runner:
         self._small = sum(weight.nbytes for weight in loaded.model.parameters()) <= CACHED_BYTES
         self._rows: CompiledLlama | PaddedRows | None = None
         self._weights: WatchedWeights | None = None
-        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
-        if way not in checked.ways:
+        mode = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
+        if mode not in checked.ways:
             self._check(checked)
-            checked.ways.add(way)
+            checked.ways.add(mode)
 
     @property
     def rows(self) -> CompiledLlama | PaddedRows:
@@ -200,12 +202,12 @@ class Runner:
         return self._follow(min(rows)).prefill(rows, prompts)
 
     @torch.inference_mode()
-    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token to each of the N running rows. Return the next logits ``[N, V]``."""
         assert self._weights is not None
         if self._weights.is_written:
             raise RuntimeError(CHANGED)
-        return self.rows.decode(tokens, places)
+        return self.rows.decode(tokens, positions)
 
     @torch.inference_mode()
     def score(
@@ -220,8 +222,8 @@ class Runner:
         with attending(model, masked_attention(model)):
             for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
                 chosen = [sequences[i] for i in part]
-                places = [range(start, len(ids)) for ids in chosen]
-                logprobs = sequence_logprobs(model, chosen, places, self._rule)
+                positions = [range(start, len(ids)) for ids in chosen]
+                logprobs = sequence_logprobs(model, chosen, positions, self._rule)
                 for i, values in zip(part, logprobs, strict=True):
                     scores[i] = values.tolist()
         return scores
@@ -242,13 +244,15 @@ class Runner:
     def _check(self, checked: CheckedModel) -> None:
         """Compare prefill, decode and score with the log-probs of the model's own pass."""
         with torch.no_grad():
-            own = [one.cpu() for one in checked.own(self._loaded.model)]
-        last = [one[-STEPS - 1 :] for one in own]
-        checked.demand("when sampled with cached keys", lambda: self._stepped(checked), last, DO)
+            expected = [logprobs.cpu() for logprobs in checked.own(self._loaded.model)]
+        expected_steps = [logprobs[-STEPS - 1 :] for logprobs in expected]
+        checked.demand(
+            "when sampled with cached keys", lambda: self._stepped(checked), expected_steps, DO
+        )
         checked.demand(
             "when scored by the engine",
             lambda: list(map(torch.tensor, self.score(checked.rows, 1))),
-            own,
+            expected,
             DO,
         )
 
@@ -260,8 +264,8 @@ class Runner:
         logits, _ = self.prefill(range(len(prompts)), prompts)
         steps = [logits]
         for step in range(STEPS):
-            places = [len(prompt) + step for prompt in prompts]
-            steps.append(self.decode([last[step] for last in lasts], places))
+            positions = [len(prompt) + step for prompt in prompts]
+            steps.append(self.decode([tokens[step] for tokens in lasts], positions))
         for row, ids in reversed(list(enumerate(checked.rows))):
             self.rows.leave(row, ids[:-1], row, len(ids) - 1)
         self.forget()
@@ -320,7 +324,7 @@ class InProcessEngine:
         if adapter is not None:
             activate(loaded.model, adapter)
         self.stats = Stats()
-        self._max_batch = max_batch
+        self.width = max_batch
         self._runner = Runner(loaded, cache_bytes)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
@@ -349,7 +353,7 @@ class InProcessEngine:
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future(), on_token) for seed in seeds]
             self._waiting.extend(batch)
-            return await self._results([one.future for one in batch])
+            return await self._results([request.future for request in batch])
 
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
@@ -359,9 +363,9 @@ class InProcessEngine:
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self.check(ids, 0)
-            one = Scoring(sequences, len(prefix), asyncio.get_running_loop().create_future())
-            self._scoring.append(one)
-            return (await self._results([one.future]))[0]
+            scoring = Scoring(sequences, len(prefix), asyncio.get_running_loop().create_future())
+            self._scoring.append(scoring)
+            return (await self._results([scoring.future]))[0]
 
     async def load(self, path: Path, version: str) -> None:
         """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
@@ -384,17 +388,17 @@ class InProcessEngine:
         self._check_idle("forget prefixes")
         self._runner.forget()
 
-    def check(self, ids: Sequence[int], more: int) -> None:
+    def check(self, ids: Sequence[int], new_tokens: int) -> None:
         """Raise :class:`EngineError` for ids that would fail the model step, and with it other requests."""
         vocabulary = self.loaded.model.config.get_text_config().vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
-        check_length(len(ids), more, self.loaded.context_length, self.policy)
+        check_length(len(ids), new_tokens, self.loaded.context_length, self.policy)
 
-    def _check_idle(self, what: str) -> None:
+    def _check_idle(self, action: str) -> None:
         if any(not item.future.done() for item in self._items()):
             raise EngineError(
-                f"can't {what}: requests of version {self.version} are in flight; await them"
+                f"can't {action}: requests of version {self.version} are in flight; await them"
             )
 
     def _items(self) -> list[Running | Scoring]:
@@ -446,7 +450,9 @@ class InProcessEngine:
         if self._running and self._patience > 0:
             return joining
         self._patience = PATIENCE
-        while self._waiting and len(self._running) + len(joining) < self._max_batch:
+        # Older dialogues first (the sort is stable), so that they end before more begin.
+        self._waiting = deque(sorted(self._waiting, key=lambda request: request.work_number))
+        while self._waiting and len(self._running) + len(joining) < self.width:
             if not (one := self._waiting.popleft()).future.done():
                 one.start, one.loads = time.monotonic(), self._loads
                 joining.append(one)
@@ -454,22 +460,22 @@ class InProcessEngine:
 
     def _join(self, joining: list[Running]) -> None:
         """Read the prompts (equal ones once) and sample each request's first token."""
-        first = len(self._running)
+        first_row = len(self._running)
         same: dict[tuple[int, ...], list[int]] = {}
-        for row, one in enumerate(joining, first):
-            same.setdefault(one.prompt, []).append(row)
+        for row, request in enumerate(joining, first_row):
+            same.setdefault(request.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
-        for (prompt, (row, *others)), count in zip(same.items(), cached, strict=True):
-            self._runner.rows.fork(row, others, len(prompt))
-            for place in (row, *others):
-                joining[place - first].cached = count
+        for (prompt, (row, *copies)), count in zip(same.items(), cached, strict=True):
+            self._runner.rows.fork(row, copies, len(prompt))
+            for joined_row in (row, *copies):
+                joining[joined_row - first_row].cached = count
         self.stats.prompt_tokens += sum(map(len, same))
         self.stats.cached_tokens += sum(cached)
         source = {row: index for index, rows in enumerate(same.values()) for row in rows}
         self._running += joining
         self._moved = True
-        places = [source[row] for row in range(first, first + len(joining))]
-        self._accept(first, logits[places])
+        sources = [source[row] for row in range(first_row, first_row + len(joining))]
+        self._accept(first_row, logits[sources])
 
     def _decode(self) -> None:
         if self._moved:
@@ -477,24 +483,28 @@ class InProcessEngine:
             self._running = [self._running[row] for row in order]
             self._moved = False
         running = self._running
-        logits = self._runner.decode([one.ids[-1] for one in running], [o.place for o in running])
+        logits = self._runner.decode(
+            [request.ids[-1] for request in running], [o.place for o in running]
+        )
         self._accept(0, logits)
 
-    def _accept(self, first: int, logits: torch.Tensor) -> None:
+    def _accept(self, first_row: int, logits: torch.Tensor) -> None:
         """Sample a token for each running request from ``first`` on, and remove the finished ones."""
-        ones = self._running[first:]
+        ones = self._running[first_row:]
         settings = [(o.sampling.temperature, o.sampling.top_p, o.noise[len(o.ids)]) for o in ones]
         ids, logprobs = draw(logits, np.array(settings))
         self.stats.sampled_tokens += len(ones)
         renderer = self.loaded.renderer
-        for one, token, logprob in zip(ones, ids.tolist(), logprobs.tolist(), strict=True):
+        for request, token, logprob in zip(ones, ids.tolist(), logprobs.tolist(), strict=True):
             if token == NONE:
-                self._fail([one], f"after {len(one.ids)} tokens the logits are {NO_NUMBERS}")
+                self._fail(
+                    [request], f"after {len(request.ids)} tokens the logits are {NO_NUMBERS}"
+                )
                 continue
             try:
-                one.accept(token, logprob, self.version, renderer.end_ids, renderer.decode)
+                request.accept(token, logprob, self.version, renderer.end_ids, renderer.decode)
             except (Exception, asyncio.CancelledError) as error:  # such as from on_token
-                self._fail([one], f"taking in a sampled token failed: {error!r}", error)
+                self._fail([request], f"taking in a sampled token failed: {error!r}", error)
         self._leave()
         if NONE in ids:
             self._runner.forget()  # NaN spreads to other tokens of a block
@@ -502,38 +512,38 @@ class InProcessEngine:
     def _leave(self) -> None:
         """Remove finished and canceled requests; the last row moves into the free place."""
         running = self._running
-        for one in running:
-            if one.is_late:
-                self._fail([one], f"no answer within {one.sampling.timeout:g} s")
+        for request in running:
+            if request.is_late:
+                self._fail([request], f"no answer within {request.sampling.timeout:g} s")
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
-                done, last = running[row], running.pop()
+                done, last_request = running[row], running.pop()
                 ids, reuse = done.computed_ids, done.loads == self._loads
-                self._runner.rows.leave(row, ids, len(running), last.place, reuse=reuse)
+                self._runner.rows.leave(row, ids, len(running), last_request.place, reuse=reuse)
                 if row < len(running):
-                    running[row] = last
+                    running[row] = last_request
                     self._moved = True
 
-    def _score(self, one: Scoring) -> None:
-        if one.future.done():
+    def _score(self, scoring: Scoring) -> None:
+        if scoring.future.done():
             return
         try:
-            scores = self._runner.score(one.sequences, one.start, len(self._running))
+            scores = self._runner.score(scoring.sequences, scoring.start, len(self._running))
         except Exception as error:
-            self._fail([one], f"scoring failed: {error!r}", error)
+            self._fail([scoring], f"scoring failed: {error!r}", error)
             return
         if not all(map(math.isfinite, (score for logprobs in scores for score in logprobs))):
-            self._fail([one], f"log-probs of given tokens are {NO_NUMBERS}")
+            self._fail([scoring], f"log-probs of given tokens are {NO_NUMBERS}")
             self._runner.forget()
             return
         self.stats.scored_tokens += sum(map(len, scores))
-        one.future.set_result(scores)
+        scoring.future.set_result(scores)
 
     def _fail(
-        self, items: Sequence[Running | Scoring], what: str, cause: BaseException | None = None
+        self, items: Sequence[Running | Scoring], problem: str, cause: BaseException | None = None
     ) -> None:
         for item in items:
             if not item.future.done():
-                error = EngineError(f"{self.policy}@{self.version}: {what}")
+                error = EngineError(f"{self.policy}@{self.version}: {problem}")
                 error.__cause__ = cause
                 item.future.set_exception(error)

@@ -91,8 +91,8 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, start: Any) -> A
 
 
 def _vector(builder: Any, pointer: Any, index: Any, lanes: int) -> Any:
-    kind = ir.VectorType(_FLOAT, lanes).as_pointer()
-    return builder.bitcast(builder.gep(pointer, [index]), kind)
+    pointer_type = ir.VectorType(_FLOAT, lanes).as_pointer()
+    return builder.bitcast(builder.gep(pointer, [index]), pointer_type)
 
 
 def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
@@ -100,7 +100,7 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
 
 
-def _count_loop(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
+def _count_loop(builder: Any, depth: Any, initial: list[Any], body: Any) -> list[Any]:
     """Build a loop over k from 0 to ``depth``, at least once.
 
     ``body(k, sums)`` returns the next sums, which are ``first`` initially.
@@ -108,17 +108,19 @@ def _count_loop(builder: Any, depth: Any, first: list[Any], body: Any) -> list[A
     entry, loop, end = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
-    k, sums = builder.phi(_INDEX), [builder.phi(one.type) for one in first]
-    more = [*body(k, sums), builder.add(k, _INDEX(1))]
-    for phi, one, following in zip([*sums, k], [*first, _INDEX(0)], more, strict=True):
-        phi.add_incoming(one, entry)
+    k, sums = builder.phi(_INDEX), [builder.phi(value.type) for value in initial]
+    next_values = [*body(k, sums), builder.add(k, _INDEX(1))]
+    for phi, start_value, following in zip(
+        [*sums, k], [*initial, _INDEX(0)], next_values, strict=True
+    ):
+        phi.add_incoming(start_value, entry)
         phi.add_incoming(following, loop)
-    builder.cbranch(builder.icmp_signed("<", more[-1], depth), loop, end)
+    builder.cbranch(builder.icmp_signed("<", next_values[-1], depth), loop, end)
     builder.position_at_end(end)
-    return more[:-1]
+    return next_values[:-1]
 
 
-def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
+def _tile(rows: int, vectors: int, lanes: int, *, accumulate: bool = False) -> Any:
     """Build ``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns.
 
     Sums stay in registers and run in the order of ``k``. With ``more`` they start from ``y``. Arguments of the built
@@ -139,23 +141,23 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
             starts = [b.gep(x, [b.mul(args[2], _INDEX(r))]) for r in range(rows)]
 
             def body(k: Any, sums: list[Any]) -> list[Any]:
-                at = b.gep(w, [b.mul(k, args[5])])
-                columns = [_vector(b, at, _INDEX(v * lanes), lanes) for v in range(vectors)]
+                address_ = b.gep(w, [b.mul(k, args[5])])
+                columns = [_vector(b, address_, _INDEX(v * lanes), lanes) for v in range(vectors)]
                 weights = [b.load(column, align=4) for column in columns]
-                more = []
+                updated = []
                 for r, start in enumerate(starts):
-                    one = b.load(b.gep(start, [k]))
-                    all_ = _pick(b, b.insert_element(zero, one, _INDEX(0)), [0] * lanes)
+                    element = b.load(b.gep(start, [k]))
+                    all_ = _pick(b, b.insert_element(zero, element, _INDEX(0)), [0] * lanes)
                     for v, weight in enumerate(weights):
                         part = b.fmul(all_, weight, flags=_FUSE)
-                        more.append(b.fadd(sums[r * vectors + v], part, flags=_FUSE))
-                return more
+                        updated.append(b.fadd(sums[r * vectors + v], part, flags=_FUSE))
+                return updated
 
             lines = [b.gep(y, [b.mul(args[8], _INDEX(r))]) for r in range(rows)]
             to = [
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
-            begin = [b.load(column, align=4) if more else zero for column in to]
+            begin = [b.load(column, align=4) if accumulate else zero for column in to]
             for total, column in zip(_count_loop(b, args[9], begin, body), to, strict=True):
                 b.store(total, column, align=4)
             return context.get_dummy_value()
@@ -165,15 +167,15 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
     return tile
 
 
-def _fetch_code(_: Any, x: Any, at: Any) -> Any:
+def _fetch_code(_: Any, x: Any, index: Any) -> Any:
     """Prefetch the cache line of ``x[at]``, which may be out of bounds."""
 
     def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
         address = b.bitcast(_pointer(context, b, sig.args[0], *args), ir.IntType(8).as_pointer())
         flags = [ir.IntType(32)] * 3
-        kind = ir.FunctionType(ir.VoidType(), [address.type, *flags])
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, *flags])
         name = "llvm.prefetch.p0"
-        fetch = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+        fetch = b.module.globals.get(name) or ir.Function(b.module, function_type, name)
         b.call(fetch, [address, *(flag(n) for flag, n in zip(flags, (0, 2, 1), strict=True))])
         return context.get_dummy_value()
 
@@ -185,14 +187,16 @@ def _as_float_code(_: Any, bits: Any) -> Any:
 
 
 _many, _two, _single = (_tile(rows, 2, LANES) for rows in (TILE, 2, 1))
-_more_many, _more_two, _more_single = (_tile(rows, 2, LANES, more=True) for rows in (TILE, 2, 1))
-_more_narrow = _tile(1, 1, SPAN, more=True)
+_more_many, _more_two, _more_single = (
+    _tile(rows, 2, LANES, accumulate=True) for rows in (TILE, 2, 1)
+)
+_more_narrow = _tile(1, 1, SPAN, accumulate=True)
 
 
 @njit(cache=True, nogil=True)
-def fetch(x: np.ndarray, first: int, count: int) -> None:
+def fetch(x: np.ndarray, start: int, count: int) -> None:
     """Prefetch ``count`` floats."""
-    for i in range(first, first + count, 16):
+    for i in range(start, start + count, 16):
         _fetch(x, i)
 
 
@@ -213,12 +217,12 @@ def exp(x: np.float32) -> np.float32:
     The polynomial is from Cephes' ``expf`` (S. Moshier). Unlike a call of the C library it is vectorized.
     """
     clamped = min(max(x, np.float32(-87)), np.float32(88))
-    whole = np.floor(clamped * _LOG2E + _HALF)
-    clamped = clamped - whole * _LN2[0] - whole * _LN2[1]
+    integer_part = np.floor(clamped * _LOG2E + _HALF)
+    clamped = clamped - integer_part * _LN2[0] - integer_part * _LN2[1]
     result = _POLYNOMIAL[0]
     for coefficient in _POLYNOMIAL[1:]:
         result = result * clamped + coefficient
-    result *= _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+    result *= _as_float((np.int32(integer_part) + np.int32(127)) << np.int32(23))
     return result if x == x else x
 
 
@@ -244,8 +248,8 @@ def multiply(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
     """Compute ``y = x @ w`` for packed ``w [panels, inputs, PANEL]``."""
     panels, depth, _ = w.shape
     for panel in range(panels):
-        at, to = panel * depth * PANEL, panel * PANEL
-        product(x, 0, x.shape[1], len(x), w, at, PANEL, y, to, y.shape[1], depth)
+        weight_start, to = panel * depth * PANEL, panel * PANEL
+        product(x, 0, x.shape[1], len(x), w, weight_start, PANEL, y, to, y.shape[1], depth)
 
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
@@ -253,12 +257,12 @@ def normalise(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndar
     """Compute ``y = x / rms(x) * weight`` row by row (Zhang and Sennrich 2019, equation 4)."""
     width = len(weight)
     for row in range(len(x)):
-        own, to, squares = x[row], y[row], _ZERO
+        values, to, squares = x[row], y[row], _ZERO
         for i in range(width):
-            squares += own[i] * own[i]
+            squares += values[i] * values[i]
         scale = _ONE / np.sqrt(squares / np.float32(width) + epsilon)
         for i in range(width):
-            to[i] = own[i] * scale * weight[i]
+            to[i] = values[i] * scale * weight[i]
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
@@ -266,8 +270,8 @@ def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
     """Rotate queries and keys ``[heads * head width]`` by the angles of a position (Su et al. 2021)."""
     half = len(cos)
     width = 2 * half
-    for first in range(0, len(vectors), width):
-        lows, highs = vectors[first : first + half], vectors[first + half : first + width]
+    for start in range(0, len(vectors), width):
+        lows, highs = vectors[start : start + half], vectors[start + half : start + width]
         for i in range(half):
             low, high = lows[i], highs[i]
             lows[i] = low * cos[i] - high * sin[i]
@@ -294,20 +298,20 @@ def mix(
     """Add to ``y`` the sums of ``depth`` values ``w`` of this width, weighted by each row of ``x``."""
     done = 0
     while done + PANEL <= width:
-        at, to, row = w0 + done, y0 + done, 0
+        weight_start, to, row = w0 + done, y0 + done, 0
         while row + TILE <= rows:
-            _more_many(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
+            _more_many(x, x0 + row * dx, dx, w, weight_start, width, y, to + row * dy, dy, depth)
             row += TILE
         while row + 2 <= rows:
-            _more_two(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
+            _more_two(x, x0 + row * dx, dx, w, weight_start, width, y, to + row * dy, dy, depth)
             row += 2
         if row < rows:
-            _more_single(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
+            _more_single(x, x0 + row * dx, dx, w, weight_start, width, y, to + row * dy, dy, depth)
         done += PANEL
     while done < width:
-        at, to = w0 + done, y0 + done
+        weight_start, to = w0 + done, y0 + done
         for row in range(rows):
-            _more_narrow(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
+            _more_narrow(x, x0 + row * dx, dx, w, weight_start, width, y, to + row * dy, dy, depth)
         done += SPAN
 
 
@@ -344,16 +348,16 @@ def score(
     width, dx, reach = keys.shape[3], joined.shape[1], span.scores.shape[1]
     for group in range(span.begin, span.end):
         fetch(keys, start_of(pages, ahead, layer, group, keys), width * BLOCK)
-        at, first = start_of(pages, block, layer, group, keys), group * span.step
-        line = (first - span.begin * span.step) * span.rows + row
+        key_start, first_position = start_of(pages, block, layer, group, keys), group * span.step
+        line = (first_position - span.begin * span.step) * span.rows + row
         for part in range(0, BLOCK, PANEL):
-            x, to = row * dx + first * width, line * reach + block * BLOCK + part
+            x, to = row * dx + first_position * width, line * reach + block * BLOCK + part
             if rows == 1:  # all query heads of this key head
-                arguments = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
+                arguments = keys, key_start + part, BLOCK, span.scores, to, span.rows * reach, width
                 product(joined, x, width, span.step, *arguments)
                 continue
             for _ in range(span.step):
-                arguments = keys, at + part, BLOCK, span.scores, to, reach, width
+                arguments = keys, key_start + part, BLOCK, span.scores, to, reach, width
                 product(joined, x, dx, rows, *arguments)
                 x, to = x + width, to + span.rows * reach
 
@@ -367,22 +371,25 @@ def gather(
     width, dy, reach = values.shape[4], mixed.shape[1], span.scores.shape[1]
     for group in range(span.begin, span.end):
         fetch(values, start_of(pages, ahead, layer, group, values), width * BLOCK)
-        at, first = start_of(pages, block, layer, group, values), group * span.step
-        line = (first - span.begin * span.step) * span.rows + row
-        x, to = line * reach + block * BLOCK, row * dy + first * width
+        value_start, first_position = (
+            start_of(pages, block, layer, group, values),
+            group * span.step,
+        )
+        line = (first_position - span.begin * span.step) * span.rows + row
+        x, to = line * reach + block * BLOCK, row * dy + first_position * width
         if rows == 1:
-            arguments = values, at, width, mixed, to, width, depth
+            arguments = values, value_start, width, mixed, to, width, depth
             mix(span.scores, x, span.rows * reach, span.step, *arguments)
             continue
         for _ in range(span.step):
-            arguments = values, at, width, mixed, to, dy, depth
+            arguments = values, value_start, width, mixed, to, dy, depth
             mix(span.scores, x, reach, rows, *arguments)
             x, to = x + span.rows * reach, to + width
 
 
 @njit(cache=True, nogil=True)
 def attend(
-    joined: np.ndarray, tokens: Tokens, first: int, shared: int, layer: int, scaling: np.float32,
+    joined: np.ndarray, tokens: Tokens, start: int, shared: int, layer: int, scaling: np.float32,
     mixed: np.ndarray,
 ) -> None:  # fmt: skip
     """Compute causal attention of tokens from ``first``, of one row or of several, which share their first blocks.
@@ -392,8 +399,8 @@ def attend(
     """
     keys, values, count = tokens.keys, tokens.values, len(joined)
     key_heads, width = keys.shape[2:4]
-    places, lines = tokens.places[first : first + count], tokens.rows[first : first + count]
-    step, blocks = mixed.shape[1] // width // key_heads, places // BLOCK + 1
+    positions, lines = tokens.places[start : start + count], tokens.rows[start : start + count]
+    step, blocks = mixed.shape[1] // width // key_heads, positions // BLOCK + 1
     reach = blocks.max() * BLOCK
     heads = min(max(SCORES // (step * count * reach), 1), key_heads)
     scores = np.empty((heads * step * count, reach), np.float32)
@@ -408,14 +415,14 @@ def attend(
                 pages, ahead = tokens.pages[lines[row]], min(block + 1, blocks[row] - 1)
                 score(joined, row, 1, keys, pages, block, ahead, layer, span)
         for line in range((span.end - begin) * step * count):
-            soften(scores[line, : places[line % count] + 1], scaling)
+            soften(scores[line, : positions[line % count] + 1], scaling)
         for block in range(shared):
             pages = tokens.pages[lines[0]]
             gather(mixed, 0, count, values, pages, block, block + 1, layer, span, BLOCK)
         for row in range(count):
             for block in range(shared, blocks[row]):
                 pages, ahead = tokens.pages[lines[row]], min(block + 1, blocks[row] - 1)
-                depth = min(BLOCK, places[row] + 1 - block * BLOCK)
+                depth = min(BLOCK, positions[row] + 1 - block * BLOCK)
                 gather(mixed, row, 1, values, pages, block, ahead, layer, span, depth)
 
 
@@ -432,35 +439,35 @@ def gate(joined: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
+def add(x: np.ndarray, update: np.ndarray, bias: np.ndarray) -> None:
     for row in range(len(x)):
-        own, added = x[row], more[row]
+        row_values, added = x[row], update[row]
         for i in range(len(bias)):
-            own[i] += added[i] + bias[i]
+            row_values[i] += added[i] + bias[i]
 
 
 @njit(cache=True, nogil=True)
-def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
+def enter(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
     """Compute queries, keys and values of tokens from ``first`` to ``stop``; store keys and values in pages."""
-    joined, hidden = tokens.joined[first:stop], tokens.hidden[first:stop]
+    joined, hidden = tokens.joined[start:stop], tokens.hidden[start:stop]
     normed = np.empty_like(hidden)
     normalise(hidden, weights.before[layer], weights.epsilon, normed)
     multiply(normed, weights.qkv[layer], joined)
     bias, turning = weights.qkv_bias[layer], len(weights.qkv_bias[layer])
     keys, values = tokens.keys, tokens.values
     shared, width = keys.shape[2:4]
-    for i in range(stop - first):
-        own, place = joined[i], tokens.places[first + i]
-        page, line = tokens.pages[tokens.rows[first + i], place // BLOCK], place % BLOCK
+    for i in range(stop - start):
+        row_values, position = joined[i], tokens.places[start + i]
+        page, line = tokens.pages[tokens.rows[start + i], position // BLOCK], position % BLOCK
         for j in range(len(bias)):
-            own[j] += bias[j]
+            row_values[j] += bias[j]
         value_from = turning - shared * width
-        turn(own[:value_from], weights.cos[place], weights.sin[place])
+        turn(row_values[:value_from], weights.cos[position], weights.sin[position])
         for head in range(shared):
             value = value_from + head * width
             key = value - shared * width
-            keys[page, layer, head, :, line] = own[key : key + width]
-            values[page, layer, head, line] = own[value : value + width]
+            keys[page, layer, head, :, line] = row_values[key : key + width]
+            values[page, layer, head, line] = row_values[value : value + width]
 
 
 @njit(cache=True, nogil=True)
@@ -484,11 +491,11 @@ def attention_group(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
+def compare(pages: np.ndarray, positions: np.ndarray, common: np.ndarray) -> None:
     """Write the number of blocks that each row shares with the previous row into ``common``."""
     common[0] = 0
-    for row in range(1, len(places)):
-        max_blocks = min(places[row], places[row - 1]) // BLOCK
+    for row in range(1, len(positions)):
+        max_blocks = min(positions[row], positions[row - 1]) // BLOCK
         block = 0
         while block < max_blocks and pages[row, block] == pages[row - 1, block]:
             block += 1
@@ -496,15 +503,15 @@ def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
+def leave(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
     """Compute attention and the MLP of tokens from ``first`` to ``stop``."""
-    count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
+    count, hidden, joined = stop - start, tokens.hidden[start:stop], tokens.joined[start:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
     begin = 0
     while begin < count:
-        end, shared = attention_group(tokens, first + begin, stop)
-        end -= first
-        arguments = first + begin, shared, layer, weights.scaling
+        end, shared = attention_group(tokens, start + begin, stop)
+        end -= start
+        arguments = start + begin, shared, layer, weights.scaling
         attend(joined[begin:end], tokens, *arguments, mixed[begin:end])
         begin = end
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
@@ -521,8 +528,8 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 
 
 @njit(cache=True, nogil=True)
-def embed(weights: PackedWeights, tokens: Tokens, first: int, stop: int) -> None:
-    for i in range(first, stop):
+def embed(weights: PackedWeights, tokens: Tokens, start: int, stop: int) -> None:
+    for i in range(start, stop):
         tokens.hidden[i] = weights.embedding[tokens.ids[i]]
 
 
@@ -544,9 +551,9 @@ def likelihoods(
         stop = min(start + CHUNK, len(targets))
         vocabulary(weights, hidden[start:stop], logits[: stop - start])
         for row in range(stop - start):
-            own = logits[row, :size]
-            target, largest = own[targets[start + row]], own.max()
-            logprobs[start + row] = target - largest - np.log(weigh(own, _ONE))
+            row_logits = logits[row, :size]
+            target, largest = row_logits[targets[start + row]], row_logits.max()
+            logprobs[start + row] = target - largest - np.log(weigh(row_logits, _ONE))
 
 
 @njit(cache=True, nogil=True)
@@ -557,21 +564,21 @@ def read(
 
     All shares of a layer have to be complete before the next layer.
     """
-    for first in range(share * chunk, len(tokens.ids), shares * chunk):
-        stop = min(first + chunk, len(tokens.ids))
+    for chunk_start in range(share * chunk, len(tokens.ids), shares * chunk):
+        stop = min(chunk_start + chunk, len(tokens.ids))
         if layer:
-            leave(weights, tokens, layer - 1, first, stop)
+            leave(weights, tokens, layer - 1, chunk_start, stop)
         else:
-            embed(weights, tokens, first, stop)
+            embed(weights, tokens, chunk_start, stop)
         if layer < len(weights.before):
-            enter(weights, tokens, layer, first, stop)
+            enter(weights, tokens, layer, chunk_start, stop)
 
 
 @njit(cache=True, nogil=True)
 def decode(
-    weights: PackedWeights, tokens: Tokens, first: int, stop: int, logits: np.ndarray
+    weights: PackedWeights, tokens: Tokens, begin: int, stop: int, logits: np.ndarray
 ) -> None:
-    for start in range(first, stop, CHUNK):
+    for start in range(begin, stop, CHUNK):
         end = min(start + CHUNK, stop)
         embed(weights, tokens, start, end)
         for layer in range(len(weights.before)):
@@ -583,21 +590,21 @@ def decode(
 @njit(cache=True, nogil=True)
 def nucleus(chances: np.ndarray, top_p: float) -> None:
     """Set all but the smallest set of most likely tokens whose share reaches ``top_p`` to 0."""
-    total, before = 0.0, 0.0
+    total, mass_before = 0.0, 0.0
     for i in range(len(chances)):
         total += chances[i]
     for i in np.argsort(-chances, kind="mergesort"):
         chance = chances[i]
-        if before >= top_p * total:
+        if mass_before >= top_p * total:
             chances[i] = _ZERO
-        before += chance
+        mass_before += chance
 
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
     """Implement :func:`~coterie.engines.inprocess.draw` with output arrays ``ids`` and ``logprobs``."""
     for row in range(len(logits)):
-        chances, total, at = logits[row].copy(), 0.0, 0.0
+        chances, total, mass = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]
         greedy = temperature == 0
         if not weigh(chances, _ONE if greedy else _ONE / np.float32(temperature)) > 0:
@@ -612,8 +619,8 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
         for i in range(len(chances)):
             total += chances[i]
         for i in range(len(chances)):
-            at += chances[i]
-            if at > noise * total:
+            mass += chances[i]
+            if mass > noise * total:
                 ids[row], logprobs[row] = i, np.log(chances[i] / total)
                 break
 

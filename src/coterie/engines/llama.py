@@ -61,10 +61,10 @@ class Pages:
         self.extend(row, length)
 
     def extend(self, row: int, length: int) -> None:
-        own = self._rows[row]
-        old_count, count = len(own), -(-length // BLOCK)
+        row_pages = self._rows[row]
+        old_count, count = len(row_pages), -(-length // BLOCK)
         if old_count < count:
-            own.extend(self._new() for _ in range(count - old_count))
+            row_pages.extend(self._new() for _ in range(count - old_count))
             self._write(row, old_count)
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -78,10 +78,10 @@ class Pages:
     def copy(self, source: int, target: int) -> None:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
-    def leave(self, row: int, last: int) -> None:
+    def leave(self, row: int, last_row: int) -> None:
         self.drop(row)
-        if row != last:
-            self._rows[row], self._rows[last] = self._rows[last], []
+        if row != last_row:
+            self._rows[row], self._rows[last_row] = self._rows[last_row], []
             self._write(row, 0)
 
     def arrange(self, count: int) -> list[int]:
@@ -126,10 +126,10 @@ class Pages:
             self.table = _extend(self.table)
 
     def _write(self, row: int, block: int) -> None:
-        own = self._rows[row]
-        while len(own) > self.table.shape[1]:
+        row_pages = self._rows[row]
+        while len(row_pages) > self.table.shape[1]:
             self.table = np.ascontiguousarray(_extend(self.table.T).T)
-        self.table[row, block : len(own)] = own[block:]
+        self.table[row, block : len(row_pages)] = row_pages[block:]
 
 
 def _extend(old: np.ndarray) -> np.ndarray:
@@ -211,37 +211,37 @@ class CompiledLlama:
         counts = []
         for row, prompt in zip(rows, prompts, strict=True):
             keys = block_keys(prompt[:-1])  # the last token is always read, for its logits
-            known = self._prefixes.known(keys)
-            self.pages.begin(row, known, len(prompt))
-            self._keep(row, keys, len(known))
-            copied = self._copy_partial(row, prompt[:-1], keys[: len(known)])
-            counts.append(len(known) * BLOCK + copied)
+            cached_pages = self._prefixes.known(keys)
+            self.pages.begin(row, cached_pages, len(prompt))
+            self._keep(row, keys, len(cached_pages))
+            copied = self._copy_partial(row, prompt[:-1], keys[: len(cached_pages)])
+            counts.append(len(cached_pages) * BLOCK + copied)
         hidden = self._hidden(prompts, counts, [len(prompt) - 1 for prompt in prompts], rows)
         logits = self._logits(len(prompts))
 
-        def work(first: int, stop: int) -> None:
-            kernels.vocabulary(self._weights, hidden[first:stop], logits[first:stop])
+        def work(start: int, stop: int) -> None:
+            kernels.vocabulary(self._weights, hidden[start:stop], logits[start:stop])
 
         self._share(len(prompts), work)
         return torch.from_numpy(logits)[:, : self._vocabulary], counts
 
-    def decode(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+    def decode(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
-        for row, place in enumerate(places):
-            if place % BLOCK == 0:
-                self.pages.extend(row, place + 1)
+        for row, position in enumerate(positions):
+            if position % BLOCK == 0:
+                self.pages.extend(row, position + 1)
         count = len(ids)
-        tokens, logits = self._tokens(ids, range(count), places), self._logits(count)
+        tokens, logits = self._tokens(ids, range(count), positions), self._logits(count)
         kernels.compare(tokens.pages, tokens.places, tokens.common)
 
-        def work(first: int, stop: int) -> None:
-            kernels.decode(self._weights, tokens, first, stop, logits)
+        def work(start: int, stop: int) -> None:
+            kernels.decode(self._weights, tokens, start, stop, logits)
 
         self._share(count, work)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
     def leave(
-        self, row: int, ids: Sequence[int], last: int, length: int, *, reuse: bool = True
+        self, row: int, ids: Sequence[int], last_row: int, length: int, *, reuse: bool = True
     ) -> None:
         """Free a row with the tokens ``ids``, and move the last row into its place.
 
@@ -249,11 +249,11 @@ class CompiledLlama:
         """
         keys = block_keys(ids, part=True) if reuse else []
         self._keep(row, keys, 0)
-        for block, (before, key) in enumerate(pairwise((b"", *keys))):
+        for block, (previous_key, key) in enumerate(pairwise((b"", *keys))):
             page = self.pages.page(row, block)
             if self._prefixes.known([key]) == [page]:
-                self._index.add(page, before, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
-        self.pages.leave(row, last)
+                self._index.add(page, previous_key, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
+        self.pages.leave(row, last_row)
 
     def forget(self) -> None:
         self._prefixes.clear()
@@ -265,8 +265,8 @@ class CompiledLlama:
         ordered = sorted(set(sequences))  # adjacent sequences share the longest prefixes
         scores: dict[tuple[int, ...], list[float]] = {}
         try:
-            for first in range(0, len(ordered), SCORED):
-                part = ordered[first : first + SCORED]
+            for begin in range(0, len(ordered), SCORED):
+                part = ordered[begin : begin + SCORED]
                 scores |= zip(part, self._score(part, start, free), strict=True)
         except BaseException:
             self.forget()  # it may have incomplete pages
@@ -290,15 +290,15 @@ class CompiledLlama:
             begins.append(len(shared) * BLOCK)
         self._keep(free, keys, begins[0] // BLOCK)
         firsts = [max(begin, start - 1) for begin in begins]
-        before, rows = [ids[:-1] for ids in sequences], range(free, free + len(sequences))
-        hidden = self._hidden(before, begins, firsts, rows)
-        ends = [ids[first + 1 :] for ids, first in zip(sequences, firsts, strict=True)]
-        targets = np.array([one for end in ends for one in end], np.int64)
+        contexts, rows = [ids[:-1] for ids in sequences], range(free, free + len(sequences))
+        hidden = self._hidden(contexts, begins, firsts, rows)
+        ends = [ids[start + 1 :] for ids, start in zip(sequences, firsts, strict=True)]
+        targets = np.array([token for end in ends for token in end], np.int64)
         logprobs = np.empty(len(targets), np.float32)
 
-        def work(first: int, stop: int) -> None:
-            arguments = hidden[first:stop], targets[first:stop], self._vocabulary
-            kernels.likelihoods(self._weights, *arguments, logprobs[first:stop])
+        def work(start: int, stop: int) -> None:
+            arguments = hidden[start:stop], targets[start:stop], self._vocabulary
+            kernels.likelihoods(self._weights, *arguments, logprobs[start:stop])
 
         self._share(len(targets), work)
         parts = np.split(logprobs, np.cumsum([len(end) for end in ends])[:-1])
@@ -307,21 +307,21 @@ class CompiledLlama:
             scores[i] = scores[i - 1][: firsts[i] - (start - 1)] + scores[i]
         return scores
 
-    def _copy_partial(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
+    def _copy_partial(self, row: int, ids: tuple[int, ...], cached_keys: Sequence[bytes]) -> int:
         """Copy the longest cached match for the block after the known ones. Return its number of tokens."""
-        place = len(known) * BLOCK
-        before = known[-1] if known else b""
-        page, count = self._index.closest(before, ids[place : place + BLOCK])
+        position = len(cached_keys) * BLOCK
+        previous_key = cached_keys[-1] if cached_keys else b""
+        page, count = self._index.closest(previous_key, ids[position : position + BLOCK])
         if count:
-            self.pages.copy(page, self.pages.page(row, len(known)))
+            self.pages.copy(page, self.pages.page(row, len(cached_keys)))
         return count
 
     def _dropped(self, page: int) -> None:
         self._index.drop(page)
         self.pages.release(page)
 
-    def _keep(self, row: int, keys: Sequence[bytes], first: int) -> None:
-        for block in range(first, len(keys)):
+    def _keep(self, row: int, keys: Sequence[bytes], first_block: int) -> None:
+        for block in range(first_block, len(keys)):
             page = self.pages.page(row, block)
             if self._prefixes.put(keys[block], page):
                 self.pages.keep(page)
@@ -339,12 +339,14 @@ class CompiledLlama:
         """
         counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
         ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
-        at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
-        owners, mask = np.repeat(rows, counts), at >= np.repeat(firsts, counts)
+        positions = np.concatenate(
+            [range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)]
+        )
+        owners, mask = np.repeat(rows, counts), positions >= np.repeat(firsts, counts)
         hidden, done = np.empty((mask.sum(), self._weights.embedding.shape[1]), np.float32), 0
         for start in range(0, len(ids), TOKENS):
             part = slice(start, start + TOKENS)
-            tokens = self._tokens(ids[part], owners[part], at[part])
+            tokens = self._tokens(ids[part], owners[part], positions[part])
             for layer in range(len(self._weights.before) + 1):
                 self._layer(tokens, layer)
             outputs = tokens.hidden[mask[part]]
@@ -352,12 +354,12 @@ class CompiledLlama:
             done += len(outputs)
         return hidden
 
-    def _tokens(self, ids: Any, rows: Any, places: Any) -> "kernels.Tokens":
+    def _tokens(self, ids: Any, rows: Any, positions: Any) -> "kernels.Tokens":
         weights, pages = self._weights, self.pages
         return kernels.Tokens(
             ids=np.array(ids, np.int64),
             rows=np.array(rows, np.int64),
-            places=np.array(places, np.int64),
+            places=np.array(positions, np.int64),
             common=np.zeros(len(ids), np.int64),
             pages=pages.table,
             keys=pages.keys,
@@ -383,13 +385,13 @@ class CompiledLlama:
         self._together([(*arguments, share, threads, chunk) for share in range(threads)])
 
     def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
-        others = [self._pool.submit(*call) for call in calls[1:]]
+        futures = [self._pool.submit(*call) for call in calls[1:]]
         function, *arguments = calls[0]
         try:
             function(*arguments)
         finally:
-            for other in others:
-                other.result()
+            for future in futures:
+                future.result()
 
 
 def _linears(layer: Any) -> list[nn.Linear]:
@@ -406,10 +408,10 @@ def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
     for name, part in parts.items():
         joined = [_linears(layer)[part] for layer in layers]
         products[name] = np.stack(
-            [_panels(np.concatenate([_array(one.weight) for one in ones])) for ones in joined]
+            [_panels(np.concatenate([_array(layer.weight) for layer in ones])) for ones in joined]
         )
         products[f"{name}_bias"] = np.stack(
-            [np.concatenate([_bias(one) for one in ones]) for ones in joined]
+            [np.concatenate([_bias(layer) for layer in ones]) for ones in joined]
         )
     return products
 
@@ -418,8 +420,8 @@ def _bias(linear: nn.Linear) -> np.ndarray:
     return np.zeros(linear.out_features, np.float32) if linear.bias is None else _array(linear.bias)
 
 
-def _angles(inner: Any, places: int) -> dict[str, np.ndarray]:
-    cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(places)[None])
+def _angles(inner: Any, length: int) -> dict[str, np.ndarray]:
+    cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(length)[None])
     half = cos.shape[-1] // 2  # the other half repeats it
     return {"cos": _array(cos[0, :, :half]), "sin": _array(sin[0, :, :half])}
 

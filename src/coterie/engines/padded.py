@@ -68,12 +68,12 @@ def masked_attention(model: Any) -> str:
 def attending(model: Any, name: str) -> Iterator[None]:
     """Use another attention inside the block; training uses the model's own."""
     config = model.config
-    before = config._attn_implementation
+    previous = config._attn_implementation
     config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = previous
 
 
 AttentionInterface.register(NAME, attend)
@@ -101,13 +101,13 @@ class Slots:
         self._length = STEP
         self._used = 0
 
-    def decode(self, places: Tensor, length: int) -> "Slots":
+    def decode(self, positions: Tensor, length: int) -> "Slots":
         """Prepare for one token at its position in each of the first rows, attending to ``length`` keys."""
-        self.reserve(len(places), length, only=True)
+        self.reserve(len(positions), length, only=True)
         _, _, heads, stride, _ = self.keys.shape
-        first = torch.arange(len(places) * heads, device=places.device) * stride
-        self._cells = first + places.repeat_interleave(heads)
-        self._rows, self._length = slice(len(places)), length
+        starts = torch.arange(len(positions) * heads, device=positions.device) * stride
+        self._cells = starts + positions.repeat_interleave(heads)
+        self._rows, self._length = slice(len(positions)), length
         return self
 
     def prefill(self, rows: Sequence[int], block: int) -> "Slots":
@@ -115,9 +115,9 @@ class Slots:
         self._length = (block + 1) * BLOCK
         self.reserve(max(rows) + 1, self._length)
         self._cells = None
-        first, stop = rows[0], rows[0] + len(rows)
-        together = list(rows) == list(range(first, stop))
-        self._rows = slice(first, stop) if together else torch.tensor(rows, device=self.keys.device)
+        start, stop = rows[0], rows[0] + len(rows)
+        together = list(rows) == list(range(start, stop))
+        self._rows = slice(start, stop) if together else torch.tensor(rows, device=self.keys.device)
         return self
 
     def update(
@@ -218,16 +218,16 @@ class PaddedRows:
         """Read each prompt into its row. Return the next logits ``[N, V]`` and the numbers of cached tokens."""
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [block_keys(prompt[:-1]) for prompt in prompts]
-        known = []
-        for row, own in zip(rows, keys, strict=True):
-            blocks_known = self._prefixes.known(own)
+        cached_counts = []
+        for row, row_keys in zip(rows, keys, strict=True):
+            blocks_known = self._prefixes.known(row_keys)
             for block, content in enumerate(blocks_known):
                 self.slots.write(row, block, content)
-            known.append(len(blocks_known))
+            cached_counts.append(len(blocks_known))
         blocks = [-(-len(prompt) // BLOCK) for prompt in prompts]
-        last: list[Tensor] = [torch.empty(0)] * len(prompts)
+        last_hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
         for block in range(max(blocks)):
-            members = [i for i in range(len(prompts)) if known[i] <= block < blocks[i]]
+            members = [i for i in range(len(prompts)) if cached_counts[i] <= block < blocks[i]]
             for start in range(0, len(members), PROMPTS):
                 part = members[start : start + PROMPTS]
                 hidden = self._read([rows[i] for i in part], [prompts[i] for i in part], block)
@@ -235,21 +235,26 @@ class PaddedRows:
                     if block < len(keys[i]):
                         self._prefixes.put(keys[i][block], self.slots.read(rows[i], block))
                     else:
-                        last[i] = row[(len(prompts[i]) - 1) % BLOCK]
+                        last_hidden[i] = row[(len(prompts[i]) - 1) % BLOCK]
         missing = _padded(len(prompts)) - len(prompts)
-        hidden = torch.nn.functional.pad(torch.stack(last), (0, 0, 0, missing))
+        hidden = torch.nn.functional.pad(torch.stack(last_hidden), (0, 0, 0, missing))
         logits = vocabulary_logits(self.model, hidden)[: len(prompts)]
-        return logits, [count * BLOCK for count in known]
+        return logits, [count * BLOCK for count in cached_counts]
 
-    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
         count = len(tokens)
         fill = [0] * (_padded(count) - count)
         ids = torch.tensor([[*tokens, *fill]], device=self.device).T
-        at = torch.tensor([*places, *fill], device=self.device)
-        length = stepped(max(places) + 1)
-        mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
-        hidden = self._hidden(ids, at[:, None], mask[:, None, None], self.slots.decode(at, length))
+        padded_positions = torch.tensor([*positions, *fill], device=self.device)
+        length = stepped(max(positions) + 1)
+        mask = self._mask(torch.arange(length, device=self.device) <= padded_positions[:, None])
+        hidden = self._hidden(
+            ids,
+            padded_positions[:, None],
+            mask[:, None, None],
+            self.slots.decode(padded_positions, length),
+        )
         return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -259,13 +264,13 @@ class PaddedRows:
         return range(count)  # any order is as fast
 
     def leave(
-        self, row: int, ids: Sequence[int], last: int, length: int, *, reuse: bool = True
+        self, row: int, ids: Sequence[int], last_row: int, length: int, *, reuse: bool = True
     ) -> None:
         """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
         self.slots.wipe(row, len(ids) + 1)
-        if row != last:
-            self.slots.copy(last, [row], length)
-            self.slots.wipe(last, length)
+        if row != last_row:
+            self.slots.copy(last_row, [row], length)
+            self.slots.wipe(last_row, length)
 
     def forget(self) -> None:
         self._prefixes.clear()
@@ -274,15 +279,17 @@ class PaddedRows:
         """Compute the hidden states ``[N, BLOCK, width]`` of one block of each prompt, padded at the end."""
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         ids = [[*prompt[span], *[0] * (BLOCK - len(prompt[span]))] for prompt in prompts]
-        at = torch.arange(span.start, span.stop, device=self.device)
-        mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
+        positions = torch.arange(span.start, span.stop, device=self.device)
+        mask = self._mask(torch.arange(span.stop, device=self.device) <= positions[:, None])
         ids_BQ = torch.tensor(ids, device=self.device)
-        at = at.clamp(max=self._last)  # padding may exceed the context
-        return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
+        positions = positions.clamp(max=self._last)  # padding may exceed the context
+        return self._hidden(
+            ids_BQ, positions[None], mask[None, None], self.slots.prefill(rows, block)
+        )
 
-    def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
+    def _hidden(self, ids: Tensor, positions: Tensor, mask: Tensor, slots: Slots) -> Tensor:
         """Compute hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at positions ``at``, and fill their slots."""
-        inputs = {"attention_mask": mask, "position_ids": at, "past_key_values": slots}
+        inputs = {"attention_mask": mask, "position_ids": positions, "past_key_values": slots}
         with attending(self.model, self._attention):
             return hidden_states(self.model, ids, **inputs)
 
@@ -303,8 +310,8 @@ def _cache_shape(model: Any) -> tuple[int, int, int]:
         for layer in getattr(cache, "layers", [None])
         for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
     }
-    (shape, *others) = shapes
-    if others or len(shape) != 4:
+    (shape, *other_shapes) = shapes
+    if other_shapes or len(shape) != 4:
         raise UserError(
             f"the in-process engine needs caches of one shape, but this {model.config.model_type} "
             f"model has {' and '.join(map(str, sorted(shapes)))}",

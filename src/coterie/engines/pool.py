@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from coterie.engines.connections import Address
 from coterie.engines.endpoint import ServerFault, TransientFault, backoff
 from coterie.engines.protocol import (
     Completion,
@@ -68,11 +69,11 @@ def different_weights(
 ) -> str:
     """Return a message if servers, by URL and log-probs of the probe, have different weights, else ""."""
     for url, score in scores[1:]:
-        first, values = fmean(scores[0][1]), fmean(score)
+        first_mean, values = fmean(scores[0][1]), fmean(score)
         difference = fmean(abs(a - b) for a, b in zip(scores[0][1], score, strict=True))
         if not difference <= tolerance:
             return (
-                f"{scores[0][0]} and {url} have different weights: log-probs of a fixed text ({first:.3f} and "
+                f"{scores[0][0]} and {url} have different weights: log-probs of a fixed text ({first_mean:.3f} and "
                 f"{values:.3f} nats per token) differ by {difference:.3f}, more than {tolerance}"
             )
     return ""
@@ -84,7 +85,7 @@ async def has_processed_logprobs(client: ServerClient, ids: Sequence[int]) -> bo
     completion, _ = await client.complete(ids, 0, sampling)
     raw, _ = await client.score((*ids, *completion.ids), len(ids))
     pairs = zip(completion.logprobs, raw, strict=True)
-    return max(abs(one - other) for one, other in pairs) > TOLERANCE / 2
+    return max(abs(raw - processed) for raw, processed in pairs) > TOLERANCE / 2
 
 
 SHARE = 0.5
@@ -183,6 +184,10 @@ class ServerPool:
         self._stats.restarts = sum(member.restarts for member in self.members)
         return self._stats
 
+    @property
+    def width(self) -> int:
+        return len(self.members) * self._settings.requests_per_server
+
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
@@ -194,8 +199,10 @@ class ServerPool:
             completions = await _all(self._complete(ids, seed, sampling) for seed in seeds)
             present = {self.version}
             return [
-                replace(one, versions=()) if {name for name, _ in one.versions} == present else one
-                for one in completions
+                replace(completion, versions=())
+                if {name for name, _ in completion.versions} == present
+                else completion
+                for completion in completions
             ]
 
     async def logprobs(
@@ -249,12 +256,12 @@ class ServerPool:
         send: Send | None,
         expected: Sequence[float] | None,
     ) -> None:
-        way = from_gpu(send) if send else from_files(self._settings)
+        transfer = from_gpu(send) if send else from_files(self._settings)
         turn = asyncio.Semaphore(len(members) if send is None else 1)  # a server waits unpaused
 
         async def update(member: Server) -> None:
             async with turn:
-                await member.update(weights, way)
+                await member.update(weights, transfer)
 
         results = await asyncio.gather(*map(update, members), return_exceptions=True)
         for result in results:
@@ -291,7 +298,7 @@ class ServerPool:
                 return None
 
         scores = await asyncio.gather(*(score(member) for member in members if member.ready))
-        return [one for one in scores if one is not None]
+        return [score for score in scores if score is not None]
 
     def _check_update(self, weights: ServedWeights, members: Sequence[Server]) -> None:
         """Raise ``EngineError`` if the servers can't change their weights now."""
@@ -307,12 +314,12 @@ class ServerPool:
                     f"can't load {weights.model}: requests of an adapter are in flight; await them"
                 )
 
-    def _check(self, ids: Sequence[int], more: int) -> None:
+    def _check(self, ids: Sequence[int], new_tokens: int) -> None:
         """Raise ``EngineError`` for ids that exceed the context, which some servers would truncate."""
         if not ids:
             raise EngineError("a prompt needs at least one token")
         contexts = [member.context for member in self.members if member.context]
-        check_length(len(ids), more, min(contexts, default=None), self.policy)
+        check_length(len(ids), new_tokens, min(contexts, default=None), self.policy)
 
     def _new_weights(self, path: Path, version: str) -> ServedWeights:
         """Return the weights of a checkpoint or adapter. An adapter gets a name that no server has used."""
@@ -419,8 +426,8 @@ class ServerPool:
 
         Raises a ``TransientFault`` in this case, because another server may have the right weights.
         """
-        known, expected = self._versions, self._begun[since:]
-        if wrong := [label for label, _ in labels if known.get(label) not in expected]:
+        versions, expected = self._versions, self._begun[since:]
+        if wrong := [label for label, _ in labels if versions.get(label) not in expected]:
             reason = f"answered with weights of version {wrong[0]}, not {' or '.join(expected)}"
             if member.ready:
                 member.fence(reason)
@@ -442,7 +449,9 @@ class ServerPool:
                 raise EngineError(f"{self.policy}: {self._unusable}")
             waits = any(member.restarting for member in self.members) or self._loading.locked()
             if loop.time() >= deadline and not waits:
-                reasons = "; ".join(f"{one.name} {one.behind or one.lost}" for one in self.members)
+                reasons = "; ".join(
+                    f"{member.name} {member.behind or member.lost}" for member in self.members
+                )
                 raise EngineError(f"{self.policy}: no server is ready in time: {reasons}")
             await asyncio.sleep(POLL_SECONDS)
 
@@ -457,7 +466,7 @@ class ServerPool:
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Return all results in order. On a failure, cancel and await the remaining work first."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -496,7 +505,7 @@ async def vllm_pool(
     weights = ServedWeights(absolute(resolve(model)), version)
     connect = partial(ServerClient, model=policy, decode=renderer.decode, end_ids=renderer.end_ids)
     members = [
-        Server(f"vllm-{index}", policy, backend, weights, connect("http://-"))
+        Server(f"vllm-{index}", policy, backend, weights, connect(Address("http://-")))
         for index in range(settings.servers)
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
@@ -530,7 +539,8 @@ async def running_servers(
     """
     served, probe, backend = settings.served_name, probe_ids(renderer), VLLMBackend(settings, [])
     clients = [
-        ServerClient(url, served or "", renderer.decode, renderer.end_ids) for url in settings.urls
+        ServerClient(Address(url), served or "", renderer.decode, renderer.end_ids)
+        for url in settings.urls
     ]
     members: list[Server] = []
     try:
@@ -541,10 +551,10 @@ async def running_servers(
             members.append(Server(client.url, card.id, backend, weights, client))
             members[-1].context = card.max_model_len
         await _check(clients, probe, settings.stall_seconds)
-        labels = [await one.weight_version() for one in clients if one.versioned]
+        labels = [await client.weight_version() for client in clients if client.versioned]
         yield ServerPool(members, settings, weights, policy=policy, probe=probe, labels=labels)
     finally:
-        closing = [*(one.close() for one in members), *(one.close() for one in clients)]
+        closing = [*(member.close() for member in members), *(client.close() for client in clients)]
         await asyncio.gather(*closing)
 
 
@@ -569,9 +579,9 @@ async def _card(client: ServerClient, settings: VLLMSettings) -> ServedModel:
     matches = [card for card in cards if card.id == model or (model is None and not card.parent)]
     if len(matches) != 1:
         names = ", ".join(card.id for card in cards)
-        what = f"not {model}" if model else "not one model"
+        expected = f"not {model}" if model else "not one model"
         raise UserError(
-            f"{client.url} serves {names}, {what}", "set served_name to one of its models"
+            f"{client.url} serves {names}, {expected}", "set served_name to one of its models"
         )
     return matches[0]
 
@@ -589,8 +599,10 @@ async def _check(clients: Sequence[ServerClient], probe: Sequence[int], seconds:
     _check_same_vllm(clients)
     try:
         async with asyncio.timeout(seconds):
-            scores = [(one.url, (await one.score(probe, 1))[0]) for one in clients]
-            raw = [one.url for one in clients if not await has_processed_logprobs(one, probe)]
+            scores = [(client.url, (await client.score(probe, 1))[0]) for client in clients]
+            raw = [
+                client.url for client in clients if not await has_processed_logprobs(client, probe)
+            ]
     except (ServerFault, TimeoutError) as error:
         raise UserError(
             f"a server does not answer, or refuses token ids or log-probs: {error!r}", "see its log"

@@ -3,10 +3,14 @@
 All three are asynchronous and take tokens, never text, so that trajectories have the exact tokens of the model.
 """
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -45,11 +49,11 @@ class Sampling:
             raise EngineError(f"can't sample with {self}")
 
 
-def check_length(tokens: int, more: int, limit: int | None, policy: str) -> None:
+def check_length(tokens: int, new_tokens: int, limit: int | None, policy: str) -> None:
     """Raise :class:`EngineError` if ``tokens`` and ``more`` tokens exceed the context, if it is known."""
-    if limit is not None and tokens + more > limit:
+    if limit is not None and tokens + new_tokens > limit:
         raise EngineError(
-            f"context overflow: {tokens} tokens and up to {more} more, but {policy} takes {limit}"
+            f"context overflow: {tokens} tokens and up to {new_tokens} more, but {policy} takes {limit}"
         )
 
 
@@ -109,6 +113,46 @@ class Stats:
             raise
 
 
+WORK_NUMBER: ContextVar[int] = ContextVar("work_number", default=0)
+"""Number of the dialogue (or other item of work) that makes a request, in the order in which they began."""
+
+
+class RequestSlots:
+    """Semaphore that lets the waiting request of the oldest dialogue in first, so that dialogues end before more begin.
+
+    With first come, first served, all dialogues take their first turn before any takes its second.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = count()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        entered = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (WORK_NUMBER.get(), next(self._arrivals), entered))
+        try:
+            await entered
+        except asyncio.CancelledError:
+            if not entered.cancelled():  # got the slot before it could be told
+                self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            *_, entered = heappop(self._waiting)
+            if not entered.done():
+                entered.set_result(None)
+                return
+        self._free += 1
+
+
 class LikelihoodModel(Protocol):
     """Model that computes log-probs."""
 
@@ -131,6 +175,11 @@ class Engine(LikelihoodModel, Protocol):
 
     @property
     def stats(self) -> Stats: ...
+
+    @property
+    def width(self) -> int:
+        """Number of requests that run at a time; more wait, and those of older dialogues come first."""
+        ...
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 if TYPE_CHECKING:
+    from coterie.engines.connections import Address
     from coterie.engines.pool import ServerPool
     from coterie.engines.server_process import Servers
 
@@ -52,6 +55,8 @@ class RunEngines:
         self._runner: asyncio.Runner | None = None
         self._open = AsyncExitStack()
         self._pools: dict[str, ServerPool] = {}
+        self._shared: dict[Path, Path] = {}
+        """Folder in shared memory of each training."""
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine of a step on the event loop of the servers."""
@@ -63,6 +68,9 @@ class RunEngines:
             self._runner.run(self.end())
             self._runner.close()
             self._runner = None
+        for shared in self._shared.values():
+            shutil.rmtree(shared, ignore_errors=True)
+        self._shared.clear()
 
     async def speak(
         self,
@@ -74,13 +82,13 @@ class RunEngines:
         base: str | None = None,
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
-        send: Callable[[str, str], None] | None = None,
+        send: "Callable[[str, Address], None] | None" = None,
         score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's URL.
+        process. ``send`` sends them to a server from GPU to GPU, given the kind of transfer and the server's address.
         ``score`` returns the trainer's log-probs of ids after the first, to which the servers' are compared.
         """
         if self.settings.kind == "inprocess":
@@ -115,8 +123,14 @@ class RunEngines:
         """Return where a training publishes weights for servers: in its folder, or in shared memory."""
         if self.settings.kind == "inprocess" or self.settings.vllm.transfer != "shm":
             return folder
-        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
-        return SHARED_MEMORY / f"coterie-{name[:16]}"
+        if folder not in self._shared:
+            digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+            prefix = f"coterie-{digest[:16]}-"
+            for abandoned in SHARED_MEMORY.glob(f"{prefix}*"):  # of a killed process of this run
+                shutil.rmtree(abandoned, ignore_errors=True)
+            # A new folder, which only this user can read: others may have made one under any name.
+            self._shared[folder] = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
+        return self._shared[folder]
 
     def make_room(self) -> None:
         """Free the devices for other work, unless servers keep running."""
@@ -135,10 +149,10 @@ class RunEngines:
         version: int | str,
         path: Path | str,
         renderer: ChatRenderer,
-        send: Callable[[str, str], None] | None,
+        send: "Callable[[str, Address], None] | None",
         score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
-        adapter, kind = is_adapter(path), self.settings.vllm.transfer
+        adapter, transfer = is_adapter(path), self.settings.vllm.transfer
         if role not in self._pools:
             from coterie.engines.pool import vllm_pool
 
@@ -146,11 +160,13 @@ class RunEngines:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             logs = self.logs if role == POLICY else self.logs / role
-            place: dict[str, Any] = {}
+            process_arguments: dict[str, Any] = {}
             if self._servers is not None:
                 room = self._servers(self.settings.vllm, logs)
-                place["process"] = await self._open.enter_async_context(room)
-            first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
+                process_arguments["process"] = await self._open.enter_async_context(room)
+            first_version = (
+                "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
+            )
             self._pools[role] = await self._open.enter_async_context(
                 vllm_pool(
                     base if adapter else path,
@@ -158,8 +174,8 @@ class RunEngines:
                     self.settings.vllm,
                     logs,
                     policy=role,
-                    version=first,
-                    **place,
+                    version=first_version,
+                    **process_arguments,
                 )
             )
         pool = self._pools[role]
@@ -167,8 +183,8 @@ class RunEngines:
             return pool
         try:
             by_gpu = None
-            if send is not None and kind in ("nccl", "ipc") and not adapter:
-                by_gpu = partial(send, kind)
+            if send is not None and transfer in ("nccl", "ipc") and not adapter:
+                by_gpu = partial(send, transfer)
             expected = score(pool.probe) if score is not None else None
             await pool.load(Path(path), str(version), by_gpu, expected)
         except EngineError as error:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from coterie.engines.protocol import Completion, Sampling
+from coterie.engines.protocol import WORK_NUMBER, Completion, Sampling
 from coterie.record.turn import Finish
 
 Block = TypeVar("Block")
@@ -69,31 +69,38 @@ class BlockIndex:
         self._after: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
         self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
 
-    def add(self, page: int, before: bytes, ids: tuple[int, ...]) -> None:
+    def add(self, page: int, previous_key: bytes, ids: tuple[int, ...]) -> None:
         """Add a page with the keys and values of ``ids``, which follow the block with the key ``before``."""
         if page not in self._place:
-            self._place[page] = before, ids
-            insort(self._after.setdefault(before, []), (ids, page))
+            self._place[page] = previous_key, ids
+            insort(self._after.setdefault(previous_key, []), (ids, page))
 
     def drop(self, page: int) -> None:
         if page in self._place:
-            before, ids = self._place.pop(page)
-            pages = self._after[before]
+            previous_key, ids = self._place.pop(page)
+            pages = self._after[previous_key]
             del pages[bisect_left(pages, (ids, page))]
             if not pages:
-                del self._after[before]
+                del self._after[previous_key]
 
-    def closest(self, before: bytes, ids: tuple[int, ...]) -> tuple[int, int]:
+    def closest(self, previous_key: bytes, ids: tuple[int, ...]) -> tuple[int, int]:
         """Return the page with the longest common prefix with ``ids``, and its length (0 if there is no match)."""
-        pages = self._after.get(before, [])
-        at = bisect_left(pages, (ids, -1))
-        candidates = [(same(ids, other), page) for other, page in pages[max(at - 1, 0) : at + 1]]
+        pages = self._after.get(previous_key, [])
+        index = bisect_left(pages, (ids, -1))
+        candidates = [
+            (same(ids, page_ids), page) for page_ids, page in pages[max(index - 1, 0) : index + 1]
+        ]
         count, page = max(candidates, default=(0, 0))
         return page, count
 
 
-def same(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def same(first_ids: Sequence[int], second_ids: Sequence[int]) -> int:
+    return sum(
+        1
+        for _ in takewhile(
+            lambda pair: pair[0] == pair[1], zip(first_ids, second_ids, strict=False)
+        )
+    )
 
 
 def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
@@ -103,11 +110,11 @@ def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
     """
     tokens = array("q", ids)
     keys: list[bytes] = []
-    before = b""
+    previous_key = b""
     for start in range(0, len(tokens) - (0 if part else BLOCK - 1), BLOCK):
         piece = tokens[start : start + BLOCK].tobytes()
-        before = hashlib.blake2b(before + piece, digest_size=16).digest()
-        keys.append(before)
+        previous_key = hashlib.blake2b(previous_key + piece, digest_size=16).digest()
+        keys.append(previous_key)
     return keys
 
 
@@ -156,6 +163,7 @@ class Running:
     """Time of leaving the queue (``time.monotonic``), from which the timeout counts."""
     loads: int = 0
     """Number of the engine's loads of weights when its prompt was read."""
+    work_number: int = field(default_factory=WORK_NUMBER.get)
 
     def __post_init__(self) -> None:
         self.noise = uniforms(self.seed, self.sampling.max_tokens)
@@ -205,9 +213,9 @@ def ending(
         # The last tokens are checked first, for speed: a token with text has at least one byte.
         tail = decode(ids[-max(len(stop.encode()) for stop in stops) - 4 :])
         text = decode(ids) if any(stop in tail for stop in stops) else ""
-        if matches := [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]:
-            at, stop = min(matches)
-            return "stop_string", text[:at], stop
+        if matches := [(start, stop) for stop in stops if (start := text.find(stop)) >= 0]:
+            start, stop = min(matches)
+            return "stop_string", text[:start], stop
     if len(ids) == sampling.max_tokens:
         return "length", decode(ids), ""
     return None

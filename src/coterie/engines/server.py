@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+from coterie.engines.connections import Address
 from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault, backoff
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, RequestSlots
 from coterie.engines.server_process import POLL_SECONDS, ServerProcess
 from coterie.engines.transfer import ServedWeights, Transfer, from_files
 from coterie.engines.vllm import ServerClient, VLLMBackend
@@ -52,7 +53,7 @@ class Server:
         self.restarts = 0
         self.load = 0
         """Number of assigned, unanswered requests."""
-        self.slots = asyncio.Semaphore(backend.settings.requests_per_server)
+        self.slots = RequestSlots(backend.settings.requests_per_server)
         self.updates = 0
         """Number of changes of the weights, without adapters."""
         self.uses = Counter[str]()
@@ -71,12 +72,12 @@ class Server:
     async def start(
         self,
         process: ServerProcess,
-        connect: Callable[[str], ServerClient],
+        connect: Callable[[Address], ServerClient],
         went_down: Callable[[], None],
     ) -> None:
         """Start the server in a process and watch it. ``went_down`` is called when it dies.
 
-        ``connect`` makes a client for its URL. Raises :class:`EngineError` with the end of its log if it fails.
+        ``connect`` makes a client for its address. Raises :class:`EngineError` with the end of its log if it fails.
         """
         self.up, self._process = False, process
         self._connect, self._went_down = connect, went_down
@@ -217,8 +218,7 @@ class Server:
         await self.client.close()
         try:
             async with asyncio.timeout(seconds):
-                url = await process.launch(weights.model, self._base)
-                self.client = self._connect(url)
+                self.client = self._connect(await process.launch(weights.model, self._base))
                 await self._begin_alive(weights)
         except EngineError as error:
             raise EngineError(f"{self.name} {error}") from error

@@ -3,22 +3,22 @@
 import asyncio
 import os
 import socket
+import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import psutil
 import torch
 
 from coterie.engines.child_guard import guarded
+from coterie.engines.connections import Address, relay
 from coterie.engines.protocol import EngineError
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import HOST, VLLMBackend, device_lists, visible_devices
 
 LOG_LINES = 12
-PORT_TRIES = 3
-"""Maximum number of starts, on other ports if another process takes the chosen port."""
 POLL_SECONDS = 0.25
 
 
@@ -33,25 +33,35 @@ class ServerProcess:
         self._index = index
         self._log = log
         self._process: Process | None = None
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+        """Folder of the server's sockets, which only this user can enter."""
 
-    async def launch(self, model: str, name: str) -> str:
-        """Start a server of ``model`` under ``name``. Return its URL as soon as it listens.
+    async def launch(self, model: str, name: str) -> Address:
+        """Start a server of ``model`` under ``name``. Return its address as soon as it listens.
 
         Raises :class:`EngineError` with the end of its log if it ends before. Only :meth:`end` stops a canceled launch.
         """
-        for _ in range(PORT_TRIES):
-            port = free_port()
+        if self._private is None:
+            # Names of sockets have at most 107 bytes.
+            parent = None if len(os.fsencode(tempfile.gettempdir())) <= 50 else "/tmp"
+            self._private = tempfile.TemporaryDirectory(prefix="coterie-", dir=parent)
+        listening = Path(self._private.name, "server")
+        listening.unlink(missing_ok=True)
+        command = self._backend.command(model, name, {"uds": str(listening)})
+        # Sockets between vLLM's own processes are in the private folder, too.
+        private = {"VLLM_RPC_BASE_PATH": self._private.name}
+        try:
+            environment = {**self._backend.environment(self._index), **private}
+            self._process = await self._spawn(command, environment)
+        except OSError as error:
+            raise EngineError(f"can't be started: {error}") from error
+        while self._process.returncode is None:
             try:
-                command = self._backend.command(model, name, port)
-                self._process = await self._spawn(command, self._backend.environment(self._index))
-            except OSError as error:
-                raise EngineError(f"can't be started: {error}") from error
-            while self._process.returncode is None:
-                if self._listens(port):
-                    return f"http://{self._backend.host}:{port}"
+                _, writer = await asyncio.open_unix_connection(listening)
+                writer.close()
+                return Address(f"unix:{listening}")
+            except OSError:
                 await asyncio.sleep(POLL_SECONDS)
-            if not port_taken(port):
-                break
         status, words = await self.ended(), await self.last_words()
         raise EngineError(f"{status} before it answered; {words}")
 
@@ -67,7 +77,7 @@ class ServerProcess:
 
     async def kill(self) -> None:
         """Kill a process that hangs."""
-        for process in self._descendants(recursive=False):
+        for process in self._children():
             process.kill()
 
     async def end(self) -> None:
@@ -82,8 +92,12 @@ class ServerProcess:
         except asyncio.CancelledError:
             await waiting
             raise
+        finally:
+            if self._private is not None:
+                self._private.cleanup()
+                self._private = None
 
-    async def _spawn(self, command: Sequence[str], own: Mapping[str, str]) -> Process:
+    async def _spawn(self, command: Sequence[str], variables: Mapping[str, str]) -> Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             return await asyncio.create_subprocess_exec(
@@ -91,34 +105,41 @@ class ServerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **own},
+                env={**os.environ, **variables},
                 start_new_session=True,
             )
 
-    def _listens(self, port: int) -> bool:
-        """Return True if the server, and not another process, listens on the port."""
-        for process in self._descendants(recursive=True):
-            with suppress(psutil.Error):
-                for one in process.net_connections("tcp"):
-                    if one.status == psutil.CONN_LISTEN and one.laddr[1] == port:
-                        return True
-        return False
-
-    def _descendants(self, *, recursive: bool) -> list[psutil.Process]:
+    def _children(self) -> list[psutil.Process]:
         assert self._process is not None
         try:
-            return psutil.Process(self._process.pid).children(recursive)
+            return psutil.Process(self._process.pid).children()
         except psutil.NoSuchProcess:
             return []
 
 
-def server_here(
-    kind: type[VLLMBackend], settings: VLLMSettings, host: str, log: Path
-) -> ServerProcess:
-    """Return the process of one server on this node, with all devices that this process may use."""
-    own = settings.model_copy(update={"servers": 1})
-    devices = device_lists(own, visible_devices()) if torch.cuda.is_available() else []
-    return ServerProcess(kind(own, devices, host), 0, log)
+class NodeProcess(ServerProcess):
+    """Server on this node of a cluster for a driver elsewhere, with all devices that this process may use.
+
+    A relay, which asks for ``secret``, listens on the node's address ``host``.
+    """
+
+    def __init__(
+        self, kind: type[VLLMBackend], settings: VLLMSettings, log: Path, host: str, secret: str
+    ) -> None:
+        settings = settings.model_copy(update={"servers": 1})
+        devices = device_lists(settings, visible_devices()) if torch.cuda.is_available() else []
+        super().__init__(kind(settings, devices), 0, log)
+        self._host, self._secret = host, secret
+        self._relay = AsyncExitStack()
+
+    async def launch(self, model: str, name: str) -> Address:
+        address = await super().launch(model, name)
+        path = address.url.removeprefix("unix:")
+        return await self._relay.enter_async_context(relay(path, self._host, self._secret))
+
+    async def end(self) -> None:
+        await self._relay.aclose()
+        await super().end()
 
 
 Servers = Callable[
@@ -133,13 +154,3 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def port_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False

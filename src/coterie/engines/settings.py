@@ -15,7 +15,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 TransferKind = Literal["disk", "shm", "nccl", "ipc"]
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 """Devices of drivers on Linux: NVIDIA (also Jetson), AMD, and WSL."""
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", None)
+"""Hosts of URLs of this machine; ``unix:PATH`` has none."""
 
 
 class VLLMSettings(Settings):
@@ -33,7 +34,9 @@ class VLLMSettings(Settings):
     )
     start_seconds: float = key(900.0, "maximum seconds for the start of a server", gt=0)
     grace_seconds: float = key(20.0, "seconds from terminating to killing a server", ge=0)
-    urls: tuple[str, ...] = key((), "external servers to use; coterie never stops them")
+    urls: tuple[str, ...] = key(
+        (), "external servers to use (http://HOST:PORT or unix:PATH); coterie never stops them"
+    )
     served_name: str | None = key(
         None, "name of the model on external servers; default: their only model"
     )
@@ -149,9 +152,9 @@ class EngineSettings(Settings):
             attention = (self.attention,) if self.attention else ()
             device = self.device_name.partition(":")[0]
             return (self.kind, device, *attention, *template)
-        own = self.vllm
-        arguments = sorted(own.arguments.items())
-        sampled = (own.urls, own.served_name, own.dtype, own.max_model_len, arguments)
+        vllm = self.vllm
+        arguments = sorted(vllm.arguments.items())
+        sampled = (vllm.urls, vllm.served_name, vllm.dtype, vllm.max_model_len, arguments)
         return (self.kind, *sampled, *template)
 
     @property

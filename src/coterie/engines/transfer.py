@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import httpx2
 from torch import Tensor
 
-from coterie.engines.endpoint import ServerFault, TransientFault
+from coterie.engines.connections import Address, http_client
+from coterie.engines.endpoint import ServerFault, TransientFault, request
 from coterie.engines.settings import VLLMSettings
-from coterie.engines.vllm import ServerClient
+from coterie.engines.vllm import HOST, ServerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class ServedWeights:
 
 Transfer = Callable[[ServerClient, ServedWeights], Awaitable[None]]
 """Load weights into a paused server. Raises a ``ServerFault``."""
-Send = Callable[[str], None]
-"""Send the trainer's weights to the server at a URL, with :func:`send_weights`."""
+Send = Callable[[Address], None]
+"""Send the trainer's weights to the server at an address, with :func:`send_weights`."""
 
 
 def from_gpu(send: Send) -> Transfer:
@@ -74,7 +75,7 @@ async def _receive(
     send: Send, sending: asyncio.Lock, client: ServerClient, weights: ServedWeights
 ) -> None:
     await sending.acquire()
-    work = asyncio.ensure_future(asyncio.to_thread(send, client.url))
+    work = asyncio.ensure_future(asyncio.to_thread(send, client.address))
     work.add_done_callback(lambda _: sending.release())  # also if this server's time is up earlier
     try:
         await asyncio.shield(work)
@@ -83,8 +84,8 @@ async def _receive(
     await client.set_version(weights.version)
 
 
-def send_weights(weights: Mapping[str, Tensor], kind: str, url: str, rank: int = 0) -> None:
-    """Send whole weights on a GPU to the paused server at ``url``, by vLLM's own ``nccl`` or ``ipc``.
+def send_weights(weights: Mapping[str, Tensor], kind: str, address: Address, rank: int = 0) -> None:
+    """Send whole weights on a GPU to the paused server at an address, by vLLM's own ``nccl`` or ``ipc``.
 
     Every rank of the trainer calls this, after all shards are gathered; rank 0 sends. Needs vLLM in this interpreter.
     """
@@ -96,18 +97,25 @@ def send_weights(weights: Mapping[str, Tensor], kind: str, url: str, rank: int =
 
     class Source(WeightSource):
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, one.dtype, tuple(one.shape)) for name, one in weights.items()]
+            return [
+                ParamMeta(name, weight.dtype, tuple(weight.shape))
+                for name, weight in weights.items()
+            ]
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             return iter(weights.items())
 
-    client = HTTPVLLMWeightSyncClient(url)
+    class Client(HTTPVLLMWeightSyncClient):  # type: ignore[misc, unused-ignore]
+        def _post(self, path: str, json: dict[str, Any] | None = None) -> None:
+            asyncio.run(_call(address, "POST", f"/{path}", json))
+
+    client = Client(address.url)
     if kind == "ipc":
         init: Any = IPCTrainerInitInfo(rank=rank)
     else:
-        workers = httpx2.get(f"{url}/get_world_size", trust_env=False).json()["world_size"]
-        address, port = _own_address(url)
-        init = NCCLTrainerInitInfo(address, port, 1 + workers, rank=rank)
+        workers = asyncio.run(_call(address, "GET", "/get_world_size")).json()["world_size"]
+        host, port = _own_address(address)
+        init = NCCLTrainerInitInfo(host, port, 1 + workers, rank=rank)
     engine = WeightTransferTrainerFactory.trainer_init(init, client=client, source=Source())
     try:
         engine.send_weights()
@@ -117,10 +125,17 @@ def send_weights(weights: Mapping[str, Tensor], kind: str, url: str, rank: int =
             client.shutdown_weight_transfer_engine()
 
 
-def _own_address(url: str) -> tuple[str, int]:
-    """Return the address of this machine for the server at a URL, and a free port."""
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port or 80)) as connection:
-        address: str = connection.getsockname()[0]
-    with socket.create_server((address, 0)) as probe:
-        return address, probe.getsockname()[1]
+async def _call(address: Address, method: str, path: str, body: Any = None) -> httpx2.Response:
+    """Send a request to a server, with the time limit of vLLM's client. Raises a ``ServerFault``."""
+    async with http_client(address, 300.0) as http:
+        return await request(http, method, path, body, f"{address.url}{path}: ")
+
+
+def _own_address(address: Address) -> tuple[str, int]:
+    """Return the address of this machine for a server, and a free port."""
+    host, parts = HOST, urlsplit(address.url)
+    if parts.hostname is not None:
+        with socket.create_connection((parts.hostname, parts.port or 80)) as connection:
+            host = connection.getsockname()[0]
+    with socket.create_server((host, 0)) as probe:
+        return host, probe.getsockname()[1]

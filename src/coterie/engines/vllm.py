@@ -3,24 +3,22 @@
 Callers of the client set timeouts: canceling a call closes its connection, and the server then aborts the request.
 """
 
-import asyncio
 import json
 import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import h11
 import httpx2
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from coterie.config.folders import expanded
+from coterie.engines.connections import Address, http_client
 from coterie.engines.endpoint import FinalFault, ReportedUsage, TransientFault, request
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
@@ -66,7 +64,7 @@ def check_vllm(settings: VLLMSettings) -> None:
         )
     if settings.urls:
         return
-    VLLMBackend(settings, device_lists(settings, visible_devices())).command("", "", 0)
+    VLLMBackend(settings, device_lists(settings, visible_devices())).command("", "", {})
     python = _interpreter(settings.python)
     command = [python, "-c", "from importlib.metadata import version; version('vllm')"]
     try:
@@ -76,34 +74,31 @@ def check_vllm(settings: VLLMSettings) -> None:
             f"can't run {python}: {error.strerror}", "correct engine.vllm.python"
         ) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{python} has no working vLLM: {last}",
+            f"{python} has no working vLLM: {last_line}",
             "pip install vllm there, or set engine.vllm.python to an interpreter with vLLM",
         )
 
 
 class VLLMBackend:
-    """Command line of ``vllm serve``; ``devices`` has an entry per server, or is empty on CPU.
+    """Command line of ``vllm serve``; ``devices`` has an entry per server, or is empty on CPU."""
 
-    Servers listen on the address ``host``.
-    """
-
-    def __init__(self, settings: VLLMSettings, devices: Sequence[str], host: str = HOST) -> None:
+    def __init__(self, settings: VLLMSettings, devices: Sequence[str]) -> None:
         self.settings = settings
-        self.host = host
         self._devices = devices
         # vLLM 0.32 on CPU has a child process for the model that busy-waits for each step, which starved the thread
         # for new requests for seconds on two busy cores (bench/results/rollout-2026-11-21.md).
         self._in_one_process = not devices and settings.tensor_parallel_size == 1
 
-    def command(self, model: str, name: str, port: int) -> Sequence[str]:
+    def command(self, model: str, name: str, listen: Mapping[str, OptionValue]) -> Sequence[str]:
+        """Return the command of a server of ``model`` under ``name``; ``listen``: ``uds``, or ``host`` and ``port``."""
         s = self.settings
         backend = s.transfer if s.transfer in ("nccl", "ipc") else "files"
         options: dict[str, OptionValue | None] = {
             **FIXED,
-            "host": self.host,
-            "port": port,
+            **dict.fromkeys(("host", "port", "uds")),
+            **listen,
             "served-model-name": name,
             "tensor-parallel-size": s.tensor_parallel_size,
             "gpu-memory-utilization": s.gpu_memory_utilization,
@@ -201,7 +196,7 @@ class _Logprobs(BaseModel):
 
     @property
     def values(self) -> list[float]:
-        return self.token_logprobs or [one.logprob for one in self.content]
+        return self.token_logprobs or [token.logprob for token in self.content]
 
 
 class _Span(BaseModel):
@@ -260,78 +255,16 @@ Health = Literal["healthy", "silent", "dead"]
 """State of a server: ``dead`` if it says so or nothing listens, ``silent`` without an answer in time."""
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
-IDLE_SECONDS = 2.0
-"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
-READ_BYTES = 1 << 16
-
-
-class Connections(httpx2.AsyncBaseTransport):
-    """HTTP/1.1 connections of a client.
-
-    With httpx's own transport, which scans all its connections for every request, a turn takes a third more of the
-    driver's processor time (bench/results/scale-2026-11-27.md).
-    """
-
-    def __init__(self) -> None:
-        self._idle: list[
-            tuple[float, asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]
-        ] = []
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        content, limits = await request.aread(), request.extensions["timeout"]
-        reader, writer, http = await self._connection(request.url, limits["connect"])
-        method, path, parts = request.method, request.url.raw_path, []
-        head = h11.Request(method=method, target=path, headers=request.headers.raw)
-        sent = [http.send(event) or b"" for event in (head, h11.Data(content), h11.EndOfMessage())]
-        try:
-            async with asyncio.timeout(limits["read"]):
-                writer.write(b"".join(sent))
-                await writer.drain()
-                while not isinstance(event := http.next_event(), h11.EndOfMessage):
-                    if event is h11.NEED_DATA:
-                        http.receive_data(await reader.read(READ_BYTES))
-                    elif isinstance(event, h11.Response):
-                        answer = event
-                    elif isinstance(event, h11.Data):
-                        parts.append(event.data)
-            if http.their_state is h11.DONE:
-                http.start_next_cycle()
-                self._idle.append((time.monotonic(), reader, writer, http))
-            else:  # the server closes it
-                writer.close()
-        except BaseException as error:
-            writer.transport.abort()
-            if isinstance(error, TimeoutError | h11.ProtocolError):
-                raise httpx2.ReadError(str(error) or "timeout", request=request) from error
-            raise
-        body, headers = httpx2.ByteStream(b"".join(parts)), answer.headers.raw_items()
-        return httpx2.Response(answer.status_code, headers=headers, stream=body)
-
-    async def _connection(
-        self, url: httpx2.URL, seconds: float | None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]:
-        while self._idle:
-            since, reader, writer, http = self._idle.pop()
-            if time.monotonic() - since < IDLE_SECONDS and not reader.at_eof():
-                return reader, writer, http
-            writer.close()
-        verify = httpx2.create_ssl_context(trust_env=False) if url.scheme == "https" else None
-        port = url.port or (80 if verify is None else 443)
-        async with asyncio.timeout(seconds):
-            opened = await asyncio.open_connection(url.host, port, ssl=verify)
-        return *opened, h11.Connection(h11.CLIENT)
-
-    async def aclose(self) -> None:
-        for _, _, writer, _ in self._idle:
-            writer.close()
-        self._idle.clear()
 
 
 class ServerClient:
-    """Client of ``model`` on the server at ``url``; ``decode`` and ``end_ids`` are those of a renderer."""
+    """Client of ``model`` on the server at an address; ``decode`` and ``end_ids`` are those of a renderer."""
 
-    def __init__(self, url: str, model: str, decode: Decode, end_ids: frozenset[int]) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, address: Address, model: str, decode: Decode, end_ids: frozenset[int]
+    ) -> None:
+        self.address = address
+        self.url = address.url.rstrip("/")
         self.model = model
         self.versioned = False
         """True if the server has vLLM's token route and routes for weight updates (:meth:`probe`)."""
@@ -341,10 +274,7 @@ class ServerClient:
         """Version of vLLM, if the server reports it."""
         self._decode = decode
         self._ends = end_ids
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-        self._http = httpx2.AsyncClient(
-            base_url=self.url, timeout=timeout, transport=Connections(), trust_env=False
-        )
+        self._http = http_client(address, httpx2.Timeout(None, connect=CONNECT_SECONDS))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -388,7 +318,9 @@ class ServerClient:
         choice, usage = await self._choice(ids, parameters)
         positions = choice.prompt_logprobs or []
         pairs = list(zip(ids, positions, strict=False))[start:]
-        values = [at[token].logprob for token, at in pairs if at and token in at]
+        values = [
+            logprobs[token].logprob for token, logprobs in pairs if logprobs and token in logprobs
+        ]
         if len(positions) != len(ids) or len(values) != len(ids) - start:
             raise TransientFault(
                 f"{len(values)} of {len(ids) - start} log-probs of prompt tokens, and "
@@ -465,7 +397,9 @@ class ServerClient:
                 f"the server answered another prompt: it has {len(prompt)} tokens, but the server reports "
                 f"{reply.usage.prompt_tokens}"
             )
-        spans = tuple((one.version, one.end - one.start) for one in choice.weight_versions or ())
+        spans = tuple(
+            (span.version, span.end - span.start) for span in choice.weight_versions or ()
+        )
         if adapter:
             spans = ((model, reply.usage.completion_tokens),)
         return choice, Usage(**dict(reply.usage), versions=spans)
@@ -489,12 +423,12 @@ def _check_logprobs(logprobs: Sequence[float]) -> None:
         raise TransientFault("some log-probs are not finite, or above 0")
 
 
-def _parsed(kind: type[Reply], response: httpx2.Response) -> Reply:
+def _parsed(reply_type: type[Reply], response: httpx2.Response) -> Reply:
     try:
-        return kind.model_validate_json(response.content)
+        return reply_type.model_validate_json(response.content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        detail = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, detail["loc"]))
         raise TransientFault(
-            f"{response.url} sent an invalid reply: {where} {first['msg']}: {response.text[:200]!r}"
+            f"{response.url} sent an invalid reply: {where} {detail['msg']}: {response.text[:200]!r}"
         ) from error

@@ -36,6 +36,7 @@ CUT = "Your message was too long and was cut off, so nothing was done. Be shorte
 FIRST_ACTION = "You gave several actions in one message. Only the first was carried out."
 FIRST_ANSWER = "You gave several answers in one message. Only the first counts."
 
+# A mark counts only at the beginning of a line, so that prose may mention it.
 _MARK = re.compile(rf"^[ \t]*({ACTION}|{ANSWER})[ \t]*", re.MULTILINE)
 _END = re.compile(rf"^[ \t]*{END_ACTION}[ \t]*$", re.MULTILINE)
 
@@ -89,17 +90,18 @@ def _split(text: str) -> tuple[list[str], list[str], bool]:
 
     Other marks within an action belong to the action.
     """
-    actions, answers, first_has_end, at = list[str](), list[str](), False, 0
-    while mark := _MARK.search(text, at):
+    actions, answers, first_has_end, position = list[str](), list[str](), False, 0
+    while mark := _MARK.search(text, position):
         if mark[1] == ACTION:
             end = _END.search(text, mark.end())
             first_has_end = first_has_end or (not actions and end is not None)
+            # Without an end mark, the rest of the message is the action.
             actions.append(text[mark.end() : end.start() if end else len(text)])
-            at = end.end() if end else len(text)
+            position = end.end() if end else len(text)
         else:
-            after = _MARK.search(text, mark.end())
-            answers.append(text[mark.end() : after.start() if after else len(text)])
-            at = after.start() if after else len(text)
+            end_mark = _MARK.search(text, mark.end())
+            answers.append(text[mark.end() : end_mark.start() if end_mark else len(text)])
+            position = end_mark.start() if end_mark else len(text)
     return actions, answers, first_has_end
 
 
@@ -183,17 +185,19 @@ class Acting(OneAgent, ABC):
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         turn = turns[-1]
+        # A message that was cut off may hold half an action, so nothing of it is carried out.
         move = Move("nothing", note=CUT) if turn.truncated else self.form.read(turn.text)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
         acts = move.kind == "action"
         done = self.do(state, move.content, live) if acts else self.on_answer(state, move.content)
         transition = await done
+        # A note on ignored text is appended to what the agent sees anyway.
         if not move.note or not transition.seen:
             return transition
-        first, *others = transition.seen
-        parts = (*first.parts, Part(f"\n{move.note}", source="environment"))
-        return replace(transition, seen=(replace(first, parts=parts), *others))
+        first_observation, *rest = transition.seen
+        parts = (*first_observation.parts, Part(f"\n{move.note}", source="environment"))
+        return replace(transition, seen=(replace(first_observation, parts=parts), *rest))
 
 
 def saying(text: str) -> tuple[Observation, ...]:

@@ -7,29 +7,38 @@ copied, so branches are replayed.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-import httpx2
 import yaml
 from pydantic import Field, TypeAdapter, model_validator
 
 from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import backoff, quote
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.protocol import Grade, Shared, State, Transition, server_reward
+from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.server_client import (
+    CLOSE_SECONDS,
+    QUOTED_BYTES,
+    EnvironmentServerError,
+    Finite,
+    ServerClient,
+    check_type,
+    parse_json,
+    run_in_thread,
+)
 from coterie.environments.settings import last_draw
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
 
+Value = TypeVar("Value")
 Indices = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 """First index, and the index after the last one."""
 
@@ -83,7 +92,6 @@ WORLDS: Mapping[str, World] = TypeAdapter(dict[str, World]).validate_python(
 )
 SECONDS = 300.0
 """Timeout of a request, as in AgentGym."""
-CONNECT_SECONDS = 10.0
 TRIES, PAUSE = 8, 0.1
 """Tries of a request while the server replies with status 503, and seconds before the second one."""
 FAILED = Ending("failed")
@@ -119,17 +127,12 @@ class AgentGymSettings(ActingSettings):
         return digest(self.model_dump_json(exclude={"name", "url"}))
 
 
-class GymError(EngineError):
-    """A session can't continue; only its own branch fails."""
-
-
 @dataclass(eq=False, slots=True)
 class GymSession:
     """A session on a server, the session of a branch."""
 
-    url: str
+    server: ServerClient
     world: World
-    http: httpx2.AsyncClient
     id: int = NO_ID
     failed: bool = False
     """True after an error. The session is not used again."""
@@ -138,77 +141,82 @@ class GymSession:
         """Return None, so branches are replayed."""
 
     async def create(self) -> None:
-        reply = await self._ask("POST", "/create", json=dict(self.world.create))
+        reply = await self._ask("POST", "/create", dict(self.world.create))
         id_ = reply.get(self.world.session) if isinstance(reply, dict) else reply
         self.id = self._expect(int, id_, reply)
 
     async def reset(self, index: int) -> str:
-        """Begin a task and return the first observation. Raises :class:`GymError`."""
+        """Begin a task and return the first observation. Raises ``EnvironmentServerError``."""
         world = self.world
         reply = await self._post("/reset", {world.index: index, **world.reset})
         if not world.first:
             reply = {"": await self._get("/observation")}
         texts = [self._text(reply, name) for name in world.first or [""]]
         if texts == ["TimeoutError"]:
-            raise GymError(f"{self.url} did not reset in time")
+            raise EnvironmentServerError(f"{self.server.url} did not reset in time")
         if world.words:
-            texts.append(f"Words: {', '.join(await self._get(world.words))}")
+            words = await self._get(world.words)
+            texts.append(f"Words: {', '.join(self._expect(list[str], words, words))}")
         return "\n".join(texts)
 
     async def step(self, action: str) -> tuple[str, float, bool]:
         """Carry out an action and return its observation, its reward, and True if the episode ends.
 
-        Raises :class:`GymError`.
+        Raises ``EnvironmentServerError``.
         """
         world = self.world
         reply = await self._post("/step", {"action": world.action.format(action)})
         text = self._text(reply, world.text)
         value = reply.get("score" if world.score == "score" else "reward")
-        reward = server_reward(self.url, self._expect(int | float, value, reply))
-        return text, reward, self._expect(bool, reply.get(world.done), reply)
+        return (
+            text,
+            self._expect(Finite, value, reply),
+            self._expect(bool, reply.get(world.done), reply),
+        )
 
     async def close(self) -> None:
         with suppress(EngineError):  # the server has ended, or lost the session
-            await self._post("/close", {})
+            await self._post("/close", {}, CLOSE_SECONDS)
 
     def _text(self, reply: Any, name: str) -> str:
         """Return an observation, with the possible actions if the server lists them apart."""
         text = self._expect(str, reply.get(name) if isinstance(reply, dict) else None, reply)
         actions = reply.get("available_actions")
-        return f"{text}\nPossible actions: {', '.join(actions)}" if actions else text or NOTHING
+        if not actions:
+            return text or NOTHING
+        return f"{text}\nPossible actions: {', '.join(self._expect(list[str], actions, reply))}"
 
-    def _expect(self, kind: Any, value: Any, reply: object) -> Any:
-        if not isinstance(value, kind):
-            raise GymError(f"{self.url} sent an unknown reply: {quote(str(reply))}")
-        return value
+    def _expect(self, expected_type: type[Value], value: object, reply: object) -> Value:
+        return check_type(self.server.url, expected_type, value, reply)
 
-    async def _post(self, route: str, body: Mapping[str, Any]) -> Any:
-        return await self._ask("POST", route, json={self.world.session: self.id, **body})
+    async def _post(self, route: str, body: Mapping[str, Any], seconds: float | None = None) -> Any:
+        return await self._ask("POST", route, {self.world.session: self.id, **body}, seconds)
 
     async def _get(self, route: str) -> Any:
-        return await self._ask("GET", route, params={self.world.session: self.id})
+        return await self._ask("GET", route, {self.world.session: self.id})
 
-    async def _ask(self, method: str, route: str, **content: Any) -> Any:
-        """Return the JSON of a reply. Raises :class:`GymError`, and ``EngineGone`` without a server.
+    async def _ask(
+        self, method: str, route: str, values: Mapping[str, Any], seconds: float | None = None
+    ) -> Any:
+        """Return the JSON of a reply. Raises ``EnvironmentServerError``, and ``EngineGone`` without a server.
 
         Only a request that a busy server rejected is sent again: another may have been carried out.
         """
-        where = f"{self.url}{self.world.prefix}{route}"
+        path = f"{self.world.prefix}{route}"
+        content = {"json" if method == "POST" else "params": values}
         try:
             for attempt in range(TRIES):
-                answer = await self.http.request(method, where, **content)
-                if answer.status_code != 503:
+                status, body = await self.server.request(method, path, seconds=seconds, **content)
+                if status != 503:
                     break
                 await asyncio.sleep(backoff(attempt, PAUSE))
-            reply = answer.json() if answer.status_code == 200 else None
+            url = f"{self.server.url}{path}"
+            reply = parse_json(url, Any, body) if status == 200 else None
             if reply is None or (isinstance(reply, dict) and "error" in reply):
-                raise GymError(f"{where}: status {answer.status_code}: {quote(answer.text)}")
-        except BaseException as error:  # also of a cancelled request, which may be carried out
+                text = body[:QUOTED_BYTES].decode(errors="replace")
+                raise EnvironmentServerError(f"{url}: status {status}: {quote(text)}")
+        except BaseException:  # also of a cancelled request, which may be carried out
             self.failed = True
-            if isinstance(error, httpx2.ConnectError | ConnectionRefusedError):
-                raise EngineGone(f"no AgentGym server answers at {self.url}") from error
-            if isinstance(error, httpx2.HTTPError | OSError | ValueError):  # ValueError: not JSON
-                raise GymError(f"{where}: {error!r}") from error
             raise
         return reply
 
@@ -216,13 +224,8 @@ class GymSession:
 @asynccontextmanager
 async def connect(url: str, world: World) -> AsyncIterator[GymSession]:
     """Open a client of a server, whose session is not created yet."""
-    from coterie.engines.vllm import Connections  # imports torch
-
-    timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
-    async with httpx2.AsyncClient(
-        transport=Connections(), timeout=timeout, trust_env=False
-    ) as http:
-        yield GymSession(url.rstrip("/").removesuffix(world.prefix), world, http)
+    async with ServerClient(url.rstrip("/").removesuffix(world.prefix), SECONDS) as server:
+        yield GymSession(server, world)
 
 
 @cache
@@ -233,9 +236,9 @@ def check_server(url: str, name: str, index: int) -> None:
     async def begin() -> None:
         async with connect(url, world) as session:
             try:
-                says = quote((await session.http.get(f"{session.url}/")).text)
-            except (httpx2.HTTPError, OSError) as error:
-                says = f"no answer ({error!r})"
+                says = quote((await session.server.request("GET", "/"))[1].decode(errors="replace"))
+            except EngineError as error:
+                says = f"no answer ({error})"
             if world.greeting not in says:
                 raise UserError(
                     f"no AgentGym server of {name} is at {url}: {says}",
@@ -252,8 +255,7 @@ def check_server(url: str, name: str, index: int) -> None:
             if world.closes:
                 await session.close()
 
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-        thread.submit(asyncio.run, begin()).result()
+    run_in_thread(begin())
 
 
 class Progress(NamedTuple):
@@ -290,9 +292,9 @@ class AgentGym(Acting):
 
     def indices(self, split: Split) -> Sequence[int]:
         """Return the server's indices of the tasks of a split."""
-        own, world = getattr(self.settings, split), self.world
-        if own is not None:
-            return range(*own)
+        chosen, world = getattr(self.settings, split), self.world
+        if chosen is not None:
+            return range(*chosen)
         start, stop = world.train if split == "train" else world.heldout
         order = list(range(max(world.train[1], world.heldout[1]) if world.mixed else 0))
         random.Random("agentgym").shuffle(order)
@@ -300,14 +302,14 @@ class AgentGym(Acting):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every, name = self.indices(split), self.settings.world
-        drawn = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
-        if not drawn:
+        indices = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
+        if not indices:
             raise UserError(
                 f"AgentGym has no {split} tasks of {name}",
                 "give indices, such as environment.train=[0,10] environment.heldout=[10,20]",
             )
         check_server(self.settings.url, name, max(every))
-        return [Task(f"{name}-{index}", {"index": index}) for index in drawn]
+        return [Task(f"{name}-{index}", {"index": index}) for index in indices]
 
     def system_prompt(self, task: Task) -> str:
         return f"{self.world.rules}\n{self.form.action_instructions}"
@@ -324,8 +326,8 @@ class AgentGym(Acting):
             else:
                 async with self._serial():
                     await session.create()
-            if other := self._sessions.get(session.id):  # the server has restarted, or is full
-                other.id, other.failed = NO_ID, True
+            if stale := self._sessions.get(session.id):  # the server has restarted, or is full
+                stale.id, stale.failed = NO_ID, True
             self._sessions[session.id] = session
             try:
                 yield session
@@ -358,6 +360,6 @@ class AgentGym(Acting):
         worlds whose score does not show it."""
         progress = cast(Progress, state.data)
         score = min(max(progress.score / self.world.best, 0.0), 1.0)
-        known = self.world.success is not None
-        success = {"success": float(state.end == SOLVED)} if known else {}
+        has_success = self.world.success is not None
+        success = {"success": float(state.end == SOLVED)} if has_success else {}
         return Grade(score, {**success, "actions": progress.actions})

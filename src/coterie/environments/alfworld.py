@@ -77,13 +77,15 @@ def games(folder: Path, split: str) -> tuple[GameFile, ...]:
     playable = []
     for file in (folder / split).rglob("*.tw-pddl"):
         id_, content = file.relative_to(folder).as_posix(), file.read_bytes()
-        if _SOLVABLE.search(content) and not any(one in id_ for one in UNSUPPORTED):
+        # A search in the bytes is enough, and faster than parsing the JSON of thousands of games.
+        if _SOLVABLE.search(content) and not any(type_ in id_ for type_ in UNSUPPORTED):
             playable.append(GameFile(id_, _type(file), hashlib.sha256(content).hexdigest()))
-    return tuple(sorted(playable, key=lambda one: digest(one.id)))
+    return tuple(sorted(playable, key=lambda game: digest(game.id)))
 
 
 def _type(file: Path) -> TaskType:
     """Return the type of a game's task: from its path, else from ``traj_data.json`` beside it."""
+    # The innermost folder that names a type counts.
     names = [part.partition("-")[0] for part in file.parts[::-1]]
     if (about := file.with_name("traj_data.json")).exists():
         names.append(json.loads(about.read_bytes()).get("task_type", ""))
@@ -116,13 +118,14 @@ class ALFWorldSettings(ActingSettings):
     @property
     def place(self) -> Path:
         default = os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld"
-        place = expanded(self.folder or default).absolute()
-        return place / RELEASE if (place / RELEASE).is_dir() else place
+        folder = expanded(self.folder or default).absolute()
+        # The download puts the splits into a subfolder.
+        return folder / RELEASE if (folder / RELEASE).is_dir() else folder
 
     def identity(self) -> str:
         """Hash the names and contents of the games, not the path of their folder."""
-        own = self.model_dump_json(exclude={"name", "folder"})
-        return digest(own, *(games(self.place, split) for split in ("train", self.heldout)))
+        settings = self.model_dump_json(exclude={"name", "folder"})
+        return digest(settings, *(games(self.place, split) for split in ("train", self.heldout)))
 
 
 class ALFWorld(TextGames):
@@ -147,19 +150,20 @@ class ALFWorld(TextGames):
         every = games(self.folder, part)
         if not every:
             raise UserError(f"{self.folder / part} has no solvable games (*.tw-pddl)", DOWNLOAD)
-        chosen = [one for one in every if one.type in types]
+        chosen = [game for game in every if game.type in types]
         if not chosen:
-            known = ", ".join(dict.fromkeys(one.type for one in every))
+            type_names = ", ".join(dict.fromkeys(game.type for game in every))
             raise UserError(
                 f"{self.folder / part} has no games of the types {', '.join(types)}",
-                f"set environment.types to some of {known}",
+                f"set environment.types to some of {type_names}",
             )
         return chosen
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every = self.games(split)
+        # Held-out games are always the same; training games continue after earlier draws.
         chosen = last_draw(every, (*after, count), seed) if split == "train" else every[:count]
-        return [Task(one.id, {"type": one.type, "file": one.content}) for one in chosen]
+        return [Task(game.id, {"type": game.type, "file": game.content}) for game in chosen]
 
     def game(self, task: Task) -> Game:
         return Game({"path": str(self.folder / task.id)}, _WORKERS)
@@ -183,5 +187,5 @@ class ALFWorld(TextGames):
     async def grade(self, state: State, live: Game) -> Grade:
         """Score 1 if the task is done. The mean of ``success/TYPE`` over the types is ALFWorld's usual average."""
         success = float(state.end == SOLVED)
-        own = f"{SUCCESS_OF}{state.task.public['type']}"
-        return Grade(success, {"steps": progress_of(state).steps, own: success})
+        type_metric = f"{SUCCESS_OF}{state.task.public['type']}"
+        return Grade(success, {"steps": progress_of(state).steps, type_metric: success})

@@ -47,6 +47,7 @@ def keep_texts(logic: Any, texts: dict[tuple[str, ...], str]) -> None:
     templates = {action.template for action in logic.actions.values()}
 
     def derive_once(rule: str, context: dict[str, Any]) -> str:
+        # Only texts of actions are cached. Texts of observations depend on the state.
         if rule not in templates:
             return derive(rule, context)
         action = (rule, *(variable.name for variable in context["mapping"].values()))
@@ -73,8 +74,14 @@ class Play:
 
     def do(self, command: str) -> dict[str, Any]:
         self.commands += 1
-        known = {one.lower(): one for one in self.state["admissible_commands"]}
-        exact = next((known[one] for one in spellings(command.lower()) if one in known), None)
+        # The package accepts a command only in the spelling of its own list.
+        commands = {
+            admissible.lower(): admissible for admissible in self.state["admissible_commands"]
+        }
+        exact = next(
+            (commands[spelling] for spelling in spellings(command.lower()) if spelling in commands),
+            None,
+        )
         if exact is None:  # the package would derive all texts anew
             return {**self._reply(""), "known": False}
         self.state, _, _ = self.environment.step(exact)
@@ -85,7 +92,7 @@ class Play:
 
     def _reply(self, text: str) -> dict[str, Any]:
         won = bool(self.state["won"])
-        commands = [str(one) for one in self.state["admissible_commands"]]
+        commands = [str(admissible) for admissible in self.state["admissible_commands"]]
         end = "won" if won else ""
         return {"text": text, "commands": commands, "left": int(not won), "end": end, "known": True}
 

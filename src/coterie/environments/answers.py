@@ -36,7 +36,8 @@ def gold_answer(task: Task) -> str:
 
 
 def question_of(task: Task) -> str:
-    fields = ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    # Tasks of games have no question, so their public fields describe them.
+    fields = ", ".join(f"{name}: {value}" for name, value in task.public.items())
     return str(task.public.get("question") or fields)
 
 
@@ -53,6 +54,7 @@ def gold_answers(task: Task) -> list[str]:
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+# The answer begins at the last opening mark, so an unclosed one before it is ignored.
 _MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)
 
 
@@ -89,7 +91,9 @@ def f1(prediction: str | None, golds: Sequence[str]) -> float:
 def _word_f1(predicted: list[str], gold: list[str]) -> float:
     if not predicted or not gold:
         return float(predicted == gold)
+    # Intersection of multisets: a word counts as often as both sides have it.
     common = (Counter(predicted) & Counter(gold)).total()
+    # F1 = 2PR / (P + R), with P = common / predicted words and R = common / gold words.
     return 2 * common / (len(predicted) + len(gold))
 
 
@@ -98,12 +102,12 @@ def _check(golds: Sequence[str]) -> None:
         raise TypeError(f"golds must be a sequence of answers, not one string: use [{golds!r}]")
 
 
-def same_text(first: str, second: str) -> bool:
-    return first.split() == second.split()
+def same_text(text: str, second: str) -> bool:
+    return text.split() == second.split()
 
 
-def same_words(first: str, second: str) -> bool:
-    return exact_match(second, [first]) == 1.0
+def same_words(text: str, second: str) -> bool:
+    return exact_match(second, [text]) == 1.0
 
 
 def option_of(answer: str, options: Sequence[str]) -> str:
@@ -112,6 +116,7 @@ def option_of(answer: str, options: Sequence[str]) -> str:
     An answer that names no option, or one of several that differ only in case, is returned unchanged.
     """
     words = answer.split()
+    # An exact match comes first, because some options differ only in case.
     if any(option.split() == words for option in options):
         return answer
     folded = answer.casefold().split()
@@ -124,7 +129,9 @@ def marked_answer(text: str) -> str | None:
 
     A mark that is never closed is ignored.
     """
-    return next((one.strip() for one in reversed(_MARKED.findall(text)) if one.strip()), None)
+    return next(
+        (answer.strip() for answer in reversed(_MARKED.findall(text)) if answer.strip()), None
+    )
 
 
 def boxed_number(text: str) -> str | None:
@@ -157,6 +164,7 @@ class Vote:
             return
         self._answers[voter] = answer
         for group in self._groups:
+            # One similar member is enough: similarity is not transitive.
             if any(self._alike(answer, self._answers[member]) for member in group):
                 group.append(voter)
                 return
@@ -165,7 +173,8 @@ class Vote:
     @property
     def winners(self) -> tuple[int, ...]:
         largest = max(map(len, self._groups), default=0)
+        # Groups are in the order of their first members, so ties go to the oldest group.
         return next((tuple(group) for group in self._groups if len(group) == largest), ())
 
-    def _alike(self, answer: str, other: str) -> bool:
-        return answer == other or self._similarity(answer, other) >= ALIKE
+    def _alike(self, answer: str, earlier: str) -> bool:
+        return answer == earlier or self._similarity(answer, earlier) >= ALIKE

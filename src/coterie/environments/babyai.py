@@ -74,7 +74,9 @@ def games(name: str, split: MicroSplit, seed: int) -> Iterator[Draw]:
 @cache
 def _ids() -> MappingProxyType[str, str]:
     ids = [name for name in _package().registry if name.startswith(PREFIX)]
-    return MappingProxyType({one.removeprefix(PREFIX).rpartition("-v")[0]: one for one in ids})
+    return MappingProxyType(
+        {level_id.removeprefix(PREFIX).rpartition("-v")[0]: level_id for level_id in ids}
+    )
 
 
 @cache
@@ -134,15 +136,18 @@ def view_of(image: Image) -> str:
         for row, cell in enumerate(cells)
         if cell[0] in KINDS and (column, row) != (middle, near)
     ]
-    objects.sort(key=lambda one: (one.ahead + abs(one.right), one.ahead, one.right))
+    # Nearest first, by number of steps.
+    objects.sort(key=lambda thing: (thing.ahead + abs(thing.right), thing.ahead, thing.right))
     seen = "; ".join(map(str, (*objects, *_walls(image)))) or "nothing"
-    own = image[middle][near]
-    carried = f"a {_name(own)}" if own[0] in KINDS else "nothing"
+    # The package shows a carried object in the cell of the agent.
+    own_cell = image[middle][near]
+    carried = f"a {_name(own_cell)}" if own_cell[0] in KINDS else "nothing"
     return f"You see: {seen}. You carry {carried}."
 
 
 def _walls(image: Image) -> Iterator[VisibleObject]:
     middle, near = len(image) // 2, len(image[0]) - 1
+    # The nearest wall ahead, to the left and to the right.
     for ahead, right in ((1, 0), (0, -1), (0, 1)):
         steps = near if ahead else middle
         for far in range(1, steps + 1):
@@ -204,18 +209,20 @@ class Game:
         return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
 
     def move(self, action: str) -> MoveResult:
-        before = self._state()
+        # The package doesn't report whether a move had an effect, so compare what moves can change.
+        state_before = self._state()
         seen, reward, is_over, _, _ = self.level.step(ACTIONS[action])
         if is_over:
             return MoveResult(end=SOLVED if float(reward) > 0 else FAILED)
         view = view_of(seen["image"].tolist())
-        return MoveResult(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
+        return MoveResult(view if self._state() != state_before else f"{NOTHING_CHANGED} {view}")
 
     def _state(self) -> tuple[object, ...]:
         level = self.level
         ahead = level.grid.get(*level.front_pos)
-        what = None if ahead is None else (id(ahead), ahead.encode())
-        return (*level.agent_pos, level.agent_dir, id(level.carrying), what)
+        # The identity shows a picked up object, the encoding a door that was opened or closed.
+        object_state = None if ahead is None else (id(ahead), ahead.encode())
+        return (*level.agent_pos, level.agent_dir, id(level.carrying), object_state)
 
 
 class BabyAI(Acting):
@@ -229,20 +236,21 @@ class BabyAI(Acting):
     def __init__(self, settings: BabyAISettings | None = None) -> None:
         settings = settings or BabyAISettings()
         super().__init__(settings.steps)
-        if settings.level not in (known := _ids()):
+        if settings.level not in (levels := _ids()):
             raise UserError(
                 f"there is no BabyAI level {settings.level!r}",
-                f"{did_you_mean(settings.level, known)}known: {', '.join(sorted(known))}",
+                f"{did_you_mean(settings.level, levels)}known: {', '.join(sorted(levels))}",
             )
         self.level = settings.level
         self.version = f"1/minigrid {version('minigrid')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        # Training games continue after earlier draws; held-out games are always the first ones.
         start = sum(after) if split == "train" else 0
         draws = games(self.level, split, seed)[start : start + count]
         return [
-            Task(f"{split}-{seed}-{start + n}", {"seed": one.seed, "mission": one.mission})
-            for n, one in enumerate(draws)
+            Task(f"{split}-{seed}-{start + n}", {"seed": game.seed, "mission": game.mission})
+            for n, game in enumerate(draws)
         ]
 
     def system_prompt(self, task: Task) -> str:

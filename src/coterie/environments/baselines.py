@@ -29,7 +29,7 @@ from coterie.environments.acting import (
     saying,
 )
 from coterie.environments.answers import Vote
-from coterie.environments.coding import python_blocks
+from coterie.environments.code_blocks import python_blocks
 from coterie.environments.collaboration import Collaboration
 from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.protocol import (
@@ -42,9 +42,9 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import Method
-from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
+from coterie.environments.talk import AGREED, FORMAT_SOURCE, Talk
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, TURNS, Ending, Task
+from coterie.record.tree import ANSWERED, LENGTH, TURNS, Ending, Task
 from coterie.record.turn import Message, Part, Turn
 from coterie.tools.sandbox.inside.policy import ACTION as ACTION_LINE
 from coterie.tools.sandbox.inside.policy import POLICY
@@ -129,18 +129,22 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
         settings = environment.settings.model_copy(update={"turns": 1})
         return _variant(environment, SingleTurn, settings=settings, max_turns=1)
     if isinstance(environment, Acting):
+        # Thoughts without actions need an environment that accepts answers.
         forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
         if method in forms:
-            other = copy(environment)
-            other.form = forms[method]
-            return other
-        own = {"is_pure": environment.pure, "pure": False}
+            variant = copy(environment)
+            variant.form = forms[method]
+            return variant
+        # A variant opens sessions itself, so it is never pure, but must know if the environment is.
+        purity = {"is_pure": environment.pure, "pure": False}
         if method == "reflexion":
+            # Each attempt has one more turn, in which the agent reflects.
             limits = {"turns": attempts * (environment.steps + 1)}
-            return _variant(environment, Reflexion, attempts=attempts, limits=limits, **own)
+            return _variant(environment, Reflexion, attempts=attempts, limits=limits, **purity)
+        # The functions of a program are made from the forms of the environment's actions.
         if method == "code_as_policy" and type(environment).commands is not Acting.commands:
             needs = tuple(dict.fromkeys((*environment.needs, Sandbox)))
-            return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **own)
+            return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **purity)
     if isinstance(environment, Talk):
         if method == "mad":
             turns = ROUNDS * len(environment.agents)
@@ -166,10 +170,11 @@ def single_agent(environment: B) -> B:
 
 def _variant(environment: T, kind: type, **attributes: object) -> T:
     """Return a copy of the environment with the methods of ``kind`` in front of its own."""
-    other = copy(environment)
-    other.__class__ = type(kind.__name__, (kind, type(environment)), {})
-    vars(other).update(attributes)
-    return other
+    variant = copy(environment)
+    # The mixed class overrides methods and keeps all attributes of the copied instance.
+    variant.__class__ = type(kind.__name__, (kind, type(environment)), {})
+    vars(variant).update(attributes)
+    return variant
 
 
 class SingleTurn(Collaboration):
@@ -225,10 +230,14 @@ class MultiAgentDebate(Alone):
 
     def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
         """Return, for each round, the agent's own message and then the other messages."""
+        # Simultaneous turns are recorded in the order of the agents, so a round is a slice.
         turns, count = state.turns, len(self.agents)
         rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
-        order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
-        return tuple(turn for one in order for turn in one)
+        order = [
+            sorted(round_turns, key=lambda turn: turn.speaker.name != agent)
+            for round_turns in rounds
+        ]
+        return tuple(turn for round_turns in order for turn in round_turns)
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -236,16 +245,18 @@ class MultiAgentDebate(Alone):
         if len(state.turns) < self.max_turns:
             return Transition()
         answers: dict[str, str | None] = dict.fromkeys(self.agents)
+        # An agent whose last message has no answer keeps its earlier answer.
         for turn in state.turns:
             if (answer := self.answer_to(state.task, turn.text)) is not None:
                 answers[turn.speaker.name] = answer
-        vote, last = Vote(self.similarity), list(answers.values())
-        for place, answer in enumerate(last):
-            await asyncio.to_thread(vote.add, place, answer)
+        vote, last_answers = Vote(self.similarity), list(answers.values())
+        for index, answer in enumerate(last_answers):
+            # Comparing answers may take seconds, which must not block the event loop.
+            await asyncio.to_thread(vote.add, index, answer)
         if not vote.winners:
             return Transition(end=TURNS)
-        end = AGREED if len(vote.winners) == len(last) else ANSWERED
-        return Transition(answer=last[vote.winners[0]], end=end)
+        end = AGREED if len(vote.winners) == len(last_answers) else ANSWERED
+        return Transition(answer=last_answers[vote.winners[0]], end=end)
 
 
 class AutoForm(Talk):
@@ -297,6 +308,7 @@ class Renewable(Acting):
             yield live
 
     async def renew(self, live: Live, task: Task, seed: int) -> None:
+        # The former session is closed before another one opens.
         await live.stack.aclose()
         live.session = live.shared
         if not self.is_pure:
@@ -313,7 +325,7 @@ class Renewable(Acting):
 
 
 def _text(transition: Transition) -> str:
-    return "\n".join(part.text for one in transition.seen for part in one.parts)
+    return "\n".join(part.text for observation in transition.seen for part in observation.parts)
 
 
 REFLECT = (
@@ -348,7 +360,7 @@ class Reflexion(Renewable):
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         system, *messages = super().see(self._inner(state), actor)
-        lessons = [Part(f"\n- {one}", source="reflection") for one in _trial(state).lessons]
+        lessons = [Part(f"\n- {lesson}", source="reflection") for lesson in _trial(state).lessons]
         if lessons:
             parts = (*system.parts, Part(LESSONS, source="task"), *lessons)
             system = replace(system, parts=parts)
@@ -362,21 +374,25 @@ class Reflexion(Renewable):
         self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
+        # The turn after a failed attempt is the reflection. The task then begins again.
         if len(trial.solved) > len(trial.lessons):
             await self.renew(live, state.task, state.seed)
-            again = await super().begin(state.task, live)
+            next_trial = await super().begin(state.task, live)
             lessons = (*trial.lessons, turns[-1].text.strip())
-            data = Trial(again.data, len(state.turns), trial.solved, lessons)
-            return replace(again, data=data)
+            data = Trial(next_trial.data, len(state.turns), trial.solved, lessons)
+            return replace(next_trial, data=data)
         transition = await super().act(inner, turns, live.session, recorded=recorded)
+        # The recorded limit covers all attempts, so the limit of one attempt is checked here.
         end = transition.end or (TURNS if inner.left["turns"] <= 0 else None)
         if end is None:
             return replace(transition, data=replace(trial, data=transition.data))
+        # The score of the attempt says whether it succeeded.
         grade = await super().grade(replace(inner, data=transition.data, end=end), live)
         solved = (*trial.solved, end == SOLVED or (grade.score or 0.0) >= 1)
         data = replace(trial, data=transition.data, solved=solved)
         if solved[-1] or len(solved) >= self.attempts:
             return replace(transition, data=data, end=end)
+        # The attempt is over, but the episode continues with a request for a reflection.
         seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
         return replace(transition, data=data, seen=seen, end=None)
 
@@ -392,8 +408,8 @@ class Reflexion(Renewable):
         """Return the state of the current attempt alone."""
         trial = _trial(state)
         turns = state.turns[trial.start :]
-        left = self.steps - sum(turn.speaker.name == AGENT for turn in turns)
-        return replace(state, turns=turns, data=trial.data, left={"turns": left})
+        turns_left = self.steps - sum(turn.speaker.name == AGENT for turn in turns)
+        return replace(state, turns=turns, data=trial.data, left={"turns": turns_left})
 
 
 def _trial(state: State) -> Trial:
@@ -421,21 +437,24 @@ class CodeAsPolicy(Renewable):
         move = Move("nothing", note=CUT) if turns[-1].truncated else self.form.read(turns[-1].text)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note), end=RAN)
-        now, log, end = state, list[str](), None
+        current, log, end = state, list[str](), None
         commands = [(_function_name(form), form) for form in self.commands(state.task)]
+        # The program pauses at each call of an action, until ``proceed`` gives it the reply.
         async with live.shared[Sandbox].session(state.seed) as python:
             await python.run(f"from {POLICY} import begin, proceed")
             cell = await python.run(f"begin({move.content!r}, {commands!r})")
             while (action := _next_action(cell.text)) is not None and end is None:
-                transition = await self.do(now, action, live.session)
+                transition = await self.do(current, action, live.session)
                 reply = _text(transition)
                 log += [f"> {action}", reply]
-                now = replace(now, data=transition.data)
+                current = replace(current, data=transition.data)
+                # The log has two entries for each action.
                 end = transition.end or (TURNS if len(log) >= 2 * self.steps else None)
                 if end is None:
                     cell = await python.run(f"proceed({reply!r})")
+        # The program ended, so show its output or its error.
         log += [] if end else [cell.text.strip()]
-        return Transition(now.data, saying("\n".join(filter(None, log))), end=end or RAN)
+        return Transition(current.data, saying("\n".join(filter(None, log))), end=end or RAN)
 
 
 def _function_name(form: str) -> str:
@@ -443,14 +462,19 @@ def _function_name(form: str) -> str:
 
 
 def _signature(form: str) -> str:
-    names = [chr(ord("a") + place) for place in range(form.count("{}"))]
+    names = [chr(ord("a") + index) for index in range(form.count("{}"))]
     return f"{_function_name(form)}({', '.join(names)})  # {form.format(*names)}"
 
 
 def _next_action(text: str) -> str | None:
     """Return the action at the end of a cell's output, or ``None`` if the program ended."""
-    last = text.rpartition("\n")[2]
+    # A paused program prints its next action as the last line.
+    last_line = text.rpartition("\n")[2]
     try:
-        return str(json.loads(last.removeprefix(ACTION_LINE))) if ACTION_LINE in last else None
+        return (
+            str(json.loads(last_line.removeprefix(ACTION_LINE)))
+            if ACTION_LINE in last_line
+            else None
+        )
     except ValueError:
         return None

@@ -8,7 +8,6 @@ import builtins
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from coterie.config.settings import key
@@ -17,67 +16,39 @@ from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.answers import GRADER
+from coterie.environments.code_blocks import MARKER, code_of, legacy_code_of
 from coterie.environments.collaboration import (
-    MARKER,
     REFERENCE,
     Collaboration,
     CollaborationSettings,
     collaboration_task,
-    marks_in,
 )
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import ANSWERED, LENGTH_RULE
-from coterie.record.tree import Secret, Task
+from coterie.environments.talk import LENGTH_RULE
+from coterie.record.tree import ANSWERED, Secret, Task
 from coterie.record.turn import Part
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
-
-_PYTHON = ("python", "python3", "py", "py3")
-
-
-def code_of(answer: str) -> str:
-    """Return the code of an answer: its first Python fence, else its first fence, else all of it."""
-    marks = list(marks_in(answer, code=True))
-    fences = [mark for mark in marks if mark.kind == "opening"]
-    if not fences:
-        inline = any(mark.kind == "ticks" for mark in marks)
-        return legacy_code_of(answer) if inline else answer.strip()
-    fence = next((one for one in fences if one.language in _PYTHON), fences[0])
-    ends = [mark.start for mark in marks if mark.kind == "closing" and mark.start >= fence.end]
-    return answer[fence.end : ends[0] if ends else len(answer)].strip()
-
-
-def python_blocks(text: str) -> list[str]:
-    """Return the closed fenced blocks of Python or of no named language, in order."""
-    marks = list(marks_in(text, code=False))
-    return [
-        text[one.end : other.start].strip()
-        for one, other in pairwise(mark for mark in marks if mark.kind in ("opening", "closing"))
-        if (one.kind, other.kind) == ("opening", "closing") and one.language in ("", *_PYTHON)
-    ]
-
-
-def legacy_code_of(answer: str) -> str:
-    """Return the code as ColBench's grader extracts it: another fence (``py``, ``Python``) becomes part of the code."""
-    _, fence, after = answer.partition("```python")
-    if not fence:
-        _, fence, after = answer.partition("```")
-    return (after.partition("```")[0] if fence else answer).strip()
 
 
 def functions(code: str) -> frozenset[str]:
     """Return the names of a module's top-level functions with a non-trivial body; none if it does not parse."""
     try:
+        # Warnings about the agent's code, such as invalid escapes, say nothing about the run.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     functions = (
-        one for one in module.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+        statement
+        for statement in module.body
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-    return frozenset(one.name for one in functions if not all(map(_is_trivial, one.body)))
+    return frozenset(
+        function.name for function in functions if not all(map(_is_trivial, function.body))
+    )
 
 
 def _is_trivial(statement: ast.stmt) -> bool:
@@ -178,6 +149,7 @@ class Coding(Collaboration):
     def __init__(self, settings: CodingSettings) -> None:
         super().__init__(settings)
         self.mode: Mode = settings.grading
+        # By task. Many dialogues of a run are about the same task.
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -200,11 +172,16 @@ class Coding(Collaboration):
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
         ):
-            why = "a word that this grader refuses" if code else "no code"
-            return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        own = self.settings
+            reason = "a word that this grader refuses" if code else "no code"
+            return Grade(0.0, {**common, "fraction": 0.0, "why": reason})
+        settings = self.settings
         result = await sandbox.grade(
-            code, calls, expected, mode=self.mode, tolerance=own.tolerance, strict=own.strict
+            code,
+            calls,
+            expected,
+            mode=self.mode,
+            tolerance=settings.tolerance,
+            strict=settings.strict,
         )
         metrics = {**common, "fraction": result.fraction, "results": _results(result)}
         return Grade(float(result.success), metrics)
@@ -212,6 +189,7 @@ class Coding(Collaboration):
     def well_formed(self, task: Task, answer: str) -> bool:
         """Return True if the answer has a complete function with a name of the reference, in a closed block."""
         names = functions(task.secrets[REFERENCE].reveal(GRADER))
+        # An opening and a closing fence.
         closed = not self.fenced or answer.count("```") >= 2
         return closed and not names.isdisjoint(functions(self.code(answer)))
 
@@ -222,6 +200,7 @@ class Coding(Collaboration):
             self._expected[task.id] = await sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
+        # Without the reference's value, no answer to the task could be judged.
         for result in self._expected[task.id]:
             if result.wire is None:
                 raise EngineError(
@@ -243,10 +222,10 @@ def coding_task(
     opening: str,
     reference: str,
     calls: Sequence[str],
-    more: Mapping[str, Secret] | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> Task:
     tests = Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER}))
-    return collaboration_task(id_, opening, reference, {TESTS: tests, **(more or {})})
+    return collaboration_task(id_, opening, reference, {TESTS: tests, **(secrets or {})})
 
 
 def hidden_calls(task: Task) -> list[str]:
@@ -276,6 +255,7 @@ class BackendProgramming(RowTasks, Coding):
     def task_of(self, row: QuestionRow) -> Task:
         """Return the task of a row, which may come from outside the data set."""
         assert isinstance(row, CodeRow), "the data set has code rows"
+        # The released grader evaluates the whole comparison of a test.
         calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
         return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
 
@@ -293,6 +273,7 @@ def compared(call: str) -> str:
     sides = _compared_calls(tree)
     if not sides:
         return call
+    # Several calls are evaluated as one tuple.
     return ast.unparse(sides[0] if len(sides) == 1 else ast.Tuple(sides, ast.Load()))
 
 
@@ -307,5 +288,8 @@ def _compared_calls(node: ast.expr) -> list[ast.expr]:
 
 
 def _calls_more_than_builtins(side: ast.expr) -> bool:
+    # A call of a builtin alone, such as ``len([1])``, does not use the answer's function.
     calls = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
-    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in calls)
+    return any(
+        not isinstance(callee, ast.Name) or not hasattr(builtins, callee.id) for callee in calls
+    )

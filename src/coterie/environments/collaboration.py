@@ -6,15 +6,16 @@ left. Marks divide a message of the agent: one before the answer, one after thou
 fence, marks inside strings, docstrings and comments of code are ignored.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import GRADER
+from coterie.environments.code_blocks import MARKER, marks_in
 from coterie.environments.protocol import (
     AGENT,
     ActorKind,
@@ -26,70 +27,15 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import PersonSettings
-from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
-from coterie.record.tree import TURNS, Ending, Secret, Task
+from coterie.record.tree import ANSWERED, TURNS, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Turn
 
-MARKER = "I WANT TO ANSWER:"
-"""Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""
-OUTPUT = "OUTPUT:"
-"""Marker after thoughts, which other actors do not see and the history drops."""
 REFERENCE = "reference"
 """Name of the secret with what the user wants."""
 CRITIC = "critic"
 """Role that rates the agent's turns in training and may read the reference."""
 SHOWN_REFERENCE = "\nReference:\n"
-
-
-class Mark(NamedTuple):
-    """A mark in a message."""
-
-    kind: Literal["marker", "output", "opening", "closing", "ticks"]
-    start: int
-    end: int
-    language: str = ""
-
-
-_LEXER = r"""
-    (?P<literal>
-        (?<!\\)\"""(?:\\.|{stop}[^\\])*?\""" | (?<!\\)'''(?:\\.|{stop}[^\\])*?'''
-        | (?<![\w\\])[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*"
-        | (?<![\w\\])[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
-        | \#(?:{stop}[^\n])*
-    )
-    | (?P<marker>{marker}) | (?P<output>{output}) | (?P<opening>```[ \t]*(?P<language>\w*)[ \t]*\n) | (?P<ticks>```)
-"""
-
-
-def _lexer(stop: str) -> re.Pattern[str]:
-    marker, output = (re.escape(mark) for mark in (MARKER, OUTPUT))
-    text = _LEXER.format(marker=marker, output=output, stop=stop)
-    return re.compile(text, re.VERBOSE | re.DOTALL)
-
-
-_CODE = _lexer("")
-_PROSE = _lexer(f"(?!{re.escape(MARKER)})")
-"""In prose the marker always counts, since models put it in quotes or headings."""
-
-
-def marks_in(text: str, *, code: bool) -> Iterator[Mark]:
-    fenced, at = False, 0
-    while match := (_CODE if code or fenced else _PROSE).search(text, at):
-        kind, at = match.lastgroup, match.end()
-        if match["marker"]:
-            code = True
-            yield Mark("marker", match.start(), at)
-        elif match["output"]:
-            yield Mark("output", match.start(), at)
-        elif fenced and not match["literal"]:
-            fenced, at = False, match.start() + 3
-            yield Mark("closing", match.start(), at)
-        elif match["opening"]:
-            fenced = True
-            yield Mark("opening", match.start(), at, match["language"].lower())
-        elif kind == "ticks":
-            yield Mark("ticks", match.start(), at)
 
 
 def visible(text: str) -> str:
@@ -122,7 +68,7 @@ class CollaborationSettings(PersonSettings):
     turns: int = key(10, "Maximum turns of the agent.", source="ColBench: 10", ge=1)
 
 
-class Collaboration(Answers, Pure):
+class Collaboration(Answers, Pure, ABC):
     """Dialogue of an agent and a user. Subclasses define the tasks, the prompts and the grade."""
 
     name: str
@@ -137,18 +83,20 @@ class Collaboration(Answers, Pure):
         self.settings = settings
         self.max_turns, self.on_leak = settings.turns, settings.on_leak
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        raise NotImplementedError
+    @abstractmethod
+    def tasks(
+        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
+    ) -> list[Task]: ...
 
-    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]: ...
 
+    @abstractmethod
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """Return the prompt of an agent that must answer at once: the benchmark's single-turn baseline."""
-        raise NotImplementedError
 
-    async def grade(self, state: State, live: Any) -> Grade:
-        raise NotImplementedError
+    @abstractmethod
+    async def grade(self, state: State, live: Any) -> Grade: ...
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -165,6 +113,7 @@ class Collaboration(Answers, Pure):
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
     def acting(self, state: State) -> tuple[str, ...]:
+        # The user opens the dialogue, then both take turns.
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -182,6 +131,7 @@ class Collaboration(Answers, Pure):
             return Transition()
         answer = self.answer(turn.text)
         end: Ending | None = None if answer is None else ANSWERED
+        # Without another turn, the whole visible message counts as the answer.
         if end is None and not state.left[f"turns:{AGENT}"]:
             answer, end = visible(turn.text).strip(), TURNS
         return Transition(answer=answer, end=end)
@@ -189,18 +139,19 @@ class Collaboration(Answers, Pure):
     def _message(self, turn: Turn, actor: str) -> Message:
         """Return a turn as a message. Thoughts of the agent are removed, also in its own history."""
         role: Role = "assistant" if turn.speaker.name == actor else "user"
+        # A reference to the turn would show its thoughts, too, so the visible text is copied.
         if turn.speaker.name == AGENT and (seen := visible(turn.text)) != turn.text:
             return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
         return Message(role, turn=turn.id)
 
 
 def collaboration_task(
-    id_: str, request: str, reference: str, more: Mapping[str, Secret] | None = None
+    id_: str, request: str, reference: str, extra_secrets: Mapping[str, Secret] | None = None
 ) -> Task:
     """Return a task whose reference the user, the critic and the grader may read."""
     readers = frozenset({PERSON, CRITIC, GRADER})
     secrets = {REFERENCE: Secret(reference, name=REFERENCE, readers=readers)}
-    return Task(id_, {"question": request}, {**secrets, **(more or {})})
+    return Task(id_, {"question": request}, {**secrets, **(extra_secrets or {})})
 
 
 def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:

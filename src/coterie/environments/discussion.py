@@ -52,11 +52,11 @@ def others(agent: str, agents: Sequence[str]) -> list[str]:
     return [name for name in agents if name != agent]
 
 
-def answer_rule(when: str, what: str, meaning: str, example: str) -> str:
+def answer_rule(when: str, content: str, meaning: str, example: str) -> str:
     """Return the rule for the format of an answer, which ends with an example on a line of its own."""
     return (
-        f"- {when} with your answer on a line of its own: {what}, marked as in this example. Nothing else is read as "
-        f"your answer. If the answer is {meaning}, the line is:\n{example}"
+        f"- {when} with your answer on a line of its own: {content}, marked as in this example. Nothing else is read "
+        f"as your answer. If the answer is {meaning}, the line is:\n{example}"
     )
 
 
@@ -132,11 +132,12 @@ def deal_paragraphs(
     """
     rng = random.Random(f"deal/{key}")
     titles = [fact.title for fact in row.supporting_facts]
+    # 2Wiki's order follows the reasoning, so consecutive facts go to different agents.
     if not isinstance(row, TwoWikiRow):
         rng.shuffle(titles)
     holders: dict[str, set[str]] = {}
-    for place, title in enumerate(titles):
-        holders.setdefault(title, set()).add(agents[place % len(agents)])
+    for index, title in enumerate(titles):
+        holders.setdefault(title, set()).add(agents[index % len(agents)])
     for paragraph in row.context:
         if paragraph.title not in holders:
             holders[paragraph.title] = {rng.choice(list(agents))}
@@ -152,19 +153,21 @@ def deal_paragraphs(
 
 def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -> Deal:
     """Split snippets of TriviaQA: each agent in turn gets a random one."""
-    places = list(range(len(snippets)))
-    random.Random(f"deal/{key}").shuffle(places)
+    indices = list(range(len(snippets)))
+    random.Random(f"deal/{key}").shuffle(indices)
+    # Each agent's snippets stay in the order of the data set.
     return {
-        agent: [snippets[place] for place in sorted(places[first :: len(agents)])]
-        for first, agent in enumerate(agents)
+        agent: [snippets[index] for index in sorted(indices[offset :: len(agents)])]
+        for offset, agent in enumerate(agents)
     }
 
 
 def deal_parts(sentences: Sequence[str], agents: Sequence[str]) -> Deal:
     """Split sentences of CBT into consecutive parts, whose lengths differ by at most one."""
-    ends = [len(sentences) * place // len(agents) for place in range(len(agents) + 1)]
+    # Rounded boundaries spread the remainder, so the lengths differ by at most one.
+    ends = [len(sentences) * part // len(agents) for part in range(len(agents) + 1)]
     return {
-        agent: list(sentences[ends[place] : ends[place + 1]]) for place, agent in enumerate(agents)
+        agent: list(sentences[ends[part] : ends[part + 1]]) for part, agent in enumerate(agents)
     }
 
 
@@ -202,10 +205,11 @@ class InformationExchange(Discussion):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
-        own = frozenset({agent})
+        # The audience keeps these notes out of the prompts of all other agents.
+        audience = frozenset({agent})
         return (
-            Part(_role(agent, others(agent, self.agents)), audience=own, source="task"),
-            *(Part(f"- {note}\n", audience=own, source="task") for note in notes[agent]),
+            Part(_role(agent, others(agent, self.agents)), audience=audience, source="task"),
+            *(Part(f"- {note}\n", audience=audience, source="task") for note in notes[agent]),
             Part(_rules(len(self.agents)), source="task"),
             Part(f"\n\nQuestion: {task.public['question']}", source="task"),
         )
@@ -218,6 +222,7 @@ class InformationExchange(Discussion):
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        # A paragraph that several agents hold is listed once.
         everything = dict.fromkeys(note for agent_notes in notes.values() for note in agent_notes)
         return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)
 
@@ -236,10 +241,10 @@ def question_text(row: QuestionRow) -> str:
 
 
 def _role(agent: str, partners: Sequence[str]) -> str:
-    other = "other" if len(partners) == 1 else "others"
+    partner_word = "other" if len(partners) == 1 else "others"
     return (
         f"You are {agent}. You answer one question together with {named(partners)}. Each of you has notes that the "
-        f"{other} cannot see.\nYour notes:\n"
+        f"{partner_word} cannot see.\nYour notes:\n"
     )
 
 
@@ -340,9 +345,9 @@ class Debate(Discussion):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         role, rules = self._solver() if agent == self.agents[0] else self._critic(agent)
-        own = frozenset({agent})
+        audience = frozenset({agent})
         return (
-            Part(f"{role}Rules:\n{rules}", audience=own, source="task"),
+            Part(f"{role}Rules:\n{rules}", audience=audience, source="task"),
             Part(f"\n\nProblem: {task.public['question']}", source="task"),
         )
 
@@ -384,8 +389,8 @@ class Debate(Discussion):
 
     def _critic(self, agent: str) -> tuple[str, str]:
         solver, *critics = self.agents
-        more = others(agent, critics)
-        also = f", as {named(more)} does," if more else ""
+        other_critics = others(agent, critics)
+        also = f", as {named(other_critics)} does," if other_critics else ""
         return (
             f"You are {agent}. {solver} solves the problem below. You read the solution{also} and look for mistakes.\n",
             "- Check the solution step by step. Name each mistake and say how to correct it.\n"

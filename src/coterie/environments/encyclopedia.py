@@ -101,7 +101,7 @@ class Relation(NamedTuple):
 
     @property
     def comparisons(self) -> tuple[str, ...]:
-        return tuple(self.question.format(s=f"the {one} of {{s}}") for one in self.extremes)
+        return tuple(self.question.format(s=f"the {extreme} of {{s}}") for extreme in self.extremes)
 
 
 FIRST_LAST = ("first", "last")
@@ -117,17 +117,23 @@ RELATIONS = (
     Relation("seat", "firm", "town", "{s} has its seat in {v}.", "Where is the seat of {s}?"),
     Relation("head", "firm", "person", "The head of {s} is {v}.", "Who is the head of {s}?"),
 )
-BY_NAME = {one.name: one for one in RELATIONS}
+BY_NAME = {relation.name: relation for relation in RELATIONS}
 OF_KIND: dict[Kind, tuple[Relation, ...]] = {
-    kind: tuple(one for one in RELATIONS if one.of == kind) for kind in NAMES
+    kind: tuple(relation for relation in RELATIONS if relation.of == kind) for kind in NAMES
 }
-COMPARED = tuple(one for one in RELATIONS if one.extremes)
+COMPARED = tuple(relation for relation in RELATIONS if relation.extremes)
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
-    chains: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
+    chains: list[tuple[Relation, ...]] = [(relation,) for relation in RELATIONS]
     for _ in range(hops - 1):
-        chains = [(*path, one) for path in chains for one in RELATIONS if one.of == path[-1].to]
+        # A relation can only follow if it starts at the kind of entity where the chain ends.
+        chains = [
+            (*path, relation)
+            for path in chains
+            for relation in RELATIONS
+            if relation.of == path[-1].to
+        ]
     return tuple(chains)
 
 
@@ -176,18 +182,18 @@ class Encyclopedia:
 
     @cached_property
     def by_name(self) -> Mapping[str, Entry]:
-        return {one.name: one for one in self.entries}
+        return {entry.name: entry for entry in self.entries}
 
     def fact(self, subject: str, relation: str) -> Fact:
         return next(fact for fact in self.by_name[subject].facts if fact.relation == relation)
 
     @cached_property
     def names(self) -> ByKind:
-        return _by_split((one.name, one.kind) for one in self.entries)
+        return _by_split((entry.name, entry.kind) for entry in self.entries)
 
     def passages(self) -> Iterator[tuple[str, str]]:
-        for one in self.entries:
-            yield one.name, one.text
+        for entry in self.entries:
+            yield entry.name, entry.text
 
     def write(self, file: Path) -> int:
         """Write a new JSONL file for ``coterie data index``. Return the number of passages."""
@@ -197,10 +203,12 @@ class Encyclopedia:
 def make_encyclopedia(
     seed: int, counts: Mapping[Kind, int] = ENTRIES, splits: Sequence[MicroSplit] = SPLITS
 ) -> Encyclopedia:
+    # The sizes are part of the seed: an encyclopedia of another size is another world.
     rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
     names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
     groups = _by_split(names)
     entries = [Entry(name, kind, _facts(name, kind, groups, rng)) for name, kind in names]
+    # Kinds and splits are mixed in the search index.
     rng.shuffle(entries)
     return Encyclopedia(tuple(entries))
 
@@ -222,8 +230,9 @@ def _names(
 def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fact, ...]:
     split = split_of_key(name)
     return tuple(
-        Fact(name, one.name, rng.choice(VALUES.get(one.to) or names[split, one.to]))
-        for one in OF_KIND[kind]
+        # Values are entities of the same split, so training never shows held-out facts.
+        Fact(name, relation.name, rng.choice(VALUES.get(relation.to) or names[split, relation.to]))
+        for relation in OF_KIND[kind]
     )
 
 
@@ -265,6 +274,7 @@ class Question:
             compared = ", ".join(fact.subject for fact in self.facts)
             relation = BY_NAME[self.facts[0].relation]
             return relation.comparisons[self.greatest].format(s=compared)
+        # Phrases are nested from the first fact on: the mayor of (the seat of X).
         *links, last_fact = self.facts
         subject = self.facts[0].subject
         for fact in links:
@@ -303,7 +313,7 @@ def generate(
         if kind == "compare":
             size, relation = rng.choice(compared), rng.choice(COMPARED)
             subjects = rng.sample(encyclopedia.names[split, relation.of], size)
-            facts = [encyclopedia.fact(one, relation.name) for one in subjects]
+            facts = [encyclopedia.fact(subject, relation.name) for subject in subjects]
             question = Question(name, "compare", tuple(facts), greatest=rng.random() < 0.5)
         else:
             path, facts = rng.choice(PATHS[rng.choice(hops)]), []
@@ -312,6 +322,7 @@ def generate(
                 facts.append(encyclopedia.fact(subject, relation.name))
                 subject = facts[-1].value
             question = Question(name, "chain", tuple(facts))
+        # An ambiguous question is drawn again.
         return question if _fair(question) else None
 
     return distinct(split, draw, canonical_key)
@@ -321,6 +332,7 @@ def _fair(question: Question) -> bool:
     """Return True if compared values differ, or a chain visits no entity twice."""
     values = [fact.value for fact in question.facts]
     if question.kind == "chain":
+        # The entity where the chain begins counts as visited.
         values.append(question.facts[0].subject)
     return len(set(values)) == len(values)
 
@@ -346,10 +358,12 @@ def expert_trace(question: Question) -> Trace:
     levels: tuple[tuple[Query, ...], ...] = (queries,)
     if question.kind == "chain":
         levels = tuple((query,) for query in queries)
+        # Each later task of a chain asks about the result of the task before it.
         for number, fact in enumerate(question.facts[1:], 1):
-            before = f"T{number}"
-            text = f"{fact.relation} of {{{before}}}"
-            tasks[number] = PlanTask(f"T{number + 1}", text, (before,))
+            previous = f"T{number}"
+            text = f"{fact.relation} of {{{previous}}}"
+            tasks[number] = PlanTask(f"T{number + 1}", text, (previous,))
+    # A hash of the question decides, so the trace is the same in every run.
     has_conclusion = crc32(question.text.encode()) % TERSE == 0
     conclusion = question.conclusion if has_conclusion else ""
     return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)
@@ -382,6 +396,7 @@ class EncyclopediaSearch(RetrieverTool):
         async def later(arguments: Mapping[str, Any]) -> str:
             began = time.monotonic()
             result = await do(arguments)
+            # The delay is a minimum, so a slow search is not delayed further.
             await asyncio.sleep(max(0.0, self.delay - (time.monotonic() - began)))
             return result
 
@@ -391,6 +406,7 @@ class EncyclopediaSearch(RetrieverTool):
 def _corpus(seed: int) -> Path:
     encyclopedia = make_encyclopedia(seed)
     folder = home() / "encyclopedias"
+    # The content is part of the name, so an encyclopedia of changed code gets a new file.
     file = folder / f"{digest(seed, list(encyclopedia.passages()))[:16]}.jsonl"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -412,9 +428,9 @@ class EncyclopediaQuestions(Workflow):
     row_types: tuple[type[QuestionRow], ...] = ()
 
     def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
-        own = settings or EncyclopediaSettings()
-        self._configure(own, "encyclopedia")
-        self.world = own.world
+        settings_or_default = settings or EncyclopediaSettings()
+        self._configure(settings_or_default, "encyclopedia")
+        self.world = settings_or_default.world
         self._questions: dict[str, Question] = {}
 
     @cached_property
@@ -424,8 +440,10 @@ class EncyclopediaQuestions(Workflow):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         questions = generate(split, seed, self.encyclopedia)[start : start + count]
-        tasks = [question_task(one) for one in questions]
-        self._questions |= {task.id: one for task, one in zip(tasks, questions, strict=True)}
+        tasks = [question_task(question) for question in questions]
+        self._questions |= {
+            task.id: question for task, question in zip(tasks, questions, strict=True)
+        }
         return tasks
 
     @property

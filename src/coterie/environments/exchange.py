@@ -21,8 +21,8 @@ from coterie.environments.settings import (
     split_random,
     split_words,
 )
-from coterie.environments.talk import ANSWERED, FormatSettings, Talk
-from coterie.record.tree import LENGTH, Secret, Task
+from coterie.environments.talk import FormatSettings, Talk
+from coterie.record.tree import ANSWERED, LENGTH, Secret, Task
 from coterie.record.turn import Part, Turn
 
 PEOPLE: tuple[str, ...] = split_words(
@@ -124,6 +124,7 @@ def generate_tasks(
     while True:
         level = levels[number % len(levels)]
         task = _draw(f"{split}-{seed}-L{level}-{number}", level, facts_per_agent, rng)
+        # A task of another split is drawn again under the same number.
         if split_of_key(canonical_key(task)) == split:
             number += 1
             yield task
@@ -132,7 +133,9 @@ def generate_tasks(
 def _draw(
     task_id: str, level: int, facts_per_agent: tuple[int, int], rng: random.Random
 ) -> ExchangeTask:
+    # People are taken from one shuffled list, so facts never share a person by chance.
     people = rng.sample(PEOPLE, len(PEOPLE))
+    # Either agent may hold the first fact that the answer needs.
     holders = rng.sample(AGENTS, 2)
     key = _key_facts(level, people, rng)
     question = BY_NAME[key[0].relation].question.format(s=key[0].subject)
@@ -142,11 +145,13 @@ def _draw(
     facts_of: dict[str, list[Fact]] = {agent: [] for agent in AGENTS}
     for agent, fact in zip(holders, key, strict=False):
         facts_of[agent].append(fact)
+    # Other facts never repeat a value of the facts that the answer needs.
     used = {fact.value for fact in key}
     for agent in AGENTS:
         size = max(rng.randint(*facts_per_agent), len(facts_of[agent]))
         while len(facts_of[agent]) < size:
             facts_of[agent].append(_distractor(key[-1].relation, people, used, rng))
+        # The position of the needed fact must not give it away.
         rng.shuffle(facts_of[agent])
     facts = {agent: tuple(facts_of[agent]) for agent in AGENTS}
     return ExchangeTask(

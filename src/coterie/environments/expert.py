@@ -29,6 +29,7 @@ class NoTrace(Exception):
     """A row has no sound trace. The message is one of a few texts, which are counted."""
 
 
+# A word may contain combining accents, as in decomposed Unicode text.
 _WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 LEAST = 2
@@ -50,8 +51,8 @@ def words(text: str) -> tuple[str, ...]:
 
 def telling(question: str) -> list[str]:
     """Return the words of a question that are no stop words, in their spelling."""
-    stripped = (one.strip("\"'.,;:?!()[]") for one in question.split())
-    return [one for one in stripped if not _EMPTY.issuperset(words(one))]
+    stripped = (word.strip("\"'.,;:?!()[]") for word in question.split())
+    return [word for word in stripped if not _EMPTY.issuperset(words(word))]
 
 
 def says(text: str, name: str) -> bool:
@@ -63,13 +64,14 @@ def spelling_in(text: str, name: str) -> str:
     """Return the spelling of a name in a text, preferably with a capital letter, or ""."""
     matches, target = list(_WORD.finditer(text)), words(name)
     spans = [
-        (matches[place].start(), matches[place + len(target) - 1].end())
-        for place in _places(tuple(_fold(one[0]) for one in matches), target)
+        (matches[start].start(), matches[start + len(target) - 1].end())
+        for start in _places(tuple(_fold(match[0]) for match in matches), target)
     ]
     if not spans:
         return ""
     start, stop = min(spans, key=lambda span: text[span[0]].islower())
     span = text[start:stop]
+    # The words of ``Titanic (1997 film)`` end before the bracket, which still belongs to the name.
     closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
     return span + ")" * closed
 
@@ -79,28 +81,32 @@ def bare(name: str) -> str:
     return _BRACKETS.sub("", name).strip() or name
 
 
-def alike(one: str, other: str) -> bool:
+def alike(name: str, second_name: str) -> bool:
     """Return True if two names are equal or one contains the other."""
-    first, second = sorted((words(bare(one)), words(bare(other))), key=len)
-    if first == second:
-        return bool(first)
-    return len(first) >= LEAST and bool(_places(second, first))
+    # The shorter name may be a part of the longer one.
+    shorter, second = sorted((words(bare(name)), words(bare(second_name))), key=len)
+    if shorter == second:
+        return bool(shorter)
+    return len(shorter) >= LEAST and bool(_places(second, shorter))
 
 
 def places_of(name: str, among: Sequence[str]) -> list[int]:
     """Return the indices of equal names, or else of names that are :func:`alike`."""
-    equal = [place for place, one in enumerate(among) if words(one) == words(name)]
-    return equal or [place for place, one in enumerate(among) if alike(one, name)]
+    equal = [index for index, candidate in enumerate(among) if words(candidate) == words(name)]
+    return equal or [index for index, candidate in enumerate(among) if alike(candidate, name)]
 
 
 def _fold(word: str) -> str:
+    # This form separates accents from letters, so that the accents can be dropped.
     plain = unicodedata.normalize("NFKD", word)
-    return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
+    return "".join(
+        character for character in plain if not unicodedata.combining(character)
+    ).casefold()
 
 
 def _places(text: tuple[str, ...], part: tuple[str, ...]) -> list[int]:
-    places = range(len(text) - len(part) + 1) if part else ()
-    return [place for place in places if text[place : place + len(part)] == part]
+    starts = range(len(text) - len(part) + 1) if part else ()
+    return [start for start in starts if text[start : start + len(part)] == part]
 
 
 LEAK = "a query or a task says what is not known then"
@@ -120,14 +126,14 @@ class Step:
     after: tuple[str, ...] = ()
 
 
-def name_of(place: int) -> str:
-    return f"T{place + 1}"
+def name_of(index: int) -> str:
+    return f"T{index + 1}"
 
 
 def without_dependents(steps: Sequence[Step]) -> list[int]:
     """Return the indices of the steps that no other step depends on."""
-    waited = {other for one in steps for other in one.after}
-    return [place for place in range(len(steps)) if name_of(place) not in waited]
+    waited = {dependency for step in steps for dependency in step.after}
+    return [index for index in range(len(steps)) if name_of(index) not in waited]
 
 
 def is_yes_or_no(answer: str) -> bool:
@@ -141,37 +147,45 @@ def make_trace(
 
     ``compare`` adds a last task without a search, which depends on all tasks without other dependents.
     """
-    by_id = {name_of(place): one for place, one in enumerate(steps)}
-    tasks = [Task(id_, one.task, one.after) for id_, one in by_id.items()]
+    by_id = {name_of(index): step for index, step in enumerate(steps)}
+    tasks = [Task(id_, step.task, step.after) for id_, step in by_id.items()]
     if compare:
-        last = tuple(map(name_of, without_dependents(steps)))
-        text = f"compare {' and '.join(f'{{{one}}}' for one in last)}"
-        tasks.append(Task(name_of(len(tasks)), text, last))
+        final_ids = tuple(map(name_of, without_dependents(steps)))
+        text = f"compare {' and '.join(f'{{{final_id}}}' for final_id in final_ids)}"
+        tasks.append(Task(name_of(len(tasks)), text, final_ids))
     try:
         plan = Plan(tuple(tasks))
+        # The policy is trained on the text of the plan, so it must survive writing and parsing.
         if parse_plan(format_plan(plan)) != plan:
             raise BrokenPlan
     except BrokenPlan as error:
         raise NoTrace(UNPLANNED) from error
+    # A comparison needs no search, so its level may have no query.
     searches = ([id_ for id_ in level if id_ in by_id] for level in plan.levels)
     levels = [level for level in searches if level]
     results = [[by_id[id_].result for id_ in level] for level in levels]
+    # A query may use the question and earlier results, but nothing that is found later.
     for number, level in enumerate(levels):
-        known = [question, *(one for row in results[:number] for one in row)]
-        hidden = [answer, *(one for row in results[number:] for one in row)]
+        visible = [question, *(result for row in results[:number] for result in row)]
+        hidden = [answer, *(result for row in results[number:] for result in row)]
         texts = [by_id[id_].query for id_ in level]
+        # The plan is written before the first search, so its tasks must not contain results either.
         if number == 0:
             texts += [task.text for task in plan.tasks]
-        if any(_leaks(one, hidden, known) for one in texts):
+        if any(_leaks(visible_text, hidden, visible) for visible_text in texts):
             raise NoTrace(LEAK)
-    if len({words(one.query) for one in steps}) < len(steps):
+    if len({words(step.query) for step in steps}) < len(steps):
         raise NoTrace(TWICE)
-    queries = {id_: Query(id_, one.query, one.fact) for id_, one in by_id.items()}
+    queries = {id_: Query(id_, step.query, step.fact) for id_, step in by_id.items()}
     return Trace(plan, tuple(tuple(map(queries.__getitem__, level)) for level in levels), answer)
 
 
-def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:
-    return any(says(text, one) and not any(says(other, one) for other in known) for one in hidden)
+def _leaks(text: str, hidden: Sequence[str], visible: Sequence[str]) -> bool:
+    # A name that is known already, for instance from the question, is not leaked.
+    return any(
+        says(text, secret) and not any(says(visible_text, secret) for visible_text in visible)
+        for secret in hidden
+    )
 
 
 _RELATIONS: Mapping[str, tuple[str, str]] = {
@@ -218,7 +232,11 @@ Keyword search finds the wrong pages for ``date of birth``.
 
 
 def relation_step(
-    subject: str, relation: str, result: str, planned: tuple[str, str], after: tuple[str, ...] = ()
+    subject: str,
+    relation: str,
+    result: str,
+    planned: tuple[str, str],
+    dependencies: tuple[str, ...] = (),
 ) -> Step:
     """Return a search for the ``relation`` of ``subject``, for which the plan has the names ``planned``.
 
@@ -229,7 +247,7 @@ def relation_step(
     fact = f"The {name} of {subject} is {result.rstrip('.')}."
     planned_subject, planned_relation = planned
     task = f"{_names(planned_relation)[0]} of {planned_subject}"
-    return Step(task, f"{subject} {query}".strip(), result, fact, after)
+    return Step(task, f"{subject} {query}".strip(), result, fact, dependencies)
 
 
 def _names(relation: str) -> tuple[str, str]:
@@ -242,7 +260,7 @@ def _plain(text: str) -> str:
 
 
 def gold_titles(row: QuestionRow) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_plain(one.title) for one in row.passages if one.gold))
+    return tuple(dict.fromkeys(_plain(passage.title) for passage in row.passages if passage.gold))
 
 
 def has_passages(results: Iterable[str], titles: Iterable[str]) -> bool:
@@ -277,13 +295,15 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
     pages = _pages(row)
     if len(pages) != 2:
         raise NoTrace("it does not rest on two pages")
-    if not any(_has_answer(row, one) for one in pages):
+    if not any(_has_answer(row, page) for page in pages):
         raise NoTrace("the answer is not in the pages")
     question = row.question
+    # The spelling of each title in the question; empty if the question does not name it.
     names = {
-        one.title: spelling_in(question, one.title) or spelling_in(question, bare(one.title))
-        for one in pages
+        page.title: spelling_in(question, page.title) or spelling_in(question, bare(page.title))
+        for page in pages
     }
+    # The question names both pages, so the searches are independent of each other.
     if all(names.values()):
         sides = [
             Step(name, name, page.title, page.clause)
@@ -296,25 +316,32 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
 
 
 def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> list[Step]:
-    one, other = sorted(
+    # Begin with the page that the question names, or else with which it shares more words.
+    first_gold, second_page = sorted(
         pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
     )
+    # The search can only go from a page to one that it names.
     orders = [
-        pair for pair in ((one, other), (other, one)) if says(pair[0].text, bare(pair[1].title))
+        pair
+        for pair in ((first_gold, second_page), (second_page, first_gold))
+        if says(pair[0].text, bare(pair[1].title))
     ]
     if not orders:
         raise NoTrace("neither page names the other")
+    # The last step reads the answer, so it must be on the second page.
     orders = [pair for pair in orders if _has_answer(row, pair[1])]
     if not orders:
         raise NoTrace("the answer is on the page that comes first")
-    first, second = orders[0]
-    name, title = names[first.title], bare(second.title)
+    bridge_page, second = orders[0]
+    name, title = names[bridge_page.title], bare(second.title)
     name_words = set(words(name))
-    more = [one for one in telling(row.question) if not name_words.issuperset(words(one))]
-    query = " ".join((name, *more[:MAX_QUERY_WORDS])).strip()
+    # The name alone is often too little for a search, so other words of the question follow.
+    query_words = [word for word in telling(row.question) if not name_words.issuperset(words(word))]
+    query = " ".join((name, *query_words[:MAX_QUERY_WORDS])).strip()
+    # If the answer is the second page itself, a sentence of the page is the fact.
     fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
     return [
-        Step(query, query, second.title, f"{bare(first.title)} leads to {title}."),
+        Step(query, query, second.title, f"{bare(bridge_page.title)} leads to {title}."),
         Step("what {T1} says of the question", title, row.answer, fact, ("T1",)),
     ]
 
@@ -330,20 +357,21 @@ def _overlap(question: str, page: Page) -> int:
 
 
 def _pages(row: HotpotRow) -> list[Page]:
-    texts = {one.title: one.sentences for one in row.context}
-    places: dict[str, int] = {}
+    texts = {page.title: page.sentences for page in row.context}
+    sentence_of: dict[str, int] = {}
+    # The first supporting sentence of a page is enough for the thought.
     for fact in row.supporting_facts:
-        places.setdefault(fact.title, fact.sentence)
+        sentence_of.setdefault(fact.title, fact.sentence)
     return [
-        Page(title, row.glue.join(texts[title]), _clause(texts[title], place))
-        for title, place in places.items()
+        Page(title, row.glue.join(texts[title]), _clause(texts[title], sentence))
+        for title, sentence in sentence_of.items()
         if title in texts
     ]
 
 
-def _clause(sentences: Sequence[str], place: int) -> str:
+def _clause(sentences: Sequence[str], index: int) -> str:
     """Return the beginning of a sentence, or of the first sentence if the index is out of range upstream."""
-    sentence_words = (sentences[place] if place < len(sentences) else sentences[0]).split()
+    sentence_words = (sentences[index] if index < len(sentences) else sentences[0]).split()
     if len(sentence_words) <= MAX_FACT_WORDS:
         return " ".join(sentence_words)
     return f"{' '.join(sentence_words[:MAX_FACT_WORDS]).rstrip(',;:')}..."
@@ -361,28 +389,31 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
         steps.append(_hop_step(row, hop, steps))
     if len(without_dependents(steps)) > 1:
         raise NoTrace("a hop leads nowhere")
-    if not any(alike(one, steps[-1].result) for one in row.answers):
+    if not any(alike(gold, steps[-1].result) for gold in row.answers):
         raise NoTrace("the answer is not what the last hop finds")
     return make_trace(row.question, row.answer, steps)
 
 
 def _hop_step(row: MusiqueRow, hop: Hop, steps: Sequence[Step]) -> Step:
     text = _plain(hop.question).rstrip("?. ")
-    places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
-    if any(place >= len(steps) for place in places):
+    # ``#1`` in a hop stands for the result of the first hop.
+    indices = dict.fromkeys(int(match[1]) - 1 for match in _REFERENCE.finditer(text))
+    if any(index >= len(steps) for index in indices):
         raise NoTrace("a hop waits for a later one")
-    if not places and _names_more(row, text):
+    # A search before any result can only use names from the question.
+    if not indices and _names_more(row, text):
         raise NoTrace("a hop names what the question does not")
-    filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
-    template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
-    after = tuple(map(name_of, places))
+    filled = _REFERENCE.sub(lambda match: steps[int(match[1]) - 1].result, text)
+    template = _REFERENCE.sub(lambda match: f"{{{name_of(int(match[1]) - 1)}}}", text)
+    dependencies = tuple(map(name_of, indices))
+    # Some hops are questions, others have the form ``subject >> relation``.
     subject, divided, relation = filled.partition(_RELATION)
     if not divided:
         fact = f"{filled[:1].upper()}{filled[1:]}: {hop.answer.rstrip('.')}."
-        return Step(template, filled, hop.answer, fact, after)
+        return Step(template, filled, hop.answer, fact, dependencies)
     planned_subject, _, planned_relation = template.partition(_RELATION)
     planned = planned_subject.strip(), planned_relation
-    return relation_step(subject.strip(), relation, hop.answer, planned, after)
+    return relation_step(subject.strip(), relation, hop.answer, planned, dependencies)
 
 
 def _names_more(row: MusiqueRow, hop: str) -> bool:
@@ -393,7 +424,7 @@ def _names_more(row: MusiqueRow, hop: str) -> bool:
     subject, divided, _ = hop.partition(_RELATION)
     if divided:
         return not says(row.question, subject)
-    texts = [one.text for one in row.paragraphs]
+    texts = [paragraph.text for paragraph in row.paragraphs]
     all_words = {word for text in texts for word in re.findall(r"[^\W_]+", text)}
     small = {word for word in all_words if word.islower()}
     large = {word.casefold() for word in all_words if word[:1].isupper()} - small
@@ -425,17 +456,22 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
     steps: list[Step] = []
     roots: list[str] = []
     for number, fact in enumerate(row.evidences):
-        before = _before(fact, steps)
-        after: tuple[str, ...] = ()
-        if before is not None:
-            after, root, subject = (name_of(before),), roots[before], steps[before].result
+        # A fact follows an earlier one whose result is its subject; else the question must name it.
+        previous = _before(fact, steps)
+        dependencies: tuple[str, ...] = ()
+        if previous is not None:
+            dependencies, root, subject = (
+                (name_of(previous),),
+                roots[previous],
+                steps[previous].result,
+            )
         elif number and row.type in CHAINS:
             raise NoTrace("a fact does not follow from the one before it")
         else:
             subject = root = _name_in_question(row, number)
-        planned = f"{{{after[0]}}}" if after else subject
+        planned = f"{{{dependencies[0]}}}" if dependencies else subject
         result, relation = fact.object, fact.relation
-        steps.append(relation_step(subject, relation, result, (planned, relation), after))
+        steps.append(relation_step(subject, relation, result, (planned, relation), dependencies))
         roots.append(root)
     compare = row.type in COMPARISONS
     if compare:
@@ -447,35 +483,47 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
 
 def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
     """Return the index of the step whose result is the fact's subject, preferably of one without dependents."""
-    places, free = places_of(fact.subject, [one.result for one in steps]), without_dependents(steps)
-    return next((place for place in places if place in free), next(iter(places), None))
+    candidates, free = (
+        places_of(fact.subject, [step.result for step in steps]),
+        without_dependents(steps),
+    )
+    return next((index for index in candidates if index in free), next(iter(candidates), None))
 
 
 def _name_in_question(row: TwoWikiRow, number: int) -> str:
     """Return the question's spelling of the subject of a fact, or of the title of its page."""
     subject = row.evidences[number].subject
-    titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
+    titles = list(dict.fromkeys(fact.title for fact in row.supporting_facts))
+    # Without a similar title, take the page at the fact's position if their numbers agree.
     in_order = [number] if len(titles) == len(row.evidences) else []
-    title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
+    title = next((titles[index] for index in (*places_of(subject, titles), *in_order)), "")
     names = (title, subject, bare(title), bare(subject))
-    if name := next(filter(None, (spelling_in(row.question, one) for one in names)), ""):
+    if name := next(
+        filter(None, (spelling_in(row.question, candidate) for candidate in names)), ""
+    ):
         return name
     raise NoTrace("the question does not name what a fact is about")
 
 
 def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[str]) -> None:
     """Raise :class:`NoTrace` if the answer does not follow from the facts."""
-    last = without_dependents(steps)
-    results = [steps[place].result for place in last]
-    if len(set(map(words, (roots[place] for place in last)))) < len(last) or len(last) < 2:
+    final_indices = without_dependents(steps)
+    results = [steps[index].result for index in final_indices]
+    # The compared facts must be about different entities of the question.
+    if (
+        len(set(map(words, (roots[index] for index in final_indices)))) < len(final_indices)
+        or len(final_indices) < 2
+    ):
         raise NoTrace(UNCLEAR)
     if is_yes_or_no(row.answer):
+        # With equal results the answer can't be no. Different results may still mean the same.
         if len(set(map(words, results))) == 1 and words(row.answer) == ("no",):
             raise NoTrace(OTHER_ANSWER)
         return
-    chosen = places_of(row.answer, [roots[place] for place in last])
+    chosen = places_of(row.answer, [roots[index] for index in final_indices])
     if len(chosen) != 1:
         raise NoTrace(OTHER_ANSWER)
+    # Words of the names, such as "Last" in a title, say nothing about the comparison.
     asks = set(words(row.question)) - {word for root in roots for word in words(root)}
     earlier, later = bool(asks & _EARLIER), bool(asks & _LATER)
     dates = _dates(results)
@@ -492,7 +540,7 @@ def _dates(texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return dates with the precision of the least precise one, or [] if a text has no date."""
     dates = list(map(_date, texts))
     exact = min(map(len, dates))
-    return [one[:exact] for one in dates] if exact else []
+    return [date[:exact] for date in dates] if exact else []
 
 
 def _date(text: str) -> tuple[int, ...]:
@@ -500,7 +548,8 @@ def _date(text: str) -> tuple[int, ...]:
     year = _YEAR.search(text)
     if year is None or "BC" in text:
         return ()
-    month = next((_MONTHS.index(one) for one in words(text) if one in _MONTHS), None)
+    month = next((_MONTHS.index(word) for word in words(text) if word in _MONTHS), None)
+    # Without the year, a number of one or two digits is the day.
     day = _DAY.search(text.replace(year[0], ""))
     parts = [int(year[0])]
     if month is not None:

@@ -20,9 +20,8 @@ from coterie.engines.chat_model import ChatModel
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.environments.answers import GRADER
+from coterie.environments.code_blocks import MARKER, OUTPUT
 from coterie.environments.collaboration import (
-    MARKER,
-    OUTPUT,
     REFERENCE,
     Collaboration,
     CollaborationSettings,
@@ -39,7 +38,7 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import ANSWERED, LENGTH_RULE
+from coterie.environments.talk import LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
     ModelUserSimulator,
@@ -47,7 +46,7 @@ from coterie.environments.user_simulator import (
     UserSimulator,
     UserSimulatorSettings,
 )
-from coterie.record.tree import Task
+from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Part, Turn, digest
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Page, Similarity, SimilaritySettings
@@ -114,9 +113,9 @@ class FrontendSettings(CollaborationSettings):
     render: RenderSettings = RenderSettings()
 
     def identity(self) -> str:
-        own = self.model_dump(mode="json", exclude={"name", "render", "similarity"})
+        values = self.model_dump(mode="json", exclude={"name", "render", "similarity"})
         size = (self.render.width, self.render.height, self.render.seconds)
-        return digest(own, size, self.similarity.name)
+        return digest(values, size, self.similarity.name)
 
 
 class PageRenderer(Renderer):

@@ -23,28 +23,34 @@ CONSTANTS = "eiEI"
 _OF_MATRICES: Any = None
 
 
-def same_value(one: Any, other: Any, *rounding: int) -> bool:
+def same_value(left: Any, right: Any, *rounding: int) -> bool:
     """Compare rational values exactly, and others by their relative difference.
 
     math-verify's comparison ignores differences below 1e-15, so that 2^-98 would equal 2^-99.
     """
     from sympy import Float, I, MatrixBase, MatrixExpr, Rational
 
-    if isinstance(one, MatrixBase | MatrixExpr) or isinstance(other, MatrixBase | MatrixExpr):
-        return bool(_OF_MATRICES(one, other, *rounding))
+    if isinstance(left, MatrixBase | MatrixExpr) or isinstance(right, MatrixBase | MatrixExpr):
+        return bool(_OF_MATRICES(left, right, *rounding))
     try:
-        decimals = {one: Rational(str(one)) for one in (one.atoms(Float) | other.atoms(Float))}
-        one, other = (value.xreplace(decimals).doit() for value in (one, other))
-        one, other = (
+        # A decimal stands for the number as written, not for its binary approximation.
+        decimals = {
+            number: Rational(str(number)) for number in (left.atoms(Float) | right.atoms(Float))
+        }
+        left, right = (value.xreplace(decimals).doit() for value in (left, right))
+        # math-verify reads the imaginary unit as a variable.
+        left, right = (
             value.subs({name: I for name in value.free_symbols if str(name) == "i"})
-            for value in (one, other)
+            for value in (left, right)
         )
-        if one.is_Rational and other.is_Rational:
-            return bool(one == other)
-        if not one.is_number or not other.is_number:
+        if left.is_Rational and right.is_Rational:
+            return bool(left == right)
+        # Values with variables: after False, math-verify compares them by symbols.
+        if not left.is_number or not right.is_number:
             return False
-        size = max(abs(value.evalf(20)) for value in (one, other))
-        difference = abs((one - other).evalf(2 * EXACT))
+        # Twice the digits, since the subtraction cancels leading ones.
+        size = max(abs(value.evalf(20)) for value in (left, right))
+        difference = abs((left - right).evalf(2 * EXACT))
         return bool(difference < size * Rational(10) ** -(DIGITS if decimals else EXACT))
     except Exception:  # sets, relations and text, which math-verify then compares by symbols
         return False
@@ -61,6 +67,7 @@ def main() -> None:
     from math_verify import LatexExtractionConfig, grader, parse, verify
 
     global _OF_MATRICES
+    # Replaces the numeric comparison inside math-verify, except for matrices.
     _OF_MATRICES, grader.sympy_numeric_eq = grader.sympy_numeric_eq, same_value
     reading = [LatexExtractionConfig()]
 

@@ -36,19 +36,24 @@ _LISTED = re.compile(r"\s*(?:,(?!\d)(?:\s*(?:and|or)\b)?|\b(?:and|or)\b)\s*")
 def _as_list(text: re.Match[str]) -> str:
     r"""Return ``\text{A and B}`` as ``\text{A} and \text{B}``."""
     members = _LISTED.split(text[2])
-    whole = len(members) > 1 and all(members)
-    return " and ".join(f"{text[1]}{{{one}}}" for one in members) if whole else text[0]
+    is_list = len(members) > 1 and all(members)
+    return " and ".join(f"{text[1]}{{{member}}}" for member in members) if is_list else text[0]
 
 
+# The order matters: later patterns expect the forms that earlier ones write.
 _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    # Separators of thousands.
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
+    # A box around the whole answer.
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
     (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
+    # Sizes of brackets and other marks of layout.
     (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"√\s*(\d+|\w)"), r"\\sqrt{\1}"),
     (re.compile("[²³]"), lambda sign: "^2" if sign[0] == "²" else "^3"),
+    # The base of a number: ``101_{2}`` becomes ``101_2``.
     (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
     (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
@@ -57,9 +62,11 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\\log_\{?e\}?" + _END), r"\\ln "),
     (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
     (
+        # Degrees in a trigonometric function become radians.
         re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
         r"\1\\frac{\2\\pi}{180}",
     ),
+    # Repeating decimals become fractions.
     (
         re.compile(r"(?<!\d)(\d*)\.(\d*)\\overline\{(\d{1,20})\}"),
         lambda match: _fraction(*match.groups()),
@@ -121,12 +128,15 @@ def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
     ):
         return spelling(gold) == spelling(answer)
     texts = [_clean(text) for text in texts]
+    # Only one of the answers has pi, so degrees become radians.
     if len({r"\pi" in text for text in texts}) == 2:
         texts = [_DEGREES.sub(r"\\frac{\1\\pi}{180}", text) for text in texts]
-    first, second = options = [_OPTION.fullmatch(_TEXTS.sub(r"\1", text)) for text in texts]
-    if first and second:
-        both = zip(first.groups(), second.groups(), strict=True)
+    first_option, second = options = [_OPTION.fullmatch(_TEXTS.sub(r"\1", text)) for text in texts]
+    # Both are options with their content: letters and contents must agree.
+    if first_option and second:
+        both = zip(first_option.groups(), second.groups(), strict=True)
         return all(_same_in_order(*pair, question) for pair in both)
+    # Only one names an option, so the other may match the letter, the content, or the whole text.
     golds, answers = (
         [text, *(option.groups() if option else ())]
         for text, option in zip(texts, options, strict=True)
@@ -137,14 +147,18 @@ def same_mathematics(gold: str, answer: str, question: str = "") -> bool:
 def _same_in_order(gold: str, answer: str, question: str) -> bool:
     """Compare answers where math-verify would cancel ``4:6`` or exchange the factors of a product of matrices."""
     pairs = [text.split(":") for text in (gold, answer)]
+    # A colon within brackets separates nothing.
     if 1 < len(pairs[0]) == len(pairs[1]) and all(
         part and not _depths(part)[-1] for pair in pairs for part in pair
     ):
+        # Without the question, a reference in lowest terms is taken for a ratio.
         in_lowest_terms = gcd(*map(int, re.findall(r"\d+", gold))) < 2
         if _RATIO.search(question) if question else in_lowest_terms:
+            # Longer ratios are equal if the ratios of all neighbors are.
             pairs = [[":".join(two) for two in pairwise(pair)] for pair in pairs]
         return all(map(_same, *pairs))
     if _MATRIX.search(f"{question} {gold} {answer}"):
+        # The order of factors matters within each term; the terms of a sum have no order.
         terms = [re.split(r"(?<!\{)[-+]", re.sub(r"\w+\s*=", "", text)) for text in (gold, answer)]
         orders = [sorted("".join(_FACTOR.findall(term)) for term in sums) for sums in terms]
         if orders[0] != orders[1] and all(re.search("[A-Z]", "".join(order)) for order in orders):
@@ -152,56 +166,67 @@ def _same_in_order(gold: str, answer: str, question: str) -> bool:
     return _same(gold, answer)
 
 
-def _same(one: str, other: str) -> bool:
-    (name, value), (called, again) = _name_and_value(one), _name_and_value(other)
+def _same(answer: str, expected: str) -> bool:
+    (name, value), (called, expected_value) = _name_and_value(answer), _name_and_value(expected)
+    # Two different names, as in ``x = 5`` and ``y = 5``, are different statements.
     if name and called and spelling(name) != spelling(called):
-        return _equal(one, other)
-    values = [Fraction(stated) for text in (one, other) if (stated := _number(text)) is not None]
+        return _equal(answer, expected)
+    values = [
+        Fraction(stated) for text in (answer, expected) if (stated := _number(text)) is not None
+    ]
     if len(values) == 2:
-        return _same_number(values, one, other)
-    if spelling(one) == spelling(other):
+        return _same_number(values, answer, expected)
+    if spelling(answer) == spelling(expected):
         return True
     if name or called:
-        return _same(value, again) or ("=" in one and "=" in other and _equal(one, other))
-    if len({_BASE.search(spelling(text)) is None for text in (one, other)}) == 2:
-        return _BASE.sub("", spelling(one)) == _BASE.sub("", spelling(other))
+        return _same(value, expected_value) or (
+            "=" in answer and "=" in expected and _equal(answer, expected)
+        )
+    # One of the answers omits the base.
+    if len({_BASE.search(spelling(text)) is None for text in (answer, expected)}) == 2:
+        return _BASE.sub("", spelling(answer)) == _BASE.sub("", spelling(expected))
+    # A tuple may be written as a vector. Two vectors are compared as they are.
     vectors = [
-        _VECTOR.sub(_as_tuple, text) if _VECTOR.fullmatch(text) else text for text in (one, other)
+        _VECTOR.sub(_as_tuple, text) if _VECTOR.fullmatch(text) else text
+        for text in (answer, expected)
     ]
-    if sum(map(str.__ne__, vectors, (one, other))) == 1:
+    if sum(map(str.__ne__, vectors, (answer, expected))) == 1:
         return _same(*vectors)
-    if r"\cup" in one + other and not _AND.search(one + other):
-        return _equal(one, other)
-    (brackets, members), (others_brackets, others) = _members(one), _members(other)
-    if not members or len(members) != len(others):
+    # A union of intervals is one set, not a list of answers.
+    if r"\cup" in answer + expected and not _AND.search(answer + expected):
+        return _equal(answer, expected)
+    (brackets, members), (others_brackets, expected_members) = _members(answer), _members(expected)
+    if not members or len(members) != len(expected_members):
         return False
     if brackets != others_brackets:  # (2, 3) is x = 2, y = 3
-        named = sorted(map(_name_and_value, members if others_brackets == "()" else others))
+        named = sorted(
+            map(_name_and_value, members if others_brackets == "()" else expected_members)
+        )
         names = {name for name, _ in named if name}
-        points = others if others_brackets == "()" else members
+        points = expected_members if others_brackets == "()" else members
         return (
             {brackets, others_brackets} == {"()", ""}
             and len(names) == len(points)
             and all(map(_same, points, (value for _, value in named)))
         )
-    if (members, others) != ([one], [other]):
-        return _match_members(members, others, in_place=bool(brackets))
-    if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
-        return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
-    return _equal(one, other)
+    if (members, expected_members) != ([answer], [expected]):
+        return _match_members(members, expected_members, in_place=bool(brackets))
+    if ("=" in answer) != ("=" in expected):  # 2 + 3 = 5 is 5, and 6 = 5 is not
+        return all(_same(*sides) for sides in product(answer.split("="), expected.split("=")))
+    return _equal(answer, expected)
 
 
-def _same_number(values: Sequence[Fraction], one: str, other: str) -> bool:
+def _same_number(values: Sequence[Fraction], answer: str, expected: str) -> bool:
     """Return True if two texts state the same number, in compatible units."""
-    percents = [100 if _PERCENT.search(text) else 1 for text in (one, other)]
+    percents = [100 if _PERCENT.search(text) else 1 for text in (answer, expected)]
     exact = values[0] / percents[0] == values[1] / percents[1]
     plain = values[0] == values[1] and abs(values[0]) >= 1  # 50% is 50, but 0.5% is not 0.5
-    return _same_units(one, other) and (exact or plain)
+    return _same_units(answer, expected) and (exact or plain)
 
 
-def _same_units(one: str, other: str) -> bool:
-    units, others = (units_of(text.rpartition("=")[2]) for text in (one, other))
-    return units <= others or others <= units
+def _same_units(answer: str, expected: str) -> bool:
+    units, expected_units = (units_of(text.rpartition("=")[2]) for text in (answer, expected))
+    return units <= expected_units or expected_units <= units
 
 
 def _as_tuple(vector: re.Match[str]) -> str:
@@ -214,7 +239,7 @@ def _as_tuple(vector: re.Match[str]) -> str:
 def _number(text: str) -> str | None:
     """Return the number that a text states. Letters outside of text commands are variables, not units."""
     letters = _variables(text.rpartition("=")[2])
-    return number(text) if all(one.casefold() in SYMBOLS for one in letters) else None
+    return number(text) if all(letter.casefold() in SYMBOLS for letter in letters) else None
 
 
 def _variables(text: str) -> list[str]:
@@ -222,47 +247,54 @@ def _variables(text: str) -> list[str]:
     return names
 
 
-def _match_members(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
-    names, called = ({_name_and_value(one)[0] for one in some} for some in (members, others))
+def _match_members(members: Sequence[str], expected: Sequence[str], *, in_place: bool) -> bool:
+    names, called = ({_name_and_value(item)[0] for item in side} for side in (members, expected))
+    # If the lists name their members differently, the members correspond by position.
     in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
-    left = list(others)
-    for one in members:
-        matches = (place for place, other in enumerate(left) if _same(one, other))
-        place = next(matches, None)
-        if place is None or (in_place and place):
+    unmatched = list(expected)
+    for member in members:
+        matches = (index for index, candidate in enumerate(unmatched) if _same(member, candidate))
+        match = next(matches, None)
+        if match is None or (in_place and match):
             return False
-        del left[place]
+        del unmatched[match]
     return True
 
 
-def _equal(one: str, other: str) -> bool:
-    units = [_UNIT.search(text) for text in (one, other)]
+def _equal(answer: str, expected: str) -> bool:
+    units = [_UNIT.search(text) for text in (answer, expected)]
+    # A unit may be missing on one side, but two units must agree.
     if any(units):
         if not all(unit is None or is_unit(unit[1]) for unit in units):
             return False
         if not _same_units(*(unit[0] if unit else "" for unit in units)):
             return False
-        return _same(_UNIT.sub("", one), _UNIT.sub("", other))
-    if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
-        return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
-    known = set(_LETTER.findall(f"{one} {other}"))
+        return _same(_UNIT.sub("", answer), _UNIT.sub("", expected))
+    if (
+        spelling(answer).casefold() == spelling(expected).casefold()
+    ):  # a word in any case, but no symbol
+        return any(len(word) > 2 for word in _WORD.findall(spelling(answer)))
+    known_letters = set(_LETTER.findall(f"{answer} {expected}"))
     words = [  # math-verify reads a word as the product of its letters; xy is yx
         {
             "".join(sorted(w)) if len(w) == 2 else w.casefold()
             for w in _WORD.findall(text)
-            if not set(w) <= known
+            if not set(w) <= known_letters
         }
-        for text in (one, other)
+        for text in (answer, expected)
     ]
-    if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
+    if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (answer, expected))):
         return False
-    letters = ("".join(_variables(_TEXTS.sub(r"\1", text))) for text in (one, other))
-    one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
-    return compared(one, other, *letters)
+    letters = ("".join(_variables(_TEXTS.sub(r"\1", text))) for text in (answer, expected))
+    answer, expected = (
+        _PRODUCT.sub(r"{\1}{\2}", text) for text in (answer, expected)
+    )  # no unit "ab"
+    return compared(answer, expected, *letters)
 
 
-def _fraction(whole: str, digits: str, repeating: str) -> str:
-    above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
+def _fraction(integer: str, digits: str, repeating: str) -> str:
+    # For example, 0.1 with repeating 6 is (16 - 1) / 90.
+    above = int(integer + digits + repeating) - int(f"0{integer}{digits}")
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
 
@@ -284,19 +316,21 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 def _range(text: str) -> tuple[str, str] | None:
     r"""Return the variable and the interval of an inequality: ``x`` and ``[-2,3)`` for ``-2 \le x < 3``."""
-    parts = [one.strip() for one in _ORDER.split(text)]
+    parts = [part.strip() for part in _ORDER.split(text)]
     ends, signs = parts[::2], parts[1::2]
     up = [sign in ("<", r"\lt", r"\le") for sign in signs]
-    variables = [place for place, end in enumerate(ends) if re.fullmatch("[a-zA-Z]", end)]
+    variables = [position for position, end in enumerate(ends) if re.fullmatch("[a-zA-Z]", end)]
+    # Two or three sides, one of them the variable, and all signs in one direction.
     if not 2 <= len(ends) <= 3 or len(set(up)) > 1 or len(variables) != 1:
         return None
+    # Write the inequality in ascending order.
     if not up[0]:
         ends, signs, variables = ends[::-1], signs[::-1], [len(ends) - 1 - variables[0]]
-    (place,) = variables
+    (position,) = variables
     closed = [sign in (r"\le", r"\ge") for sign in signs]
-    low = ("(["[closed[0]] + ends[0]) if place else r"(-\infty"
-    high = (ends[-1] + ")]"[closed[-1]]) if place < len(ends) - 1 else r"\infty)"
-    return ends[place], f"{low},{high}"
+    low = ("(["[closed[0]] + ends[0]) if position else r"(-\infty"
+    high = (ends[-1] + ")]"[closed[-1]]) if position < len(ends) - 1 else r"\infty)"
+    return ends[position], f"{low},{high}"
 
 
 def _members(text: str) -> tuple[str, list[str]]:
@@ -309,6 +343,7 @@ def _members(text: str) -> tuple[str, list[str]]:
         inside = _split(text[1:-1].strip())
         if len(inside) > 1:
             return text[0] + text[-1], inside
+        # Round brackets around a single member have no meaning.
         return "", inside if text[0] + text[-1] == "()" else [text]
     if text.count(r"\pm") == 1:
         return "", [text.replace(r"\pm", sign) for sign in "+-"]
@@ -320,20 +355,22 @@ def _split(text: str) -> list[str]:
     text = _AND.sub(";", text).replace(r"\cup", ";")
     spaced = re.search(r"[,;]\s", text) is not None
     parts, depth = [""], 0
-    for place, sign in enumerate(text):
+    for index, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
-        thousands = spaced and _THOUSANDS.match(text, place)
+        # In a list with spaces after commas, a comma before three digits belongs to a number.
+        thousands = spaced and _THOUSANDS.match(text, index)
         if sign in ",;" and not depth and not thousands:
             parts.append("")
         else:
             parts[-1] += sign
-    return [one.strip() for one in parts if one.strip()]
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _depths(text: str) -> list[int]:
     return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))
 
 
+# A vote compares the same pairs of answers many times.
 @lru_cache(maxsize=65536)
 def compared(gold: str, answer: str, gold_letters: str = "", answer_letters: str = "") -> bool:
     """Return True if math-verify finds two answers in LaTeX equal, within the time limit and without dropped letters.

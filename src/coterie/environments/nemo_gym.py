@@ -13,14 +13,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-import httpx2
-from pydantic import field_validator
+from pydantic import BaseModel, field_validator
 
 from coterie.config.folders import expanded, sha256
 from coterie.config.settings import PathText, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import (
     AGENT,
     Grade,
@@ -29,12 +28,16 @@ from coterie.environments.protocol import (
     Shared,
     State,
     Transition,
-    server_reward,
+)
+from coterie.environments.server_client import (
+    EnvironmentServerError,
+    Finite,
+    ServerClient,
+    ask_now,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Task
+from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Role, Speaker, Tool, Turn, digest
 from coterie.tools.calls import (
     CallLimits,
@@ -50,7 +53,6 @@ from coterie.tools.calls import (
 
 SECONDS = 120.0
 SERVER = Speaker("tool", "resources server")
-GONE = "no NeMo Gym server answers any more"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -81,8 +83,16 @@ class NemoGymSettings(EnvironmentSettings):
         return digest(self.model_dump_json(exclude={"name", "url", "rows", "heldout"}))
 
 
-class NemoGymError(EngineError):
-    """A server that does not answer, or refuses a row; only its own branch fails."""
+class OpenAPI(BaseModel):
+    """Routes of a server."""
+
+    paths: dict[str, Any]
+
+
+class Verdict(BaseModel):
+    """Reply to ``/verify``."""
+
+    reward: Finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ class Row:
 class ServerSession:
     """A session on the server."""
 
-    client: httpx2.AsyncClient
+    server: ServerClient
 
     def fork(self) -> None:
         """Return None, so branches are replayed."""
@@ -107,29 +117,15 @@ class ServerSession:
         async def call(arguments: Mapping[str, Any]) -> str:
             """Return the server's reply, which may be an error that the agent is told."""
             try:
-                response = await self.client.post(f"/{name}", json=dict(arguments))
-            except httpx2.ConnectError as error:
-                raise EngineGone(GONE) from error
-            except httpx2.HTTPError as error:
-                raise ToolUnavailable(f"the NeMo Gym server: {error!r}") from error
-            if response.is_error:
-                raise ToolError(response.text)
-            return response.text
+                status, body = await self.server.request("POST", f"/{name}", json=dict(arguments))
+            except EnvironmentServerError as error:
+                raise ToolUnavailable(str(error)) from error
+            text = body.decode(errors="replace")
+            if status >= 300:
+                raise ToolError(text)
+            return text
 
         return call
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to our own request. Raises :class:`NemoGymError`."""
-        try:
-            response = await self.client.post(path, json=body)
-            if response.is_error:
-                raise NemoGymError(f"{path} of the NeMo Gym server: {response.text[:300]}")
-            reply: dict[str, Any] = response.json()
-        except httpx2.ConnectError as error:
-            raise EngineGone(GONE) from error
-        except (httpx2.HTTPError, ValueError) as error:
-            raise NemoGymError(f"{path} of the NeMo Gym server: {error!r}") from error
-        return reply
 
 
 class NemoGym(OneAgent):
@@ -163,16 +159,12 @@ class NemoGym(OneAgent):
     def _paths(self) -> list[str]:
         """Return the server's paths. Raises ``UserError`` unless it is a resources server."""
         try:
-            response = httpx2.get(
-                f"{self.settings.url}/openapi.json", timeout=SECONDS, trust_env=False
-            )
-            paths: list[str] = [*response.raise_for_status().json()["paths"]]
+            paths = [*ask_now(self.settings.url, "/openapi.json", OpenAPI, SECONDS).paths]
             if not {"/seed_session", "/verify"} <= {*paths}:
-                raise ValueError("it has no /seed_session or /verify")
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            why = str(error).partition("\n")[0]
+                raise EnvironmentServerError("it has no /seed_session or /verify")
+        except EngineError as error:
             raise UserError(
-                f"no NeMo Gym resources server answers at {self.settings.url}: {why}",
+                f"no NeMo Gym resources server answers at {self.settings.url}: {error}",
                 "start one, or correct environment.url",
             ) from error
         return paths
@@ -197,12 +189,16 @@ class NemoGym(OneAgent):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         questions = {name: _text(row.messages) for name, row in self._rows.items()}
         ids, prompts = self._heldout
-        own = [
+        split_tasks = [
             Task(name, {"question": text})
             for name, text in questions.items()
             if (name in ids if split == "heldout" else text not in prompts)
         ]
-        return own[:count] if split == "heldout" else last_draw(own, (*after, count), seed)
+        return (
+            split_tasks[:count]
+            if split == "heldout"
+            else last_draw(split_tasks, (*after, count), seed)
+        )
 
     @cached_property
     def _heldout(self) -> tuple[set[str], set[str]]:
@@ -216,12 +212,12 @@ class NemoGym(OneAgent):
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[ServerSession]:
-        url = self.settings.url
-        async with httpx2.AsyncClient(base_url=url, timeout=SECONDS, trust_env=False) as client:
-            yield ServerSession(client)
+        async with ServerClient(self.settings.url, SECONDS) as server:
+            yield ServerSession(server)
 
     async def begin(self, task: Task, live: ServerSession) -> Transition:
-        await live.post("/seed_session", self._rows[task.id].values)
+        values = self._rows[task.id].values
+        await live.server.ask("POST", "/seed_session", dict[str, Any], json=values)
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
@@ -254,19 +250,19 @@ class NemoGym(OneAgent):
     async def grade(self, state: State, live: ServerSession) -> Grade:
         """Return the reward of ``/verify``."""
         row, output = self._rows[state.task.id].values, [*_output(state.turns)]
-        known = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
+        header = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
         choice = {"parallel_tool_calls": True, "tool_choice": "auto"}
         tools = row["responses_create_params"].get("tools") or []
-        response = {**known, **choice, "tools": tools, "output": output}
-        reply = await live.post("/verify", {**row, "response": response})
-        reward = server_reward(self.settings.url, reply.get("reward"))
+        response = {**header, **choice, "tools": tools, "output": output}
+        body = {**row, "response": response}
+        reward = (await live.server.ask("POST", "/verify", Verdict, json=body)).reward
         low, high = self.score_range
         if not low <= reward <= high:
-            raise NemoGymError(
-                f"the reward is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
+            raise EngineError(
+                f"the reward of {self.settings.url} is {reward}: declare its range, environment.score_range=[LOW,HIGH]"
             )
-        results = [one for turn in state.turns for one in turn.results]
-        errors = sum(one.error for one in results)
+        results = [result for turn in state.turns for result in turn.results]
+        errors = sum(result.error for result in results)
         return Grade(reward, {"calls": len(results), "call_errors": errors})
 
 
@@ -276,15 +272,15 @@ def _row(values: Mapping[str, Any]) -> Row:
     items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if request.get("instructions"):
         items = [{"role": "system", "content": request["instructions"]}, *items]
-    messages = tuple(Message.of(_role(one["role"]), _content(one["content"])) for one in items)
+    messages = tuple(Message.of(_role(item["role"]), _content(item["content"])) for item in items)
     tools = tuple(
         Tool(
-            one["name"],
-            one.get("description") or "",
-            one.get("parameters") or {"type": "object", "properties": {}},
+            tool["name"],
+            tool.get("description") or "",
+            tool.get("parameters") or {"type": "object", "properties": {}},
             alone=True,  # calls of one session run in order
         )
-        for one in request.get("tools") or ()
+        for tool in request.get("tools") or ()
     )
     return Row(values, messages, tools)
 
@@ -294,7 +290,7 @@ def _role(name: str) -> Role:
 
 
 def _content(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(one["text"] for one in content)
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _text(messages: Sequence[Message]) -> str:
@@ -303,18 +299,18 @@ def _text(messages: Sequence[Message]) -> str:
 
 def _output(turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
     """Yield the items of a dialogue after its prompt, as a response of OpenAI's API has them."""
-    last = ""
+    last_id = ""
     for turn in turns:
         for result in turn.results:
-            output = {"call_id": f"{last}-{result.call_id}", "output": result.text}
+            output = {"call_id": f"{last_id}-{result.call_id}", "output": result.text}
             yield {"type": "function_call_output", **output}
         if turn.speaker.name != AGENT:
             continue
-        last = turn.id[:16]
+        last_id = turn.id[:16]
         for call in turn.calls:
-            names = {"call_id": f"{last}-{call.id}", "name": call.name}
+            names = {"call_id": f"{last_id}-{call.id}", "name": call.name}
             yield {"type": "function_call", **names, "arguments": call.arguments}
         if not turn.calls:
             text = {"type": "output_text", "text": turn.text, "annotations": []}
-            message = {"id": last, "role": "assistant", "status": "completed", "content": [text]}
+            message = {"id": last_id, "role": "assistant", "status": "completed", "content": [text]}
             yield {"type": "message", **message}

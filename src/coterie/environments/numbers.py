@@ -34,8 +34,10 @@ _PHRASE = re.compile(
     rf" ?(?:%|{MONEY})? ?(?:(?P<words>/? ?{_WORD}(?:(?: ?[/·×] ?| |-){_WORD}){{0,7}})"
     r" ?(?:\^ ?\{?-?[123]\}?|[²³])?)?"
 )
+# The possessive of an owner, as in ``Ann's apples``.
 _OWNER = re.compile(r"(?<=[a-z])['’]s?(?= [a-z])")
 _LEFT_OVER = re.compile(r"\bleft over\b")
+# Symbols of units with one letter, such as meters or grams.
 _UNIT_LETTERS = frozenset("mghstACFJLNVW")
 SYMBOLS = _words(
     "mm cm dm km kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kpa kw kwh kj kcal cal kv ma kb mb gb tb "
@@ -50,6 +52,7 @@ _UNITS = re.compile(
     r"|yuan|won|rupee|peso|franc|degree|radian|percent|percentage|point|unit|knot|acre|hectare|carat|newton"
     r"|kelvin|celsius|fahrenheit|mole|ampere|ohm"
 )
+# Regular plurals, except for words in ``ss`` and ``us``, then irregular ones.
 _PLURAL = re.compile(
     r".+(?<![su])s|.*(?:people|children|feet|teeth|mice|geese|fish|sheep|deer)|(?:wo|.{3,})?men|oxen|dice|cattle"
     r"|shrimp|salmon|trout|squid|moose|bison|offspring|aircraft|data|bacteria|radii|foci|cacti|fungi|fruit|candy"
@@ -58,6 +61,7 @@ _NO_PLURAL = _words(
     "as was has does its his hers ours yours theirs yes perhaps oops thanks always besides whereas sometimes "
     "nowadays towards afterwards else equals means seems looks is this basis"
 )
+# What may follow any head, such as ``in each box``.
 _TAIL = re.compile(
     r"(?: (?:old|long|wide|high|tall|deep|thick|away|apart|ago|early|late|left|remaining|more|extra|total"
     r"|altogether|overall|together|combined|each|apiece|now|today|(?:/|per|a|an|each|every|in)(?: [^ /]+){1,4}))*"
@@ -87,6 +91,7 @@ _ASIDES = _words(
     "tops ballpark"
 )
 """Asides, and words with a quantity of their own. They are allowed in names (``max = 18``)."""
+# Adverbs, without nouns and adjectives in ``ly``.
 _ADVERB = re.compile(
     r"(?!(?:week|month|year|hour|quarter|fami|friend|assemb|butterf|dragonf)ly).{4,}ly"
 )
@@ -101,9 +106,11 @@ def is_unit(rest: str, *, singular: bool = False) -> bool:
     if match is None:
         return False
     words = re.findall(r"/|[^\W_]+", match["words"] or "")
+    # A single letter must be a symbol, an article, or the slash of a rate.
     if any(len(word) == 1 and word not in _UNIT_LETTERS | {"a", "/"} for word in words):
         return False
     words = [word if word in _UNIT_LETTERS else word.casefold() for word in words]
+    # ``5 times a week`` counts events; elsewhere the word multiplies.
     if words[:1] == ["times"]:
         words = words[1:]
     return not any(tells(word) or word in _ASIDES for word in words) and _is_count(words, singular)
@@ -137,14 +144,16 @@ def tells(word: str) -> bool:
 
 
 def _is_count(words: list[str], singular: bool) -> bool:
-    tails = ["".join(f" {word}" for word in words[place:]) for place in range(len(words) + 1)]
+    tails = ["".join(f" {word}" for word in words[index:]) for index in range(len(words) + 1)]
+    # A tail without a head, such as ``each``.
     if _TAIL.fullmatch(tails[0]):
         return True
-    for place, word in enumerate(words):
-        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[place + 1]):
+    # Try each word as the head. Adjectives may precede it, but an adverb ends the search.
+    for index, word in enumerate(words):
+        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[index + 1]):
             return True
         # an adjective, or a letter before another symbol, as in ``N m``
-        if _ADVERB.fullmatch(word) if len(word) > 1 else not _is_symbol(*words[place + 1 :][:1]):
+        if _ADVERB.fullmatch(word) if len(word) > 1 else not _is_symbol(*words[index + 1 :][:1]):
             return False
     return False
 
@@ -214,7 +223,9 @@ def _value(text: str) -> Fraction | None:
         return None
     for pattern, instead in _SPELLINGS:
         text = pattern.sub(instead, text)
+    # The last side of ``16 - 3 = 13`` states the value. The other sides must agree with it.
     *left_sides, right_side = (_bare(part) for part in text.split("="))
+    # ``The answer is 13`` or ``Total: 13``.
     call = _CALL.fullmatch(right_side)
     if call and is_name(call["name"]):
         right_side = _bare(call["rest"])
@@ -226,6 +237,7 @@ def _value(text: str) -> Fraction | None:
 
 def _bare(text: str) -> str:
     text = text.strip(" $\"'").removesuffix(".").strip(" $\"'")
+    # Remove brackets around the whole text.
     while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){},"):
         text = text[1:-1].strip(" $")
     return text
@@ -233,6 +245,7 @@ def _bare(text: str) -> str:
 
 def _parse(text: str) -> Fraction | None:
     match = _STATED.fullmatch(text)
+    # Two signs, as in ``-$-5``, state no number.
     if match is None or (match["minus"] and match["inner"]):
         return None
     try:
@@ -258,6 +271,7 @@ def _sum(text: str) -> Fraction | None:
     value = _parse(text)
     if value is not None:
         return value
+    # Separators, currencies and units are no part of the calculation.
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
     text = re.sub(rf"{MONEY}|[^\W\d_]+", " ", text)
     try:
@@ -267,6 +281,7 @@ def _sum(text: str) -> Fraction | None:
 
 
 def _format(value: Fraction) -> str:
+    # The smallest number of decimals that represents the value exactly.
     for digits in range(DECIMALS + 1):
         scaled = value * 10**digits
         if scaled.denominator == 1:

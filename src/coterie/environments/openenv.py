@@ -10,19 +10,28 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import httpx2
-from pydantic import field_validator
+from pydantic import BaseModel, field_validator
 
 from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import Acting, ActingSettings, saying
-from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition, server_reward
+from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
+from coterie.environments.server_client import (
+    CLOSE_SECONDS,
+    REPLY_BYTES,
+    EnvironmentServerError,
+    Finite,
+    ask_now,
+    check_type,
+    parse_json,
+    run_in_thread,
+)
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
@@ -31,19 +40,16 @@ from coterie.record.turn import digest
 try:
     from websockets.asyncio.client import connect
     from websockets.exceptions import WebSocketException
-    from websockets.sync.client import ClientConnection
-    from websockets.sync.client import connect as connect_now
 except ImportError as error:
     raise UserError(
         "environment=openenv needs the package websockets", "pip install -e '.[openenv]'"
     ) from error
 
+Expected = TypeVar("Expected", bound=BaseModel)
 SEEDS = 2**31
 SECONDS = 120.0
 """Timeout of a request."""
 LOST = "the connection to the OpenEnv server is lost"
-MESSAGE = 100 * 2**20
-"""Maximum size of a message, in bytes."""
 DONE = Ending("done")
 
 
@@ -78,73 +84,131 @@ class OpenEnvSettings(ActingSettings):
         return digest(self.model_dump_json(exclude={"name", "url", "sessions"}))
 
 
-class OpenEnvError(EngineError):
-    """A server that does not answer, or answers with an error; only its own branch fails."""
+class Reply(BaseModel):
+    """Message of the server."""
+
+    type: str
+    data: dict[str, Any]
+
+
+class ActionSchema(BaseModel):
+    """Reply to ``/schema``."""
+
+    action: dict[str, Any]
+
+
+class StepReply(BaseModel):
+    """Data of the reply to ``reset`` and ``step``."""
+
+    observation: dict[str, Any]
+    reward: Finite | bool | None  # OpenEnv's own types allow a bool, 0 or 1
+    done: bool
+
+    @property
+    def text(self) -> str:
+        """The only text of the observation, or JSON."""
+        content = {name: one for name, one in self.observation.items() if name != "metadata"}
+        only = next(iter(content.values())) if len(content) == 1 else None
+        return only if isinstance(only, str) else json.dumps(content, ensure_ascii=False)
+
+
+class ServerState(BaseModel):
+    """Data of the reply to ``state``."""
+
+    step_count: int = 0
+
+
+class FieldError(BaseModel):
+    """What is wrong with a field of an action."""
+
+    loc: list[str | int]
+    msg: str
+
+
+class ServerFailure(BaseModel):
+    """Data of an error."""
+
+    message: str | None = None
+    code: str | None = None
+    errors: list[FieldError] = []
+
+
+class InvalidAction(EnvironmentServerError):
+    """The server refuses an action, which the agent is told."""
 
 
 class Connection:
     """A session on the server."""
 
-    def __init__(self, socket: Any) -> None:
+    def __init__(self, socket: Any, url: str) -> None:
         self._socket = socket
+        self.url = url
 
     def fork(self) -> None:
         """Return None, so branches are replayed."""
 
-    async def ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the data of a reply. Raises :class:`OpenEnvError`."""
+    async def ask(
+        self, kind: str, data: dict[str, Any] | None, expected: type[Expected]
+    ) -> Expected:
+        """Return the data of a reply. Raises ``EnvironmentServerError``."""
         try:
-            with contextlib.suppress(WebSocketException):  # its last message says why it closed
-                await self._socket.send(message(kind, data))
-            return observed(await asyncio.wait_for(self._socket.recv(), SECONDS))
+            async with asyncio.timeout(SECONDS):
+                with contextlib.suppress(WebSocketException):  # its last message says why it closed
+                    await self._socket.send(message(kind, data))
+                text = await self._socket.recv()
         except (OSError, WebSocketException) as error:
-            raise OpenEnvError(f"{LOST}: {type(error).__name__} {error}") from error
+            why = f"{LOST}: {type(error).__name__} {error}"
+            raise EnvironmentServerError(f"{self.url}: {why}") from error
+        reply = parse_json(self.url, Reply, text)
+        if reply.type != "error":
+            return check_type(self.url, expected, reply.data, reply.data)
+        failure = check_type(self.url, ServerFailure, reply.data, reply.data)
+        if failure.code == "VALIDATION_ERROR":
+            errors = (f"{'.'.join(map(str, one.loc))}: {one.msg}" for one in failure.errors)
+            raise InvalidAction("; ".join(errors))
+        raise EnvironmentServerError(f"{self.url}: {failure.message} ({failure.code})")
 
     async def close(self) -> None:
         """Wait until the server has ended the session, so that it has room for the next one."""
         with contextlib.suppress(OSError, WebSocketException):
-            await self._socket.send(message("close"))
-            await asyncio.wait_for(self._socket.wait_closed(), SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._socket.send(message("close"))
+                await self._socket.wait_closed()
 
 
-def _close_now(socket: ClientConnection) -> None:
-    with contextlib.suppress(OSError, WebSocketException):
-        socket.send(message("close"))
-        list(socket)
+@asynccontextmanager
+async def open_session(url: str) -> AsyncIterator[Connection]:
+    """Open a session; its end is waited for. Raises ``EngineGone`` if nothing listens."""
+    try:
+        # The limit of size is that of the unpacked message.
+        socket = await connect(url, max_size=REPLY_BYTES, max_queue=2, proxy=None)
+    except (OSError, WebSocketException) as error:
+        raise EngineGone(f"no OpenEnv server answers at {url}: {error}") from error
+    async with socket:
+        connection = Connection(socket, url)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
 
 def message(kind: str, data: dict[str, Any] | None = None) -> str:
     return json.dumps({"type": kind} | ({} if data is None else {"data": data}))
 
 
-def observed(text: str | bytes) -> dict[str, Any]:
-    """Return the data of a reply. Raises :class:`OpenEnvError` unless an error says that the action is invalid."""
-    try:
-        reply = json.loads(text)
-        data: dict[str, Any] = dict(reply["data"])
-        if reply["type"] != "error":
-            return data
-        if data.get("code") == "VALIDATION_ERROR":
-            errors = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in data["errors"])
-            return {"invalid": "; ".join(errors)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise OpenEnvError(f"not a message of OpenEnv: {str(text)[:300]}") from error
-    raise OpenEnvError(f"the OpenEnv server: {data.get('message')} ({data.get('code')})")
-
-
 @cache
 def check_sessions(url: str, sessions: int, reset: str) -> None:
     """Open the sessions that a run may open. Raises ``UserError`` if the server refuses one. Once for each process."""
-    try:
-        with ExitStack() as stack:
+
+    async def check() -> None:
+        async with AsyncExitStack() as stack:
             for _ in range(sessions):
-                socket = stack.enter_context(connect_now(url, max_size=MESSAGE, proxy=None))
-                stack.callback(_close_now, socket)
-                with contextlib.suppress(WebSocketException):  # its last message says why it closed
-                    socket.send(reset)
-                if "observation" not in (reply := observed(socket.recv(SECONDS))):
-                    raise OpenEnvError(f"the reply to reset is {json.dumps(reply)[:300]}")
-    except (OSError, WebSocketException, OpenEnvError) as error:
+                session = await stack.enter_async_context(open_session(url))
+                await session.ask("reset", json.loads(reset), StepReply)
+
+    try:
+        run_in_thread(check())
+    except EngineError as error:
         raise UserError(
             f"the server at {url} can't open {sessions} sessions of environment=openenv: {error}",
             "lower environment.sessions, raise the server's max_concurrent_envs, or correct environment.reset",
@@ -171,35 +235,33 @@ class OpenEnv(Acting):
         self.settings, self.score_range = settings, settings.score_range
         self.max_sessions = settings.sessions
         self.socket_url = settings.url.replace("http", "ws", 1) + "/ws"
-        schema, about = self._get("schema"), self._get("metadata")
-        properties: dict[str, Any] = schema["action"].get("properties", {})
-        self.fields = {name: one for name, one in properties.items() if name != "metadata"}
-        is_text = [one.get("type") for one in self.fields.values()] == ["string"]
+        schema, about = self._get("/schema"), self._get("/metadata")
+        action = check_type(settings.url, ActionSchema, schema, schema).action
+        properties = action.get("properties", {})
+        self.fields = {name: schema for name, schema in properties.items() if name != "metadata"}
+        is_text = [schema.get("type") for schema in self.fields.values()] == ["string"]
         self.text_field = next(iter(self.fields)) if is_text else None
-        self.about = ": ".join(str(about[one]) for one in ("name", "description") if about.get(one))
+        self.about = ": ".join(str(about[key]) for key in ("name", "description") if about.get(key))
         self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
 
     def _get(self, path: str) -> dict[str, Any]:
-        url = f"{self.settings.url}/{path}"
         try:
-            response = httpx2.get(url, timeout=SECONDS, trust_env=False, follow_redirects=True)
-            content: Any = response.raise_for_status().json()
-            if not isinstance(content, dict) or (path == "schema" and "action" not in content):
-                raise ValueError("not the reply of an OpenEnv server")
-        except (httpx2.HTTPError, ValueError) as error:
+            return ask_now(self.settings.url, path, dict[str, Any], SECONDS)
+        except EngineError as error:
             raise UserError(
-                f"no OpenEnv server answers at {url}: {str(error).partition(chr(10))[0]}",
+                f"no OpenEnv server answers: {error}",
                 "start one (uvicorn server.app:app in its folder), or correct environment.url",
             ) from error
-        return content
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         values = seeds(split, seed)[start : start + count]
-        tasks = [Task(f"{split}-{seed}-{start + n}", {"seed": one}) for n, one in enumerate(values)]
+        tasks = [
+            Task(f"{split}-{seed}-{start + n}", {"seed": value}) for n, value in enumerate(values)
+        ]
         if tasks:
-            first = message("reset", self._reset(tasks[0]))
-            check_sessions(self.socket_url, self.max_sessions, first)
+            reset = json.dumps(self._reset(tasks[0]))
+            check_sessions(self.socket_url, self.max_sessions, reset)
         return tasks
 
     def _reset(self, task: Task) -> dict[str, Any]:
@@ -207,60 +269,45 @@ class OpenEnv(Acting):
 
     def system_prompt(self, task: Task) -> str:
         if self.text_field is None:
-            what = f"An action is a JSON object with these fields: {json.dumps(self.fields)}"
+            rule = f"An action is a JSON object with these fields: {json.dumps(self.fields)}"
         else:
-            what = f"An action is a text: {self.fields[self.text_field].get('description') or self.text_field}"
+            rule = f"An action is a text: {self.fields[self.text_field].get('description') or self.text_field}"
         beginning = self.settings.instructions or f"You act in an environment. {self.about}"
-        return f"{beginning}\n{what}\n{self.form.action_instructions}"
+        return f"{beginning}\n{rule}\n{self.form.action_instructions}"
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Connection]:
-        try:
-            opened = await connect(self.socket_url, max_size=MESSAGE, proxy=None)
-        except OSError as error:
-            raise EngineGone(f"no OpenEnv server answers at {self.socket_url}: {error}") from error
-        async with opened as socket:
-            connection = Connection(socket)
-            try:
-                yield connection
-            finally:
-                await connection.close()
+        async with open_session(self.socket_url) as session:
+            yield session
 
     async def begin(self, task: Task, live: Connection) -> Transition:
-        reply = await live.ask("reset", self._reset(task))
-        return Transition(Rewards(), saying(_text(reply)), end=DONE if reply.get("done") else None)
+        reply = await live.ask("reset", self._reset(task), StepReply)
+        return Transition(Rewards(), saying(reply.text), end=DONE if reply.done else None)
 
     async def do(self, state: State, action: str, live: Connection) -> Transition:
         assert isinstance(state.data, Rewards)
         try:
             content = {self.text_field: action} if self.text_field else dict(json.loads(action))
-            reply = await live.ask("step", content)
-        except (ValueError, TypeError) as error:
-            reply = {"invalid": f"It is not a JSON object: {error}"}
-        if "invalid" in reply:
-            return Transition(state.data, saying(f"Your action is refused. {reply['invalid']}"))
-        reward = server_reward(self.settings.url, reply.get("reward") or 0)
+            reply = await live.ask("step", content, StepReply)
+        except (ValueError, TypeError, RecursionError) as error:
+            why = f"It is not a JSON object: {error}"
+            return Transition(state.data, saying(f"Your action is refused. {why}"))
+        except InvalidAction as error:
+            return Transition(state.data, saying(f"Your action is refused. {error}"))
+        reward = float(reply.reward or 0)
         rewards = Rewards((*state.data.values, reward))
-        end = DONE if reply.get("done") else None
-        return Transition(rewards, saying(_text(reply)), end=end, rewards={AGENT: reward})
+        end = DONE if reply.done else None
+        return Transition(rewards, saying(reply.text), end=end, rewards={AGENT: reward})
 
     async def grade(self, state: State, live: Connection) -> Grade:
-        """Score the rewards. Raises :class:`OpenEnvError` for a score outside of ``environment.score_range``."""
+        """Score the rewards. Raises ``EngineError`` for a score outside of ``environment.score_range``."""
         assert isinstance(state.data, Rewards)
         values, (low, high) = state.data.values or (0.0,), self.score_range
         score = {"sum": sum(values), "last": values[-1], "max": max(values)}[self.settings.score]
         if not low <= score <= high:
-            raise OpenEnvError(
-                f"the score is {score:g}: declare its range, environment.score_range=[LOW,HIGH], or choose "
-                "environment.score"
+            raise EngineError(
+                f"the score of {self.settings.url} is {score:g}: declare its range, "
+                "environment.score_range=[LOW,HIGH], or choose environment.score"
             )
-        server = await live.ask("state")
-        done = float(state.end == DONE)
-        return Grade(score, {"done": done, "steps": int(server.get("step_count") or 0)})
-
-
-def _text(reply: dict[str, Any]) -> str:
-    """Return an observation: its only text, or JSON."""
-    content = {name: one for name, one in reply["observation"].items() if name != "metadata"}
-    only = next(iter(content.values())) if len(content) == 1 else None
-    return only if isinstance(only, str) else json.dumps(content, ensure_ascii=False)
+        steps = (await live.ask("state", None, ServerState)).step_count
+        return Grade(score, {"done": float(state.end == DONE), "steps": steps})

@@ -66,7 +66,7 @@ def read_design(html: str) -> Design:
         if element.tag in colors and (color := element.attributes.get("bgcolor")):
             colors[element.tag].append(color.lower())
     layout = {0: None, 1: "row"}.get(tags.count("tr"), "column")
-    background, bar, box = (next(iter(own), None) for own in colors.values())
+    background, bar, box = (next(iter(values), None) for values in colors.values())
     return Design(heading, background, box, layout, bar, len(colors["td"]))
 
 

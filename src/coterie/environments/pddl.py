@@ -9,6 +9,7 @@ numbers. A message is one action, such as ``pick ball1 rooma left``. All state i
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from coterie.config.folders import expanded
@@ -43,38 +44,45 @@ def parse(text: str) -> dict[str, list[Any]]:
         elif len(stack) > 1:
             inside = stack.pop()
             stack[-1].append(inside)
-    if len(stack) != 1 or [one[:1] for one in stack[0]] != [["define"]]:
+    if len(stack) != 1 or [item[:1] for item in stack[0]] != [["define"]]:
         raise ValueError("it is not one `(define ...)` with all its brackets")
-    sections = [one for one in stack[0][0][1:] if one]
-    return {" ".join(one[: 1 + (one[0] == ":action")]): one[1:] for one in sections}
+    sections = [section for section in stack[0][0][1:] if section]
+    return {" ".join(section[: 1 + (section[0] == ":action")]): section[1:] for section in sections}
 
 
 def typed(words: Sequence[str]) -> dict[str, str]:
     """Return names with their types, from ``a b - type c``."""
     types: dict[str, str] = {}
-    for names, kind in re.findall(r"((?:[^ ]+ ?)+?)(?:- ([^ ]+) ?|$)", " ".join(words)):
-        types |= dict.fromkeys(names.split(), kind or OBJECT)
-    return types
+    names, rest = list[str](), iter(words)
+    for word in rest:
+        if word == "-":
+            types |= dict.fromkeys(names, next(rest, OBJECT))
+            names = []
+        else:
+            names.append(word)
+    return types | dict.fromkeys(names, OBJECT)
 
 
 def literals(formula: Sequence[Any]) -> tuple[Literal, ...]:
     """Return the literals of a conjunction."""
     if formula[:1] == ["and"]:
-        return tuple(literal for one in formula[1:] for literal in literals(one))
+        return tuple(literal for part in formula[1:] for literal in literals(part))
     if formula[:1] == ["not"]:
         if formula[1][:1] in (["and"], ["not"]):
             raise ValueError(f"not of {formula[1][0]} is not supported")
         return tuple((not true, fact) for true, fact in literals(formula[1]))
+    if formula[:1] == ["="] and len(formula) != 3:
+        raise ValueError("`=` needs two terms")
     return ((True, tuple(formula)),) if formula else ()
 
 
-def hold(some: Sequence[Literal], facts: Facts) -> int:
+def hold(literals_: Sequence[Literal], facts: Facts) -> int:
     """Return how many literals hold."""
-    return sum((f[1] == f[2] if f[0] == "=" else f in facts) is true for true, f in some)
+    return sum((f[1] == f[2] if f[0] == "=" else f in facts) is true for true, f in literals_)
 
 
-def text_of(some: Sequence[Literal]) -> str:
-    return ", ".join("not " * (not true) + " ".join(fact) for true, fact in some) or "nothing"
+def text_of(literals_: Sequence[Literal]) -> str:
+    return ", ".join("not " * (not true) + " ".join(fact) for true, fact in literals_) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,16 @@ class Action:
     effects: tuple[Literal, ...]
 
 
-def bound(some: Sequence[Literal], values: Mapping[str, str]) -> list[Literal]:
+def bound(literals_: Sequence[Literal], values: Mapping[str, str]) -> list[Literal]:
     """Return the literals whose variables all have values."""
-    own = [(true, tuple(values.get(word, word) for word in fact)) for true, fact in some]
-    return [one for one in own if not any(word[0] == "?" for word in one[1])]
+    substituted = [
+        (true, tuple(values.get(word, word) for word in fact)) for true, fact in literals_
+    ]
+    return [literal for literal in substituted if not any(word[0] == "?" for word in literal[1])]
+
+
+class TooManyActions(Exception):
+    """A search for possible actions that would keep other dialogues waiting."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +122,21 @@ class Problem:
     @classmethod
     def read(cls, domain: str, problem: str) -> "Problem":
         """Read the texts of two files. Raises ``ValueError``."""
-        rules, own = parse(domain), parse(problem)
-        if rules.get("domain") != own.get(":domain"):
+        rules, sections = parse(domain), parse(problem)
+        if rules.get("domain") != sections.get(":domain"):
             raise ValueError("it is a problem of another domain")
         actions = {}
         for name, (_, *rest) in rules.items():
             if name.startswith(":action "):
                 parts = dict(zip(rest[::2], rest[1::2], strict=True))
-                formulas = (parts.get(one, []) for one in (":precondition", ":effect"))
+                formulas = (parts.get(name, []) for name in (":precondition", ":effect"))
                 parameters = typed(parts.get(":parameters", []))
                 actions[name.split()[1]] = Action(parameters, *map(literals, formulas))
-        objects = typed(rules.get(":constants", [])) | typed(own.get(":objects", []))
-        start = frozenset(fact for true, fact in literals(["and", *own.get(":init", [])]) if true)
-        goal = literals(["and", *own.get(":goal", [])])
+        objects = typed(rules.get(":constants", [])) | typed(sections.get(":objects", []))
+        start = frozenset(
+            fact for true, fact in literals(["and", *sections.get(":init", [])]) if true
+        )
+        goal = literals(["and", *sections.get(":goal", [])])
         if not actions or not goal:
             raise ValueError("there is no action or no goal")
         return cls(actions, typed(rules.get(":types", [])), objects, start, goal)
@@ -133,9 +149,17 @@ class Problem:
         return kind in (*types, OBJECT)
 
     def possible(
-        self, name: str, facts: Facts, choices: Sequence[Sequence[str]], values: Fact = ()
+        self,
+        name: str,
+        facts: Facts,
+        choices: Sequence[Sequence[str]],
+        tries: Iterator[int],
+        values: Fact = (),
     ) -> Iterator[Fact]:
-        """Yield the values of an action's parameters, each of its ``choices``, with which it is possible."""
+        """Yield the values of an action's parameters, each of its ``choices``, with which it is possible.
+
+        Raises :class:`TooManyActions` after the last of ``tries``.
+        """
         action = self.actions[name]
         needs = bound(action.needs, dict(zip(action.parameters, values, strict=False)))
         if hold(needs, facts) < len(needs):
@@ -144,9 +168,11 @@ class Problem:
             yield values
             return
         kind = list(action.parameters.values())[len(values)]
-        for one in choices[len(values)]:
-            if self.fits(one, kind):
-                yield from self.possible(name, facts, choices, (*values, one))
+        for value in choices[len(values)]:
+            if self.fits(value, kind):
+                if next(tries, None) is None:
+                    raise TooManyActions
+                yield from self.possible(name, facts, choices, tries, (*values, value))
 
     def after(self, name: str, facts: Facts, values: Fact) -> Facts:
         action = self.actions[name]
@@ -159,6 +185,9 @@ class Problem:
 
 
 CHECK, LOOK = "check valid actions", "look around"
+MAX_TRIES = 20_000
+"""Maximum number of objects tried as parameters for one answer, which take about 0.1 s."""
+TOO_MANY = "There are too many actions to list them. Write an action to see if it is possible."
 IMPOSSIBLE = f"That is not possible now, so nothing changed. See `{CHECK}`."
 
 
@@ -198,17 +227,22 @@ class PDDL(Pure, Acting):
         folder = expanded(settings.problems) if settings.problems else file.parent / file.stem
         paths = sorted(folder.glob("*.pddl"), key=lambda path: (len(path.stem), path.stem))
         if not file.is_file() or not paths:
-            what = f"{folder} has no .pddl file" if file.is_file() else f"there is no domain {file}"
-            raise UserError(what, "give environment.domain=FILE and environment.problems=FOLDER")
+            problem = (
+                f"{folder} has no .pddl file" if file.is_file() else f"there is no domain {file}"
+            )
+            raise UserError(problem, "give environment.domain=FILE and environment.problems=FOLDER")
         self.problems: dict[str, Problem] = {}
         """Problems by the ids of their tasks."""
         for path in paths:
             try:
-                texts = (one.read_text("utf-8") for one in (file, path))
+                texts = (path_.read_text("utf-8") for path_ in (file, path))
                 self.problems[f"{file.stem}-{path.stem}"] = Problem.read(*texts)
+            except RecursionError as error:
+                problem = f"{path} with {file} nests formulas too deep"
+                raise UserError(problem, "flatten nested `and` and `not`") from error
             except (ValueError, IndexError, TypeError) as error:
-                what = f"{path} with {file} can't be read: {error}"
-                raise UserError(what, "use STRIPS with types") from error
+                problem = f"{path} with {file} can't be read: {error}"
+                raise UserError(problem, "use STRIPS with types") from error
         self.train = settings.train
         self.version = (
             f"2 {digest(*map(repr, self.problems), *map(_content, self.problems.values()))[:12]}"
@@ -225,8 +259,9 @@ class PDDL(Pure, Acting):
 
     def system_prompt(self, task: Task) -> str:
         actions = "".join(
-            f"{' '.join((name, *one.parameters))}: needs {text_of(one.needs)}; effect: {text_of(one.effects)}\n"
-            for name, one in self.problem(task).actions.items()
+            f"{' '.join((name, *action.parameters))}: needs {text_of(action.needs)}; "
+            f"effect: {text_of(action.effects)}\n"
+            for name, action in self.problem(task).actions.items()
         )
         return (
             "Reach a goal by actions. Write an action's name and then its objects, in this order:\n"
@@ -236,54 +271,67 @@ class PDDL(Pure, Acting):
 
     def commands(self, task: Task) -> Sequence[str]:
         actions = self.problem(task).actions
-        return (*(name + " {}" * len(one.parameters) for name, one in actions.items()), CHECK, LOOK)
+        return (
+            *(name + " {}" * len(action.parameters) for name, action in actions.items()),
+            CHECK,
+            LOOK,
+        )
 
     async def begin(self, task: Task, live: Any) -> Transition:
         problem = self.problem(task)
-        first = f"Goal: {text_of(problem.goal)}.\nFacts: {_listed(problem.start)}."
-        return Transition(Situation(problem.start, 0.0), saying(first))
+        text = f"Goal: {text_of(problem.goal)}.\nFacts: {_listed(problem.start)}."
+        return Transition(Situation(problem.start, 0.0), saying(text))
 
     async def do(self, state: State, action: str, live: Any) -> Transition:
-        problem, now = self.problem(state.task), _situation(state)
+        problem, situation = self.problem(state.task), _situation(state)
         words = re.findall(r"[\w-]+", action.lower())
         if words == LOOK.split():
-            return Transition(now, saying(f"Facts: {_listed(now.facts)}."))
+            return Transition(situation, saying(f"Facts: {_listed(situation.facts)}."))
         if words == CHECK.split():
-            sizes = {name: len(one.parameters) for name, one in problem.actions.items()}
-            possible = [
-                (name, *values)
-                for name, size in sizes.items()
-                for values in problem.possible(name, now.facts, [list(problem.objects)] * size)
-            ]
-            return Transition(now, saying(f"Possible: {_listed(possible)}."))
+            sizes = {name: len(action_.parameters) for name, action_ in problem.actions.items()}
+            objects, tries = list(problem.objects), iter(range(MAX_TRIES))
+            try:
+                possible = [
+                    (name, *values)
+                    for name, size in sizes.items()
+                    for values in problem.possible(name, situation.facts, [objects] * size, tries)
+                ]
+            except TooManyActions:
+                return Transition(situation, saying(TOO_MANY))
+            return Transition(situation, saying(f"Possible: {_listed(possible)}."))
         name = next((word for word in words if word in problem.actions), None)
         if name is None:
-            known = ", ".join(problem.actions)
-            return Transition(now, saying(f"There is no action `{action}`. Actions: {known}."))
+            names = ", ".join(problem.actions)
+            return Transition(
+                situation, saying(f"There is no action `{action}`. Actions: {names}.")
+            )
         values = tuple(word for word in words if word in problem.objects)
         fits = len(values) == len(problem.actions[name].parameters)
-        if not fits or not [*problem.possible(name, now.facts, [[one] for one in values])]:
-            return Transition(now, saying(IMPOSSIBLE))
-        facts = problem.after(name, now.facts, values)
+        choices = [[value] for value in values]
+        if not fits or not [*problem.possible(name, situation.facts, choices, count())]:
+            return Transition(situation, saying(IMPOSSIBLE))
+        facts = problem.after(name, situation.facts, values)
         share = problem.progress(facts)
         # Goals that hold from the start count after the first change, as in AgentBoard.
-        best = now.best if facts == now.facts else max(now.best, share)
-        after = Situation(facts, best, now.actions + 1)
+        best = situation.best if facts == situation.facts else max(situation.best, share)
+        next_situation = Situation(facts, best, situation.actions + 1)
         if share == 1:
-            return Transition(after, end=SOLVED)
-        new, lost = _listed(facts - now.facts), _listed(now.facts - facts)
-        return Transition(after, saying(f"Now: {new}. No longer: {lost}."))
+            return Transition(next_situation, end=SOLVED)
+        new, lost = _listed(facts - situation.facts), _listed(situation.facts - facts)
+        return Transition(next_situation, saying(f"Now: {new}. No longer: {lost}."))
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Score 1 if the goal is reached. ``progress`` is the highest share of goal facts, as in AgentBoard."""
-        now = _situation(state)
-        return Grade(float(state.end == SOLVED), {"progress": now.best, "actions": now.actions})
+        situation = _situation(state)
+        return Grade(
+            float(state.end == SOLVED), {"progress": situation.best, "actions": situation.actions}
+        )
 
 
 def _content(problem: Problem) -> str:
     """Hash what a problem says, so that equal ones under two names are found in both splits."""
-    own = (problem.actions, problem.parents, problem.objects, sorted(problem.start), problem.goal)
-    return digest(*map(repr, own))
+    parts = (problem.actions, problem.parents, problem.objects, sorted(problem.start), problem.goal)
+    return digest(*map(repr, parts))
 
 
 def _listed(facts: Facts | Sequence[Fact]) -> str:

@@ -202,6 +202,7 @@ def _draw(
 ) -> PersonaTask | None:
     """Return a task, or None if the draw belongs to another split or no calls distinguish its choices from others."""
     aspects = rng.sample(ASPECTS, rng.choice(sizes))
+    # The function applies choices in the fixed order of aspects, however they were drawn.
     choices = tuple(rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects)
     if split_of_key(canonical_key(choices)) != split:
         return None
@@ -231,18 +232,22 @@ def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
 def _distinguishing_lists(
     choices: Sequence[Choice], rng: random.Random
 ) -> list[tuple[int, ...]] | None:
+    # All functions that differ in one choice. The calls must tell each of them apart.
     alternatives = [
-        (*choices[:place], other, *choices[place + 1 :])
-        for place, choice in enumerate(choices)
-        for other in CHOICES[choice.aspect]
-        if other != choice
+        (*choices[:index], alternative, *choices[index + 1 :])
+        for index, choice in enumerate(choices)
+        for alternative in CHOICES[choice.aspect]
+        if alternative != choice
     ]
     for _ in range(TRIES):
         lists = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
         right = [output_of(choices, xs) for xs in lists]
+        # With equal values a constant function would pass.
         if len(set(lists)) < CALLS or all(value == right[0] for value in right):
             continue
-        if all([output_of(other, xs) for xs in lists] != right for other in alternatives):
+        if all(
+            [output_of(alternative, xs) for xs in lists] != right for alternative in alternatives
+        ):
             return lists
     return None
 
@@ -295,7 +300,7 @@ class ScriptedUserSimulator:
     name = "script:persona"
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        choices = [Choice(*one) for one in json.loads(task.secrets[HIDDEN].reveal(PERSON))]
+        choices = [Choice(*fields) for fields in json.loads(task.secrets[HIDDEN].reveal(PERSON))]
         return scripted_reply(choices, transcript[-1][1])
 
 

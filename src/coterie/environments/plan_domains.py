@@ -130,7 +130,7 @@ def grader_secret(name: str, text: str) -> dict[str, Secret]:
 
 
 def page_fields(
-    row: PlanRow, steps: Sequence[PlanStep], place: int
+    row: PlanRow, steps: Sequence[PlanStep], index: int
 ) -> tuple[dict[str, object], dict[str, Secret]]:
     """Return public and secret fields of a task with these steps, which start at index ``place`` of the row.
 
@@ -138,13 +138,16 @@ def page_fields(
     """
     if isinstance(row, Unplanned) and row.pages:
         return {PAGES: [list(page) for page in row.pages]}, {}
-    first = 1 + sum(len(step.actions) for step in row.steps[:place])
+    first_number = 1 + sum(len(step.actions) for step in row.steps[:index])
     pages = [page for step in steps for page in step.pages]
+    # Without a page for every action, actions can't be matched with pages.
     if not pages or len(pages) != sum(len(step.actions) for step in steps):
         return {}, {}
     elements, right = {}, {}
-    for number, page in enumerate(pages, first):
-        elements[str(number)] = [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
+    for number, page in enumerate(pages, first_number):
+        elements[str(number)] = [
+            [element.id, element.tag, element.text] for element in page.elements[:CANDIDATES]
+        ]
         right[str(number)] = [sorted(page.right), page.kind, page.value]
     return {ELEMENTS: elements}, grader_secret(RIGHT, json.dumps(right, ensure_ascii=False))
 
@@ -157,7 +160,7 @@ def pages_of(task: Task) -> list[tuple[str, str]]:
 def elements_of(task: Task) -> dict[int, tuple[PageElement, ...]]:
     """Return the candidate elements of each action, by its number in the whole task."""
     pages: Any = task.public.get(ELEMENTS, {})
-    return {int(n): tuple(PageElement(*one) for one in page) for n, page in pages.items()}
+    return {int(n): tuple(PageElement(*fields) for fields in page) for n, page in pages.items()}
 
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
@@ -188,7 +191,9 @@ def domain_in(row: QuestionRow) -> DomainName:
 
 
 def _pages(row: HotpotRow) -> tuple[tuple[str, str], ...]:
-    texts = ((one.title, row.glue.join(one.sentences).strip()) for one in row.context)
+    texts = (
+        (paragraph.title, row.glue.join(paragraph.sentences).strip()) for paragraph in row.context
+    )
     return tuple((title, text) for title, text in texts if text)
 
 
@@ -217,6 +222,7 @@ class Web(Domain):
         pages = elements_of(task)
         new: dict[str, str] = {}
         for action in actions:
+            # Earlier results count, because pages are numbered through the whole task.
             page = pages.get(len({**values, **new}) + 1)
             try:
                 new[action.result] = action.text if page is None else choose(action, page)
@@ -234,14 +240,19 @@ class Web(Domain):
         if RIGHT not in task.secrets:
             return None, {}
         pages, done, steps = elements_of(task), list(values.values()), []
-        for n, (ids, kind, value) in json.loads(task.secrets[RIGHT].reveal(GRADER)).items():
+        for n, (ids, operation_name, value) in json.loads(
+            task.secrets[RIGHT].reveal(GRADER)
+        ).items():
             number = int(n)
+            # Steps that the agent did not reach count as failed.
             operation = done[number - 1] if number <= len(done) else ""
-            has_element, has_operation = score(operation, Gold(frozenset(ids), kind, value))
-            on_page = any(one.id in ids for one in pages[number])
+            has_element, has_operation = score(
+                operation, Gold(frozenset(ids), operation_name, value)
+            )
+            on_page = any(element.id in ids for element in pages[number])
             steps.append({"element": has_element, "operation": has_operation, "on_page": on_page})
-        success = sum(one["element"] and one["operation"] for one in steps) / len(steps)
-        return success, {name: sum(one[name] for one in steps) / len(steps) for name in steps[0]}
+        success = sum(step["element"] and step["operation"] for step in steps) / len(steps)
+        return success, {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
 
 class Maths(Domain):
@@ -285,8 +296,8 @@ class Questions(Domain):
     metric = "exact match"
 
     def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        own = all(isinstance(row, Unplanned) and row.pages for row in rows)
-        if settings.corpus is None and not own:
+        has_pages = all(isinstance(row, Unplanned) and row.pages for row in rows)
+        if settings.corpus is None and not has_pages:
             raise UserError(
                 "these questions need pages, but no pages are given",
                 "index some with `coterie data index FILE.jsonl FOLDER`, and add environment.corpus=FOLDER",
@@ -303,6 +314,7 @@ class Questions(Domain):
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
         reader = None if self.reader.rules else shared[ChatReader]
+        # Without a corpus, only the pages of the task itself are searched.
         pages = FewPages(pages_of(task)) if self.corpus is None else self.corpus
         executor = QuestionsExecutor(pages, reader, shared[Sandbox])
         return await executor.run(actions, values)
@@ -332,25 +344,27 @@ class Corpus:
     def __len__(self) -> int:
         return len(self._passages)
 
-    def paragraph(self, place: int) -> Paragraph:
+    def paragraph(self, line: int) -> Paragraph:
         """Return a paragraph by number. Raises ``IndexError``."""
-        passage = self._passages[place]
-        return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
+        passage = self._passages[line]
+        return Paragraph(line, int(self._pages[line]), passage.title, passage.text)
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
         """Return the paragraphs (of ``pages``) that share a word with the query, best first, ties in order."""
         scores = word_scores(self._index, query)
-        places = best(scores, count, self._of_pages(pages) if pages else None)
-        return [self.paragraph(int(place)) for place in places]
+        lines = best(scores, count, self._of_pages(pages) if pages else None)
+        return [self.paragraph(int(line)) for line in lines]
 
     def pages(self, query: str, count: int) -> list[Paragraph]:
         """Return the best paragraph of each of the best pages, best first."""
         by_page: dict[int, Paragraph] = {}
-        for one in self.search(query, 8 * count):
-            by_page.setdefault(one.page, one)
+        # Several paragraphs of a page may match, so more paragraphs than pages are needed.
+        for paragraph in self.search(query, 8 * count):
+            by_page.setdefault(paragraph.page, paragraph)
         return list(by_page.values())[:count]
 
     def first(self, page: int) -> Paragraph:
+        # Paragraphs are stored in the order of their pages.
         return self.paragraph(int(np.searchsorted(self._pages, page)))
 
     def _of_pages(self, pages: Sequence[int]) -> NDArray[np.int64]:
@@ -370,15 +384,17 @@ class FewPages:
     def __len__(self) -> int:
         return len(self._paragraphs)
 
-    def paragraph(self, place: int) -> Paragraph:
-        return self._paragraphs[place]
+    def paragraph(self, line: int) -> Paragraph:
+        return self._paragraphs[line]
 
     first = paragraph
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        among = [one for one in self._paragraphs if not pages or one.page in pages]
-        places = rank(query, [f"{one.title} {one.text}" for one in among])
-        return [among[place] for place in places[:count]]
+        among = [
+            paragraph for paragraph in self._paragraphs if not pages or paragraph.page in pages
+        ]
+        order = rank(query, [f"{paragraph.title} {paragraph.text}" for paragraph in among])
+        return [among[index] for index in order[:count]]
 
     pages = search
 
@@ -423,19 +439,22 @@ class QuestionsExecutor(MathsExecutor):
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
         text = "\n".join(values[name] for name in action.arguments[0].variables)
-        places = [place for place in map(int, _LINE.findall(text)) if place < len(self.corpus)]
-        pages = [self.corpus.paragraph(place).page for place in places]
+        # Models may invent numbers, which are ignored.
+        lines = [line for line in map(int, _LINE.findall(text)) if line < len(self.corpus)]
+        pages = [self.corpus.paragraph(line).page for line in lines]
         if not pages:
             raise Failed("what it is given has no pages")
-        query, most = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
-        paragraphs = await asyncio.to_thread(self.corpus.search, query, most, pages)
+        query, count = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
+        paragraphs = await asyncio.to_thread(self.corpus.search, query, count, pages)
+        # If no paragraph matches the query, show the beginnings of the pages.
         return _format(
-            paragraphs or [self.corpus.first(page) for page in dict.fromkeys(pages)][:most]
+            paragraphs or [self.corpus.first(page) for page in dict.fromkeys(pages)][:count]
         )
 
     async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
         if len(action.arguments) < 2:
             raise Failed("it is given no question")
+        # The reader gets the texts without their numbers.
         texts = [_LINE.sub("", values[name]) for name in action.arguments[0].variables]
         question = _substitute(action.rest(1), values)
         reader = self.reader
@@ -458,7 +477,10 @@ def _substitute(text: str, values: Mapping[str, str]) -> str:
 def _format(paragraphs: Sequence[Paragraph]) -> str:
     if not paragraphs:
         raise Failed("nothing is found")
-    return "\n".join(f"[{one.place}] {one.title} | {one.text[:MAX_SHOWN]}" for one in paragraphs)
+    return "\n".join(
+        f"[{paragraph.place}] {paragraph.title} | {paragraph.text[:MAX_SHOWN]}"
+        for paragraph in paragraphs
+    )
 
 
 # -- readers of passages ------------------------------------------------------------------------
@@ -539,30 +561,33 @@ def extract_answer(question: str, passages: Sequence[str]) -> str:
         return comparison
     lines = [_TITLED.match(line) for text in passages for line in text.splitlines()]
     pairs = [
-        (one[1] or "", sentence) for one in lines if one for sentence in _SENTENCE.split(one[2])
+        (line[1] or "", sentence) for line in lines if line for sentence in _SENTENCE.split(line[2])
     ]
     sentences = [sentence.strip() for _, sentence in pairs]
     words = _content(question)
     if not sentences or not words:
         return ""
-    scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
-    order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
+    # For each sentence with its title, the share of the question's words that it has.
+    scores = [len(words & _content(" ".join(pair))) / len(words) for pair in pairs]
+    order = sorted(range(len(sentences)), key=lambda index: (-scores[index], index))
     best = order[0]
     if words_of(question)[0] in _SAYS_YES_OR_NO:
+        # A negation in only one of the two reverses the answer.
         denies = [bool(_NOT & set(words_of(text))) for text in (sentences[best], question)]
         return "yes" if scores[best] >= _ENOUGH and denies[0] == denies[1] else "no"
-    spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
+    # The best sentence may have no answer of the requested type, so two more are tried.
+    spans = (_span(question, sentences[index]) for index in order[:3] if scores[index])
     return next(filter(None, spans), sentences[best] if scores[best] else "")
 
 
 def _compare(question: str) -> str:
     """Answer ``yes`` or ``no`` to a question that compares two numbers; empty for other questions."""
     words = words_of(question)
-    numbers = [float(one.replace(",", "")) for one in _NUMBER.findall(question)]
+    numbers = [float(digits.replace(",", "")) for digits in _NUMBER.findall(question)]
     if len(numbers) != 2 or words[0] not in _SAYS_YES_OR_NO or not (_MORE | _LESS) & set(words):
         return ""
-    first, second = numbers if _MORE & set(words) else reversed(numbers)
-    return "yes" if first > second else "no"
+    larger, second = numbers if _MORE & set(words) else reversed(numbers)
+    return "yes" if larger > second else "no"
 
 
 def _content(text: str) -> set[str]:
@@ -581,5 +606,5 @@ def _span(question: str, sentence: str) -> str:
     else:
         # A name without content words is a subset of any question.
         words = _content(question)
-        spans = [one for one in _PROPER.findall(sentence) if not _content(one) <= words]
+        spans = [name for name in _PROPER.findall(sentence) if not _content(name) <= words]
     return spans[0] if spans else ""

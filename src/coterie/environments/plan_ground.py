@@ -40,9 +40,8 @@ from coterie.environments.protocol import (
     openers_of,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Ending, Secret, Task
+from coterie.record.tree import ANSWERED, LENGTH, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Speaker, Turn
 from coterie.tools.actions.grammar import check, describe, parse
 
@@ -70,14 +69,14 @@ def planner_prompt(form: Form) -> str:
 
 
 def grounder_prompt(form: Form, tools: str, task: str) -> str:
-    what = "each subgoal of a plan" if form == "onetime" else "the subgoal that you are given"
+    scope = "each subgoal of a plan" if form == "onetime" else "the subgoal that you are given"
     return (
-        f"You turn {what} into actions for the task below. {_ACTIONS}\n\nTools:\n{tools}\n\n{task}"
+        f"You turn {scope} into actions for the task below. {_ACTIONS}\n\nTools:\n{tools}\n\n{task}"
     )
 
 
-def plan_text(subgoals: Sequence[str], first: int = 1) -> str:
-    return "; ".join(f"Subgoal {n}: {one}" for n, one in enumerate(subgoals, first))
+def plan_text(subgoals: Sequence[str], first_number: int = 1) -> str:
+    return "; ".join(f"Subgoal {n}: {subgoal}" for n, subgoal in enumerate(subgoals, first_number))
 
 
 def actions_text(actions: Sequence[str]) -> str:
@@ -89,6 +88,7 @@ def result_text(subgoal: int, result: str) -> str:
 
 
 def subgoals_in(plan: str) -> list[str]:
+    # The pattern has one group, so the texts are every second part of the split.
     subgoals = (part.strip().rstrip(";").strip() for part in SUBGOAL.split(plan)[2::2])
     return list(filter(None, subgoals))
 
@@ -109,11 +109,11 @@ class Gold:
 
     @property
     def plan(self) -> str:
-        return DONE if self.done else plan_text([one.subgoal for one in self.steps], self.first)
+        return DONE if self.done else plan_text([step.subgoal for step in self.steps], self.first)
 
     @property
     def actions(self) -> str:
-        return actions_text([one for step in self.steps for one in step.actions])
+        return actions_text([action for step in self.steps for action in step.actions])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,10 @@ class PlanGround(Pure):
             )
         if self.form == "onetime":
             return [whole_task(row) for row in last_draw(rows, (*after, count), seed)]
-        places = [(row, place) for row in rows for place in range(len(row.steps) + 1)]
-        drawn = last_draw(places, (*after, count), seed)
-        return [step_tasks(row)[place] for row, place in drawn]
+        # One task more than steps: the last one teaches the planner to stop.
+        steps = [(row, index) for row in rows for index in range(len(row.steps) + 1)]
+        drawn_steps = last_draw(steps, (*after, count), seed)
+        return [step_tasks(row)[index] for row, index in drawn_steps]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         """Return held-out tasks with right actions; single steps in the form ``iterative``, without the final stop."""
@@ -197,6 +198,8 @@ class PlanGround(Pure):
         begin = [Message("system", (Part(self.system_prompt(task, actor), source="task"),))]
         if actor == PLANNER:
             begin.append(Message("user", (Part(request(task), source="task"),)))
+        # The planner sees results instead of actions. The grounder sees its actions without
+        # results.
         hidden = GROUNDER if actor == PLANNER else "tools"
         turns = (
             Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
@@ -222,6 +225,7 @@ class PlanGround(Pure):
         progress, answer, error = await self._run(state, turn.text, live)
         if error is not None:
             return Transition(progress, end=UNREADABLE)
+        # A plan of all steps ends after its actions, and so does a task of a single step.
         if self.form == "onetime" or "history" in state.task.public:
             return Transition(progress, answer=answer, end=ANSWERED)
         result = result_text(_first(state.task) + progress.subgoals - 1, answer or "")
@@ -234,11 +238,14 @@ class PlanGround(Pure):
         answer = state.answer if state.end == ANSWERED else None
         well_formed = not progress.problems and state.end == ANSWERED
         metrics = {WELL_FORMED: float(well_formed), "subgoals": progress.subgoals}
+        # The only right step of this task is to stop.
         if gold(state.task).done:
             return Grade(float(answer == DONE), metrics)
         values = dict(progress.values)
-        score, more = await asyncio.to_thread(self.domain.score, state.task, values, answer)
-        return Grade(score, {**metrics, **more})
+        score, domain_metrics = await asyncio.to_thread(
+            self.domain.score, state.task, values, answer
+        )
+        return Grade(score, {**metrics, **domain_metrics})
 
     def _after_plan(self, state: State, turn: Turn) -> Transition:
         if self.form == "onetime":
@@ -255,16 +262,17 @@ class PlanGround(Pure):
         self, state: State, text: str, live: Any
     ) -> tuple[Progress, str | None, str | None]:
         """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
-        before: Any = state.data or Progress()
-        values = dict(before.values)
+        earlier: Any = state.data or Progress()
+        values = dict(earlier.values)
+        # A single step begins after the right earlier steps, whose results its actions may use.
         if not values and "history" in state.task.public:
             values = await self._replay(state.task, live)
-        subgoals = before.subgoals + (
+        subgoals = earlier.subgoals + (
             len(subgoals_in(state.turns[-2].text)) if self.form == "onetime" else 1
         )
-        parsed = check(text, self.domain.name, known=tuple(values))
+        parsed = check(text, self.domain.name, results=tuple(values))
         if parsed.problems:
-            return Progress(before.values, subgoals, 1), None, parsed.problems[0]
+            return Progress(earlier.values, subgoals, 1), None, parsed.problems[0]
         result = await self.domain.run(parsed.actions, values, state.task, live)
         progress = Progress(
             tuple({**values, **result.values}.items()), subgoals, int(result.error is not None)
@@ -274,7 +282,7 @@ class PlanGround(Pure):
     async def _replay(self, task: Task, live: Any) -> dict[str, str]:
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
-            parsed = check(actions, self.domain.name, known=tuple(values))
+            parsed = check(actions, self.domain.name, results=tuple(values))
             result = await self.domain.run(parsed.actions, values, task, live)
             values |= result.values
         return values
@@ -301,12 +309,13 @@ def whole_task(row: PlanRow) -> Task:
 def step_tasks(row: PlanRow) -> list[Task]:
     """Return one task for each step of a row, after the right earlier steps, and a last task to stop."""
     tasks = []
-    for place, step in enumerate(row.steps):
-        answer = step.result or (row.answer if place == len(row.steps) - 1 else "")
+    for index, step in enumerate(row.steps):
+        # For the last step, the answer of the row is the result.
+        answer = step.result or (row.answer if index == len(row.steps) - 1 else "")
         secret = grader_secret("answer", answer)
-        tasks.append(_task(f"{row.id}/{place + 1}", row, (step,), secret, place))
-    stop, last = grader_secret("answer", DONE), len(row.steps)
-    return [*tasks, _task(f"{row.id}/{last + 1}", row, (), stop, last)]
+        tasks.append(_task(f"{row.id}/{index + 1}", row, (step,), secret, index))
+    stop, count = grader_secret("answer", DONE), len(row.steps)
+    return [*tasks, _task(f"{row.id}/{count + 1}", row, (), stop, count)]
 
 
 def request(task: Task) -> str:
@@ -327,20 +336,23 @@ def _task(
     row: PlanRow,
     steps: Sequence[PlanStep],
     answer: Mapping[str, Secret],
-    place: int | None = None,
+    index: int | None = None,
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     public: dict[str, object] = {"question": row.question, "description": row.description}
-    if place is not None:
-        before = row.steps[:place]
-        public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]
-    pages, right = page_fields(row, steps, place or 0)
+    # A task of a single step shows the right steps before it.
+    if index is not None:
+        earlier = row.steps[:index]
+        public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in earlier]
+    pages, right = page_fields(row, steps, index or 0)
     return Task(id_, {**public, **pages}, {**answer, **grader_secret(GOLD, text), **right})
 
 
 def known_results(task: Task) -> tuple[str, ...]:
     """Return the names of the results of the right steps before a single-step task."""
-    return tuple(one.result for _, actions, _ in _history(task) for one in parse(actions).actions)
+    return tuple(
+        action.result for _, actions, _ in _history(task) for action in parse(actions).actions
+    )
 
 
 def _history(task: Task) -> list[tuple[str, str, str]]:
@@ -355,9 +367,9 @@ def _first(task: Task) -> int:
 def _before(task: Task, actor: str) -> tuple[Message, ...]:
     messages = []
     for number, (subgoal, actions, result) in enumerate(_history(task), 1):
-        own, other = plan_text([subgoal], number), result_text(number, result)
+        plan, result_ = plan_text([subgoal], number), result_text(number, result)
         if actor == PLANNER:
-            messages += [Message.of("assistant", own), Message.of("user", other)]
+            messages += [Message.of("assistant", plan), Message.of("user", result_)]
         else:
-            messages += [Message.of("user", own), Message.of("assistant", actions)]
+            messages += [Message.of("user", plan), Message.of("assistant", actions)]
     return tuple(messages)

@@ -103,12 +103,15 @@ def generate(
 
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
+    # The first owners are part of the total; the others are distractors.
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
     all_facts: list[Fact] = []
-    for place, owner in enumerate(owners):
-        more = MORE if place < count and rng.random() < ambiguous else 0
-        all_facts += [draw_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
+    for index, owner in enumerate(owners):
+        # With further quantities of an owner, a subgoal that names only the owner is ambiguous.
+        distractors = MORE if index < count and rng.random() < ambiguous else 0
+        all_facts += [draw_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + distractors)]
     firsts = [next(fact for fact in all_facts if fact.owner == owner) for owner in owners[:count]]
+    # The order of the facts must not tell which of them count.
     return Problem(name, tuple(firsts), tuple(rng.sample(all_facts, len(all_facts))), wording)
 
 
@@ -129,8 +132,8 @@ _QUESTIONS: dict[Wording, str] = {"near": "How many are {parts} together?", "far
 
 
 def problem_text(problem: Problem) -> str:
-    *most, last = (f"{fact.owner}'s {fact.thing}" for fact in problem.parts)
-    question = _QUESTIONS[problem.wording].format(parts=f"{', '.join(most)} and {last}")
+    *beginning, last_part = (f"{fact.owner}'s {fact.thing}" for fact in problem.parts)
+    question = _QUESTIONS[problem.wording].format(parts=f"{', '.join(beginning)} and {last_part}")
     return " ".join([*(fact_text(fact, problem.wording) for fact in problem.facts), question])
 
 
@@ -153,6 +156,7 @@ def subgoals(problem: Problem, briefs: float, rng: random.Random, *, careful: bo
 
 def right_subgoals(problem: Problem) -> list[str]:
     """Return the reference plan, which is mostly brief where that is unambiguous."""
+    # The seed follows from the problem, so all runs train on the same plan.
     rng = random.Random(f"problems/plan/{canonical_key(problem)}")
     return subgoals(problem, CAREFUL_BRIEFS, rng, careful=True)
 
@@ -177,9 +181,9 @@ class Calculations(Maths):
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        other = next((one for one in actions if one.tool != "Calculator"), None)
-        if other is not None:
-            return Executed({}, None, f"there is no tool but Calculator: {other.text[:80]}")
+        unknown = next((action for action in actions if action.tool != "Calculator"), None)
+        if unknown is not None:
+            return Executed({}, None, f"there is no tool but Calculator: {unknown.text[:80]}")
         return await super().run(actions, values, task, shared)
 
 
@@ -207,7 +211,7 @@ class Problems(PlanGround):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
-        return [as_task(one) for one in generate(split, seed, *form)[start : start + count]]
+        return [as_task(problem) for problem in generate(split, seed, *form)[start : start + count]]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         return self.tasks("heldout", count, seed)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from coterie.config.plugins import error_message, error_place
-from coterie.config.user_code import as_number
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
@@ -112,7 +111,9 @@ class Shared:
     def __init__(self, *resources: object) -> None:
         self._resources = {type(resource): resource for resource in resources}
         if len(self._resources) < len(resources):
-            raise ValueError(f"two resources of one class: {[type(one) for one in resources]}")
+            raise ValueError(
+                f"two resources of one class: {[type(resource) for resource in resources]}"
+            )
 
     def __contains__(self, kind: type) -> bool:
         return kind in self._resources
@@ -269,6 +270,7 @@ def most_turns(environment: Environment) -> int:
     limits = environment.limits
     if "turns" in limits:
         return limits["turns"]
+    # Without a common limit, the limits of the agents add up.
     agents = agents_of(environment)
     unlimited = [name for name in agents if f"turns:{name}" not in limits]
     if unlimited:
@@ -327,13 +329,6 @@ class Answers:
         return float(self.same(answer, other))
 
 
-def server_reward(url: str, value: object) -> float:
-    """Return a reward that a server sent. Raises ``EngineError`` with its URL if it is not a finite number."""
-    if (reward := as_number(value)) is None:
-        raise EngineError(f"the server at {url} sent a reward of {value!r}; correct the server")
-    return reward
-
-
 class EnvironmentFault(EngineError):
     """An unexpected error of an environment. Only its episode fails."""
 
@@ -347,28 +342,32 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Errors of engines and users keep their type, and cancellation is no fault.
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
-        own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
-        name, place = type(self.environment).__name__, error_place(error, own)
-        raise EnvironmentFault(f"{name} failed with {error_message(error)} ({place})") from error
+        # The error names a line of the environment's own code, not of a library that it calls.
+        modules = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
+        name, position = type(self.environment).__name__, error_place(error, modules)
+        raise EnvironmentFault(f"{name} failed with {error_message(error)} ({position})") from error
 
 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
     """Return the prompt of an actor; dicts with ``role`` and ``content`` become messages."""
     prompt: Any = environment.see(state, actor)
+    # The usual case, first because this runs for every prompt.
     if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
         return prompt
-    wrong, place = prompt, ""
+    wrong, position = prompt, ""
     if isinstance(prompt, list | tuple):
-        own = [turn for turn in state.turns if turn.speaker.name == actor]
-        messages = [_message(one, own) for one in prompt]
+        # Texts of own turns in dicts become references to the turns, which keep the exact tokens.
+        own_turns = [turn for turn in state.turns if turn.speaker.name == actor]
+        messages = [_message(message, own_turns) for message in prompt]
         if None not in messages:
             return tuple(filter(None, messages))
-        at = messages.index(None)
-        wrong, place = prompt[at], f" as message {at + 1}"
+        index = messages.index(None)
+        wrong, position = prompt[index], f" as message {index + 1}"
     expected = "messages: Message, or dicts of role and content"
-    raise wrong_return(environment, "see", wrong, expected, place)
+    raise wrong_return(environment, "see", wrong, expected, position)
 
 
 def check_return(environment: Environment, method: str, value: object, kind: type) -> None:
@@ -378,34 +377,37 @@ def check_return(environment: Environment, method: str, value: object, kind: typ
 
 
 def wrong_return(
-    environment: Environment, method: str, value: object, expected: str, place: str = ""
+    environment: Environment, method: str, value: object, expected: str, position: str = ""
 ) -> EnvironmentFault:
     """Return an error with the file and line of the method."""
+    # The class that the user wrote, not a wrapper around it.
     kind = type(innermost(environment))
     code = inspect.unwrap(getattr(kind, method)).__code__
     return EnvironmentFault(
-        f"{kind.__name__}.{method}() returned {value!r:.80}{place}. Return {expected} "
+        f"{kind.__name__}.{method}() returned {value!r:.80}{position}. Return {expected} "
         f"({code.co_filename}, line {code.co_firstlineno})"
     )
 
 
 def innermost(environment: Any) -> Any:
+    # Wrappers, such as ``WithTools``, hold the environment in this attribute.
     while hasattr(environment, "environment"):
         environment = environment.environment
     return environment
 
 
-def _message(one: object, own: list[Turn]) -> Message | None:
+def _message(item: object, own_turns: list[Turn]) -> Message | None:
     """Return a message. The text of the next of the actor's ``own`` turns stands for its sampled tokens."""
-    if isinstance(one, Message):
-        return one
-    if not isinstance(one, dict) or one.keys() != {"role", "content"}:
+    if isinstance(item, Message):
+        return item
+    if not isinstance(item, dict) or item.keys() != {"role", "content"}:
         return None
-    role, content = one["role"], one["content"]
+    role, content = item["role"], item["content"]
     if role == "assistant":
-        for at, turn in enumerate(own):
+        # Turns are matched in order, so that equal texts refer to different turns.
+        for index, turn in enumerate(own_turns):
             if turn.text == content:
-                del own[: at + 1]
+                del own_turns[: index + 1]
                 return Message("assistant", turn=turn.id)
     return Message.of(role, content) if role in get_args(Role) and type(content) is str else None
 
@@ -450,15 +452,18 @@ def draw_tasks(
     tasks: object = environment.tasks(split, count, seed, after)
     kind = type(environment).__name__
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
-        what = f"has a tasks() that returns {tasks!r:.80}"
-        raise _error(kind, what, "return a list of Task")
+        problem = f"has a tasks() that returns {tasks!r:.80}"
+        raise _error(kind, problem, "return a list of Task")
+    # Tasks with one id would share a tree.
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
     if not tasks:
-        what = f"returns no {split} tasks after {sum(after)}"
-        raise _error(kind, what, "return at least one, and the first ones again after all others")
+        problem = f"returns no {split} tasks after {sum(after)}"
+        raise _error(
+            kind, problem, "return at least one, and the first ones again after all others"
+        )
     return tasks
 
 
-def _error(kind: str, what: str, do: str) -> UserError:
-    return UserError(f"the environment {kind} {what}", do)
+def _error(kind: str, problem: str, do: str) -> UserError:
+    return UserError(f"the environment {kind} {problem}", do)

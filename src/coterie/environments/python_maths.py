@@ -37,9 +37,8 @@ from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
-from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
-from coterie.record.tree import Ending, Task
+from coterie.record.tree import ANSWERED, Ending, Task
 from coterie.record.turn import Message, Part, Role, digest
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
 
@@ -73,15 +72,15 @@ CELLS = (
 
 def same_value(first: Any, second: Any) -> bool:
     """Compare Python literals: numbers with a relative tolerance of 1e-6, lists item by item; other text as it is."""
-    one, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
-    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(map(same_value, one, two))
-    if isinstance(one, int | float) and isinstance(two, int | float):
+    left, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
+    if isinstance(left, list | tuple) and isinstance(two, list | tuple):
+        return len(left) == len(two) and all(map(same_value, left, two))
+    if isinstance(left, int | float) and isinstance(two, int | float):
         try:
-            return math.isclose(one, two, rel_tol=1e-6)
+            return math.isclose(left, two, rel_tol=1e-6)
         except OverflowError:  # an integer that no float holds
-            return one == two
-    return bool(one == two)
+            return left == two
+    return bool(left == two)
 
 
 def _literal(text: str) -> Any:
@@ -230,6 +229,7 @@ class PythonMaths(Acting):
 
     async def do(self, state: State, action: str, live: PythonSession) -> Transition:
         result = await live.run(action)
+        # The sandbox began a new session, which does not have the functions yet.
         if result.lost:
             await self._define(live)
         attempts = _attempts(state)
@@ -239,10 +239,12 @@ class PythonMaths(Acting):
 
     async def on_answer(self, state: State, answer: str) -> Transition:
         """Check an answer. Return the end, or the reply. The comparison may take seconds."""
-        value, before = boxed_answer(answer) or answer, _attempts(state)
+        value, attempts = boxed_answer(answer) or answer, _attempts(state)
         golds = gold_answers(state.task)
-        right = await asyncio.to_thread(lambda: any(self.subject.same(one, value) for one in golds))
-        data = replace(before, answers=(*before.answers, value), right=(*before.right, right))
+        right = await asyncio.to_thread(
+            lambda: any(self.subject.same(gold, value) for gold in golds)
+        )
+        data = replace(attempts, answers=(*attempts.answers, value), right=(*attempts.right, right))
         end = await self._end(data)
         seen = () if end else saying(self.wrong if self.feedback == "oracle" else self.check)
         return Transition(data, seen, value, end)
@@ -269,7 +271,7 @@ class PythonMaths(Acting):
             "answers": len(attempts.answers),
             "cells": attempts.cells,
             "failed_cells": attempts.failed_cells,
-            **{f"within_{most}": attempts.within(most) for most in self._marks()},
+            **{f"within_{mark}": attempts.within(mark) for mark in self._marks()},
         }
         if attempts.right and not attempts.right[0]:
             metrics["corrected"] = attempts.within(self.most_answers)
@@ -287,15 +289,20 @@ def _read_functions(name: str) -> str:
         if not signatures(source):
             raise ValueError("it has no function with a docstring")
     except (OSError, SyntaxError, ValueError) as error:
-        what = f"environment.functions={name}: {error}"
-        raise UserError(what, "give a file of Python functions with docstrings") from error
+        problem = f"environment.functions={name}: {error}"
+        raise UserError(problem, "give a file of Python functions with docstrings") from error
     return source
 
 
 def signatures(source: str) -> list[str]:
     """Return the functions of a module that have a docstring, with their arguments and docstring."""
-    functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
-    texts = [(f"{one.name}({ast.unparse(one.args)})", ast.get_docstring(one)) for one in functions]
+    functions = [
+        statement for statement in ast.parse(source).body if isinstance(statement, ast.FunctionDef)
+    ]
+    texts = [
+        (f"{function.name}({ast.unparse(function.args)})", ast.get_docstring(function))
+        for function in functions
+    ]
     return [f"{call}: {text}" for call, text in texts if text]
 
 
@@ -326,6 +333,7 @@ THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 BOXES = ("boxes", "bags")
 MOST = 99
 """The largest number in a problem, a program or its result."""
+# Room for the change of the second sentence, so that no result exceeds the maximum.
 NUMBERS = [(n, m) for n in range(2, 8) for m in range(11, 45) if n * m <= MOST - 9]
 CHANGES = range(2, 10)
 TRAPS = 0.5
@@ -350,12 +358,12 @@ class Problem:
     """An irrelevant fact, or ""."""
 
     def program_of(self, *, times: bool) -> str:
-        first = f"{self.boxes} * {self.count}" if times else f"{self.count}"
-        return f"{first} {self.sign} {self.change}"
+        term = f"{self.boxes} * {self.count}" if times else f"{self.count}"
+        return f"{term} {self.sign} {self.change}"
 
     def answer_of(self, *, times: bool) -> int:
-        first = self.boxes * self.count if times else self.count
-        return first + self.change if self.sign == "+" else first - self.change
+        term = self.boxes * self.count if times else self.count
+        return term + self.change if self.sign == "+" else term - self.change
 
     @property
     def program(self) -> str:
@@ -373,9 +381,11 @@ def canonical_key(problem: Problem) -> str:
 def problem_text(problem: Problem) -> str:
     owner, thing = problem.owner, problem.thing
     many = "all" if problem.trap else "each"
-    first = f"{owner} has {problem.boxes} {problem.box} with {problem.count} {thing} in {many}."
+    first_fact = (
+        f"{owner} has {problem.boxes} {problem.box} with {problem.count} {thing} in {many}."
+    )
     then = {"+": f"gets {problem.change} {thing} more", "-": f"gives {problem.change} {thing} away"}
-    facts = [first, problem.other, f"{owner} {then[problem.sign]}."]
+    facts = [first_fact, problem.other, f"{owner} {then[problem.sign]}."]
     return " ".join([*filter(None, facts), f"How many {thing} has {owner}?"])
 
 
@@ -424,7 +434,7 @@ class Sums(PythonMaths):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
-        return [sums_task(one) for one in generate(split, seed)[start : start + count]]
+        return [sums_task(problem) for problem in generate(split, seed)[start : start + count]]
 
     def system_prompt(self, task: Task) -> str:
         return PROMPT

@@ -47,7 +47,7 @@ from coterie.environments.answers import (
     normalize_answer,
     secret_answers,
 )
-from coterie.environments.coding import code_of, python_blocks
+from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import (
@@ -60,13 +60,11 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
-from coterie.environments.talk import ANSWERED
-from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
-from coterie.record.tree import LENGTH, Task
+from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
 from coterie.tools.calls import NativeCalls, Tag, Tags, ToolSource
-from coterie.tools.contest import ContestLimits, judge_program
+from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics
 from coterie.tools.registry import tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -192,13 +190,14 @@ class Question(OneReply):
 
     def _try_out(self, items: Sequence[Item]) -> None:
         """Grade a right answer, one of another row and an empty reply, before the run (without an event loop)."""
-        first, right = items[0], items[0].answers[0]
-        wrong = (item.answers[0] for item in items if item.answers[0] not in first.answers)
+        first_item, right = items[0], items[0].answers[0]
+        wrong = (item.answers[0] for item in items if item.answers[0] not in first_item.answers)
         replies = (right, next(wrong, ""), "")
+        # Inside a running event loop the grade can't be awaited, so the trial is left out.
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            scores = [asyncio.run(self._grade(first, reply, None)).score for reply in replies]
+            scores = [asyncio.run(self._grade(first_item, reply, None)).score for reply in replies]
             text = f"{scores[0]} for a right answer, {scores[1]} for a wrong one"
             if right and scores[0] == scores[1]:
                 text += ": check the function, unless it grades more than the answer"
@@ -206,6 +205,7 @@ class Question(OneReply):
 
     def _item(self, row: QuestionRow) -> Item:
         question, template, system = row.shown_question, self.prompt, ""
+        # Columns that give the answer away can't be named in a prompt.
         hidden = {"aliases", "solution", "reward_model"}
         if not isinstance(row, TableRow):
             raw, where = row.model_dump(mode="json"), f"row {row.id} of {self.name}"
@@ -225,6 +225,7 @@ class Question(OneReply):
         if self.reward in ("exact", "f1", "math") and not any(map(str.strip, answers)):
             problem = f"{where} has no right answer, which environment.reward={self.reward} needs"
             raise UserError(problem, "name its column: dataset.answer=COLUMN")
+        # Data in verl's format often repeats the answer there.
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
         prompt = filled(template, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
@@ -253,9 +254,9 @@ class Question(OneReply):
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         system = str(public.get("system", ""))
-        before = (Message("system", (Part(system, source="task"),)),) if system else ()
+        system_messages = (Message("system", (Part(system, source="task"),)),) if system else ()
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
-        return (*before, Message("user", (prompt,)), *replies)
+        return (*system_messages, Message("user", (prompt,)), *replies)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
@@ -265,6 +266,7 @@ class Question(OneReply):
     async def _grade(self, item: Item, reply: str, sandbox: Sandbox | None) -> Grade:
         if self.function is not None:
             return await self._function_grade(self.function, item, reply)
+        # A reference may be a whole solution, but only its final answer counts.
         answer, golds = answer_of(reply), [answer_of(gold) or gold for gold in item.answers]
         if self.reward in ("exact", "f1"):
             return Grade(max(_likeness(answer, gold, self.reward) for gold in golds))
@@ -275,10 +277,10 @@ class Question(OneReply):
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
         row, program, limits = item.contest, program_of(reply), self.settings.limits
-        more = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
-        verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **more)
+        options = {"prelude": row.prelude, "checker": row.checker, "answer": row.answer}
+        verdicts = await judge_program(sandbox, program, row.tests, row.function, limits, **options)
         solved = float(all(verdict.passed for verdict in verdicts))
-        return Grade(solved, {"tests": len(row.tests), **measures(verdicts)})
+        return Grade(solved, {"tests": len(row.tests), **verdict_metrics(verdicts)})
 
     async def _function_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         expected = "return a finite number, or a dict of numbers with score"
@@ -286,7 +288,9 @@ class Question(OneReply):
         def wrong(problem: str, fix: str = expected) -> UserError:
             return UserError(f"{function} {problem}", fix)
 
+        # A copy, so that the user's function can't change the row for later replies.
         row, answer = deepcopy(dict(item.row)), item.answers[0]
+        # Also the arguments that verl passes, so that its reward functions work unchanged.
         truth, extra = first_of(row, ("reward_model.ground_truth",)), row.get("extra_info")
         values = dict(zip(NAMES, (item.question, reply, answer, row), strict=True))
         truth, extra = answer if truth is None else truth, {} if extra is None else extra
@@ -311,6 +315,7 @@ class Question(OneReply):
             if figure is None:
                 raise wrong(f"returned {measure!r} as {name} on {item.where}")
             metrics[str(name)] = figure
+        # The function can't grade this reply, which differs from a score of 0.
         if score is None:
             return Grade(None, metrics)
         (low, high), figure = self.settings.reward_range, as_number(score)
@@ -343,6 +348,7 @@ def arguments_of(function: Plugin) -> set[str]:
     try:
         signature = inspect.signature(function.thing)
         names = {*NAMES, *VERL} & {*signature.parameters}
+        # A function with ``**kwargs`` gets all values, under verl's names if it uses one of them.
         if inspect.Parameter.VAR_KEYWORD in {p.kind for p in signature.parameters.values()}:
             names.update(NAMES if names.isdisjoint(VERL) else VERL)
         signature.bind(**dict.fromkeys(names))
@@ -362,6 +368,7 @@ def _likeness(reply: str, gold: str, reward: str) -> float:
     """Return exact match or F1. Numbers are compared by value, and ``A``, an article, as text."""
     if number(reply) is not None and number(gold) is not None:
         return float(same_number(reply, gold))
+    # Normalization leaves nothing of an answer such as ``A``, so compare the text.
     if not normalize_answer(reply) or not normalize_answer(gold):
         return float(reply.strip().casefold() == gold.strip().casefold())
     return exact_match(reply, [gold]) if reward == "exact" else f1(reply, [gold])
@@ -385,6 +392,7 @@ def filled(
         if name == "question":
             return question
         braces = f"write {{{{{name}}}}} for braces"
+        # A hidden column also hides its fields, and any object that contains it.
         if any(f"{name}.".startswith(f"{path}.") or path.startswith(f"{name}.") for path in hidden):
             problem = f"environment.prompt shows the right answer to the agent: {{{name}}}"
             raise UserError(problem, f"leave it out, or {braces}")
@@ -461,8 +469,8 @@ class ConversationReply(OneAgent, Pure):
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
-        shown = row.messages[: _reply_index(row)]
-        return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in shown)
+        context = row.messages[: _reply_index(row)]
+        return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in context)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self._rows[state.task.id].tools
@@ -478,8 +486,8 @@ class ConversationReply(OneAgent, Pure):
         return Grade(f1(state.answer, gold_answers(state.task)))
 
     def _task(self, row: Conversation) -> Task:
-        before, reply = row.messages[: (index := _reply_index(row))], row.messages[index]
-        public = {"question": "\n\n".join(message.text for message in before)}
+        context, reply = row.messages[: (index := _reply_index(row))], row.messages[index]
+        public = {"question": "\n\n".join(message.text for message in context)}
         return Task(row.id, public, secret_answers(row.model_copy(update={"answer": reply.text})))
 
     @cached_property
@@ -523,12 +531,17 @@ def with_tags(row: Conversation, sources: Sequence[ToolSource] = ()) -> Conversa
     )  # fmt: skip
     system = row.messages[0].content if row.messages[0].role == "system" else ""
     teaching = "\n\n".join(filter(None, (system, tags.teach(tools))))
-    first = ChatMessage(role="system", content=teaching)
+    teaching_message = ChatMessage(role="system", content=teaching)
+    # The new system message comes first, or replaces the old one, so positions shift.
     start = row.start or bool(system)
     parts = (row.messages[bool(system) : row.start], row.messages[start:], row.rejected)
     before, after, rejected = (tuple(_calls_as_text(part, tags, row.origin)) for part in parts)
     start = 1 + len(before) if row.start else 0
-    changes = {"messages": (first, *before, *after), "rejected": rejected, "start": start}
+    changes = {
+        "messages": (teaching_message, *before, *after),
+        "rejected": rejected,
+        "start": start,
+    }
     return row.model_copy(update={**changes, "tools": (), "answer": after[-1].content})
 
 
@@ -539,6 +552,7 @@ def _calls_as_text(
     for position, message in enumerate(messages):
         if message.role == "tool":
             continue
+        # The results right after this message, by the id of their call.
         following = takewhile(lambda later: later.role == "tool", messages[position + 1 :])
         results = {later.results: later.content for later in following}
         texts, thought = [message.content] * bool(message.content.strip()), message.thought
@@ -548,11 +562,12 @@ def _calls_as_text(
                 texts.append(tags.write(tool_call))
             except UserError as error:
                 raise UserError(f"{origin}: {error.what}", error.todo) from error
+            # A call with a result ends the message, as when it is sampled; the result follows it.
             if tool_call.id in results:
                 changes = {**plain, "content": "\n".join(texts), "thought": thought}
                 yield message.model_copy(update=changes)
-                shown = tags.show([ToolResult(tool_call.id, results[tool_call.id])])
-                yield ChatMessage(role="user", content=shown)
+                text = tags.show([ToolResult(tool_call.id, results[tool_call.id])])
+                yield ChatMessage(role="user", content=text)
                 texts, thought = [], ""
         if texts or not message.calls:
             changes = {**plain, "content": "\n".join(texts), "thought": thought}

@@ -46,9 +46,10 @@ def ask(dataset: str, config: str, item: int, **answer: str) -> dict[str, Any]:
     request = {"dataset": dataset, "config": json.loads(config), "item": item, **answer}
     reply: dict[str, Any] | None = _WORKER.ask(request, SCORING if answer else MAKING)
     reply = {"error": "the process ended, or took too long"} if reply is None else reply
+    # A scorer that fails on an answer is no error of the settings; the answer scores 0.
     if "error" in reply and not answer:
-        known = reply.get("known", [dataset])
-        hint = "" if dataset in known else did_you_mean(dataset, known)
+        names = reply.get("known", [dataset])
+        hint = "" if dataset in names else did_you_mean(dataset, names)
         raise UserError(
             f"reasoning-gym can't make tasks of {dataset!r} with {config}: {reply['error']}",
             f"{hint}correct environment.dataset or environment.config",
@@ -59,16 +60,18 @@ def ask(dataset: str, config: str, item: int, **answer: str) -> dict[str, Any]:
 @series
 def items(split: Split, dataset: str, config: str, seed: int) -> Iterator[Task]:
     """Yield the tasks of a split, without duplicates. Their ids are their numbers in the data set."""
-    first = random.Random(f"reasoning-gym/{dataset}/{seed}").randrange(FIRST)
-    numbers = itertools.count(first)
+    start = random.Random(f"reasoning-gym/{dataset}/{seed}").randrange(FIRST)
+    numbers = itertools.count(start)
 
     def draw(_: int) -> Task | None:
         number = next(numbers)
         question, answer = ask(dataset, config, number)["item"]
+        # No model is pre-trained on these tasks, so the share of the corpus belongs to training.
         if (split_of_key(question) == "heldout") != (split == "heldout"):
             return None
         secret = Secret(answer, name="answer", readers=frozenset({GRADER}))
         public = {"question": question, "number": number}
+        # Some data sets accept several answers and have only a scorer.
         return Task(f"{dataset}-{number}", public, {"answer": secret} if answer else {})
 
     return distinct(split, draw, lambda task: str(task.public["question"]))

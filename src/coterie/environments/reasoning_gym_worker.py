@@ -43,11 +43,13 @@ from reasoning_gym.factory import DATASETS  # noqa: E402
 
 @lru_cache(maxsize=16)
 def chunk(name: str, config: str, number: int) -> Any:
+    # Item n of a data set has its seed plus n, so the seeds of chunks must not overlap.
     dataset = reasoning_gym.create_dataset(
         name, **ast.literal_eval(config), seed=number * CHUNK, size=CHUNK
     )
     module = type(dataset).__module__
     if not module.endswith(OWN_EVAL):
+        # This shadows the builtin in the module, so an answer can only be a literal.
         vars(sys.modules[module])["eval"] = ast.literal_eval
     return dataset
 
@@ -61,6 +63,7 @@ def entry(name: str, config: str, item: int) -> dict[str, Any]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     name, config, item = request["dataset"], repr(request["config"]), request["item"]
     try:
+        # Standard output carries the replies, so the package must not print there.
         with redirect_stdout(sys.stderr):
             values = entry(name, config, item)
             if "answer" not in request:

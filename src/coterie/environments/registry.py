@@ -161,6 +161,7 @@ class Choice:
         names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
+            # ``dataset=NAME`` is short for ``dataset.name=NAME``.
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
                 names[kind] = absolute_name(text) if text not in ("", "none", "null") else None
         return cls(**names)
@@ -178,8 +179,10 @@ class Choice:
         if self.dataset is None and self.environment is None:
             return before
         if self.dataset is None:
+            # Another environment may not read the rows of the earlier data set.
             same = self.environment == before.environment
             return Choice(before.dataset if same else None, self.environment)
+        # The same data set keeps the environment that was chosen for it before.
         if self.environment is None and self.dataset == before.dataset:
             return before
         name = self.environment or _played_in(self.dataset)["name"]
@@ -194,6 +197,7 @@ class Choice:
         """Return the settings of the environment and its tools that the data set implies."""
         environment = _played_in(self.dataset) if self.dataset is not None else {}
         tools = TOOLS.get(self.environment or "", {})
+        # Settings of the data set's usual environment have no meaning in another one.
         return {
             "environment": environment if environment.get("name") == self.environment else {},
             **({"tools": dict(tools)} if tools else {}),
@@ -222,8 +226,8 @@ P = TypeVar("P", bound=PlayedSettings)
 def is_played(name: str) -> bool:
     """Return True if a name is a known data set or environment, a plug-in, or a file of rows."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
-    known = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
-    return name in known or is_spec(name) or is_data_file(name)
+    names = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
+    return name in names or is_spec(name) or is_data_file(name)
 
 
 def is_micro_world(name: str) -> bool:
@@ -244,6 +248,8 @@ def with_file(words: Iterable[str]) -> list[str]:
     for word in words:
         path, _, text = word.partition("=")
         if path in ("dataset", "dataset.name") and is_data_file(text):
+            # The file is a source of the data set ``qa``, also for a run that resumes in another
+            # folder.
             result += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
         else:
             result.append(word)
@@ -258,16 +264,17 @@ def task_word(name: str) -> str:
 def is_environment(name: str) -> bool:
     """Return True if a plug-in is an environment, False if it is a data set."""
     thing = find(ENVIRONMENTS, name).thing
+    # Data sets are plug-ins, too, but have none of these methods.
     return any(hasattr(thing, method) for method in ("grade", "acting", "see", "act"))
 
 
 def played_type(base: type[P], choice: Choice) -> type[P]:
     assert choice.environment is not None, "the choice is complete"
     plugin = find(ENVIRONMENTS, choice.environment)
-    own = settings_type_of(plugin, EnvironmentSettings)
+    settings_type = settings_type_of(plugin, EnvironmentSettings)
     rows = DatasetSettings if choice.dataset is None else dataset_type(choice.dataset)
     _check_together(plugin, choice)
-    return _type(base, own, rows, choice)
+    return _type(base, settings_type, rows, choice)
 
 
 def make_environment(settings: PlayedSettings) -> Environment:
@@ -283,22 +290,23 @@ def make_environment(settings: PlayedSettings) -> Environment:
         if tools.calls == "tags":
             environment.write_as_tags(sources)
         elif sources or tools.calls == "inline":
-            given = f"tools={list(tools.use)} in {tools.calls} calls"
-            problem = f"conversations of a file have tools of their own, not {given}"
+            tools_word = f"tools={list(tools.use)} in {tools.calls} calls"
+            problem = f"conversations of a file have tools of their own, not {tools_word}"
             raise UserError(problem, "leave tools out, or write calls as tags: tools.calls=tags")
         return environment
     if not sources:
         return environment
     syntax = syntax_of(sources, tools)
+    # An environment may adapt the form of calls, such as tags without a description.
     if hasattr(environment, "tool_syntax"):
         syntax = environment.tool_syntax(tools, syntax)
     return with_tools(environment, sources, tools, syntax)
 
 
-def check_no_tools(settings: PlayedSettings, who: str) -> None:
+def check_no_tools(settings: PlayedSettings, subject: str) -> None:
     """Raise ``UserError`` if the settings have tools, which ``who`` does not support."""
     if settings.tools.use:
-        problem = f"{who} does not support tools={list(settings.tools.use)}"
+        problem = f"{subject} does not support tools={list(settings.tools.use)}"
         raise UserError(problem, "leave tools out")
 
 
@@ -309,8 +317,8 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
     rows = ""
     if settings.dataset.name is not None:
         rows = f"{label(settings.dataset.name)} {Rows(settings.dataset).content()}"
-    source, own = find(ENVIRONMENTS, name).source, settings.environment.identity()
-    return digest(label(name), source, environment.version, own, rows)
+    source, identity = find(ENVIRONMENTS, name).source, settings.environment.identity()
+    return digest(label(name), source, environment.version, identity, rows)
 
 
 def _played_in(dataset: str) -> Mapping[str, Any]:
@@ -340,6 +348,7 @@ def _check_together(plugin: Plugin, choice: Choice) -> None:
         raise UserError(problem, "leave environment out, or choose another data set")
 
 
+# Equal choices must give one type, since settings of different types are never equal.
 @cache
 def _type(
     base: type[P],

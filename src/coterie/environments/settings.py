@@ -99,6 +99,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def split_of_key(key: str) -> MicroSplit:
+    # A hash gives an item the same split in every run, whatever the seed.
     residue = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % 100
     return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
 
@@ -124,13 +125,13 @@ class Series(Generic[Item]):
         self._begin = begin
         self._items, self._more = list[Item](), begin()
 
-    def __getitem__(self, places: slice) -> list[Item]:
+    def __getitem__(self, indices: slice) -> list[Item]:
         try:
-            self._items += islice(self._more, max(0, places.stop - len(self._items)))
+            self._items += islice(self._more, max(0, indices.stop - len(self._items)))
         except BaseException:  # Ctrl-C ends the iterator
             self._items, self._more = [], self._begin()
             raise
-        return self._items[places]
+        return self._items[indices]
 
 
 def series(generate: Callable[P, Iterator[Item]]) -> Callable[P, Series[Item]]:
@@ -155,6 +156,7 @@ def distinct(
     ``draw`` gets the number of the item, and may return ``None``. ``key`` decides the split if ``draw`` does not.
     """
     identities, misses = set[Hashable](), 0
+    # New items become rarer as more of them are known, so more misses are allowed.
     while misses < 10_000 + MISSES * len(identities):
         item, misses = draw(len(identities)), misses + 1
         if item is None or (key and split_of_key(key(item)) != split):
@@ -163,8 +165,11 @@ def distinct(
             misses = 0
             identities.add(name)
             yield item
-    n, kind = f"{len(identities):,}", {"train": "training", "heldout": "held-out"}.get(split, split)
-    raise UserError(f"this micro-world has only {n} {kind} tasks", f"use at most {n}")
+    n, split_word = (
+        f"{len(identities):,}",
+        {"train": "training", "heldout": "held-out"}.get(split, split),
+    )
+    raise UserError(f"this micro-world has only {n} {split_word} tasks", f"use at most {n}")
 
 
 def draw(
@@ -185,9 +190,11 @@ def last_draw(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[Row
     start = stop = epochs = 0
     for count in counts:
         start, stop = stop, stop + min(count, len(rows))
+        # The order is used up: take the remaining rows, then continue with a new shuffle.
         if stop > len(order):
             rest, fresh = order[start:], list(range(len(rows)))
             random.Random(f"order/{seed}/{epochs}").shuffle(fresh)
+            # Rows that this draw already has move to the end, so that it has no row twice.
             order = rest + sorted(fresh, key=set(rest).__contains__)
             start, stop, epochs = 0, stop - start, epochs + 1
     return [rows[index] for index in order[start:stop]]

@@ -103,7 +103,7 @@ class Shop:
     def search(self, words: str, among: Sequence[Item] | None = None) -> list[Item]:
         """Return the items of the shop (or of ``among``) that match the words, best first."""
         items = self.items if among is None else among
-        return [items[at] for at in rank(words, [item.text for item in items])]
+        return [items[index] for index in rank(words, [item.text for item in items])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,7 @@ def sample_wish(shop: Shop, seed: int) -> Wish:
     item = rng.choice(shop.items)
     attributes = tuple(sorted(rng.sample(item.attributes, rng.randint(1, 2))))
     options = tuple((name, rng.choice(values)) for name, values in item.options)
+    # Both divisions round up, so that the price limit always admits the item.
     dearer = -(-item.cents * rng.choice((105, 120, 150)) // 100)
     return Wish(item.kind, item.department, attributes, options, -(-dearer // 500) * 500)
 
@@ -178,15 +179,20 @@ def act(
         raise Failed("it is given no words")
     if action.tool == "Click":
         return _click(shop, session, words)
+    # Ids in the results that the action refers to.
     ids = [
-        one for name in action.arguments[0].variables for one in _ID.findall(values.get(name, ""))
+        item_id
+        for name in action.arguments[0].variables
+        for item_id in _ID.findall(values.get(name, ""))
     ]
-    items = [shop.by_id[one] for one in dict.fromkeys(ids) if one in shop.by_id]
+    items = [shop.by_id[item_id] for item_id in dict.fromkeys(ids) if item_id in shop.by_id]
     if not items:
         raise Failed("what it is given has no items")
+    # If no item matches the words, the order of the results counts.
     best = shop.search(words, items) or items
     if action.tool == "FeatureRetrieve":
         return session, "\n".join(item.text for item in best[:MAX_DETAILS])
+    # Opening an item discards the options chosen for another one.
     return Session(best[0].id), best[0].text
 
 
@@ -211,15 +217,17 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
     options = [
         (name, value) for name, values in shop.by_id[session.opened].options for value in values
     ]
+    # An option may be given with or without its name: ``red`` or ``color red``.
     scores = [
         max(word_f1(words, value), word_f1(words, f"{name} {value}")) for name, value in options
     ]
-    best = max(range(len(options)), key=lambda at: (scores[at], -at), default=None)
+    best = max(range(len(options)), key=lambda index: (scores[index], -index), default=None)
     if best is None or not scores[best]:
         raise Failed(f"the open item has no such option; {BUY} buys it")
     name, value = options[best]
-    others = tuple(one for one in session.chosen if one[0] != name)
-    return replace(session, chosen=(*others, (name, value))), f"chosen {name}: {value}"
+    # A later choice for the same option replaces the earlier one.
+    rest = tuple(choice for choice in session.chosen if choice[0] != name)
+    return replace(session, chosen=(*rest, (name, value))), f"chosen {name}: {value}"
 
 
 def _item(rng: random.Random, number: int) -> Item:
@@ -273,6 +281,7 @@ class Visits(Domain):
     ) -> Executed:
         executor = ShopExecutor(self.shop, _session(values))
         result = await executor.run(actions, values)
+        # Each message has a new executor, so the visit is stored among the values.
         visit = json.dumps(astuple(executor.session))
         return replace(result, values={**result.values, VISIT: visit})
 
@@ -309,19 +318,21 @@ class ShopErrands(PlanGround):
         if split == "heldout":
             return [_task(row) for row in errands(self.items, split, seed)[:count]]
         rows = errands(self.items, split, seed)[: sum(after) + count]
-        start = sum(min(one, len(rows)) for one in after)
-        places = range(start, start + min(count, len(rows)))
-        repeats = [(rows[place % len(rows)], place // len(rows)) for place in places]
+        # No draw has more tasks than there are errands.
+        start = sum(min(count_, len(rows)) for count_ in after)
+        numbers = range(start, start + min(count, len(rows)))
+        # Each repetition of an errand trains another step of it.
+        repeats = [(rows[number % len(rows)], number // len(rows)) for number in numbers]
         if self.form == "onetime":
             return [_task(row) for row, _ in repeats]
-        return [_one_of(step_tasks(row), row, again) for row, again in repeats]
+        return [_one_of(step_tasks(row), row, repeat) for row, repeat in repeats]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         """Return held-out tasks; single steps in the form ``iterative``, without the final stop."""
         rows = errands(self.items, "heldout", seed)[:count]
         if self.form == "onetime":
             return [_task(row) for row in rows]
-        return [one for row in rows for one in step_tasks(row) if not gold(one).done]
+        return [task for row in rows for task in step_tasks(row) if not gold(task).done]
 
 
 class Errand(PlanRow):
@@ -355,7 +366,7 @@ def canonical_key(target: Wish) -> str:
 
 def plan(target: Wish) -> list[tuple[str, str]]:
     """Return the subgoals and actions of the simple plan: search, open the best match, choose each option, buy."""
-    like, options = " ".join(target.attributes), [" ".join(one) for one in target.options]
+    like, options = " ".join(target.attributes), [" ".join(option) for option in target.options]
     chosen = " ".join(value for _, value in target.options)
     steps = [
         (f"Search for {like} {target.kind}", f"Search({like} {target.kind})"),
@@ -379,6 +390,7 @@ def _errand(shop: Shop, target: Wish, name: str) -> Errand | None:
             return None
         result = values[action.result]
         steps.append(PlanStep(subgoal=subgoal, actions=(line,), result=result))
+    # The simple plan may open a similar item. Such wishes are left out.
     if reward(shop, session, target) < 1:
         return None
     fields = {"question": target.instruction, "answer": steps[-1].result, "domain": "shop"}
@@ -391,9 +403,9 @@ def _task(row: Errand) -> Task:
     return replace(task, secrets={**task.secrets, **wish})
 
 
-def _one_of(steps: Sequence[Task], row: Errand, again: int) -> Task:
+def _one_of(steps: Sequence[Task], row: Errand, repeat: int) -> Task:
     """Return the step of an errand to train on at its repetition ``again``."""
-    return steps[(int(digest("step", row.id)[:12], 16) + again) % len(steps)]
+    return steps[(int(digest("step", row.id)[:12], 16) + repeat) % len(steps)]
 
 
 def _session(values: Mapping[str, str]) -> Session:

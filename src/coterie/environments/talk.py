@@ -42,7 +42,6 @@ LENGTH_RULE = (
 FORMAT_SOURCE = "format"
 """Source of prompt parts that request a format. :func:`drop_format` removes these parts."""
 AGREED = Ending("agreed")
-ANSWERED = Ending("answered")
 
 
 class Talk(Answers, Pure, ABC):
@@ -89,6 +88,7 @@ class Talk(Answers, Pure, ABC):
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the system prompt and the dialogue, with the actor's own turns as assistant messages."""
         parts = self.system_parts(state.task, actor)
+        # The request has its own source, so that training rows can leave it out.
         if state.variant is not None and actor in self.format_agents:
             parts += (Part(f"\nFormat: {state.variant}", source=FORMAT_SOURCE),)
         return (
@@ -108,12 +108,14 @@ class Talk(Answers, Pure, ABC):
         """End when an answer equals the previous answer (agreement: Optima, section 3) or a turn is truncated."""
         turn = turns[-1]
         answer = self.answer_to(state.task, turn.text)
+        # A message that was cut off ends the dialogue, which then scores 0.
         if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
-        before = state.answer
-        agreed = before is not None and before == answer
-        if before is not None and answer is not None and not agreed:
-            agreed = await asyncio.to_thread(self.same, before, answer)
+        previous = state.answer
+        agreed = previous is not None and previous == answer
+        if previous is not None and answer is not None and not agreed:
+            # Comparing mathematics may take seconds, which must not block the event loop.
+            agreed = await asyncio.to_thread(self.same, previous, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
     async def grade(self, state: State, live: Any) -> Grade:
@@ -122,6 +124,7 @@ class Talk(Answers, Pure, ABC):
         if state.end == LENGTH or answer is None:
             return Grade(0.0, {WELL_FORMED: 0.0})
         score = await asyncio.to_thread(self.score, state.task, answer)
+        # An answer that equals the example of the prompt was probably copied, unless it is right.
         return Grade(score, {WELL_FORMED: float(score > 0 or self.well_formed(answer))})
 
 
@@ -146,12 +149,12 @@ def read_pool(file: Path) -> tuple[str, ...]:
     The index of a line is for readers of the file; only the order counts.
     """
     pool: list[str] = []
-    for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
+    for position, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
         text = raw.get("format") if isinstance(raw, Mapping) else raw
         text = text.strip() if isinstance(text, str) else ""
         if not 0 < len(text) <= MAX_LENGTH or text in pool:
-            why = f"it has no new format of 1 to {MAX_LENGTH} characters"
-            raise UserError(f"{file}, {place} is broken: {why}", ADVICE)
+            reason = f"it has no new format of 1 to {MAX_LENGTH} characters"
+            raise UserError(f"{file}, {position} is broken: {reason}", ADVICE)
         pool.append(text)
     return tuple(pool)
 
@@ -180,5 +183,6 @@ class FormatSettings(EnvironmentSettings):
         return packaged if file is None else tuple(read_pool(expanded(file)))
 
     def identity(self) -> str:
+        # The content of the pool counts, not the name of its file.
         pool = hashlib.sha256("\n".join(self.pool(())).encode()).hexdigest()
         return digest(self.model_dump_json(exclude={"name", "format_pool_file"}), pool)

@@ -43,9 +43,11 @@ class Games:
     def play(self, session: int, game: dict[str, Any], commands: list[str]) -> list[dict[str, Any]]:
         """Return the reply to the last command of a session, or all replies after a start."""
         current = self.plays.pop(session, None)
+        # The usual case: the game is in play, and only the last command is new.
         if current is not None and current.commands == len(commands) - 1:
             replies = [current.do(commands[-1])]
         else:
+            # A new process, a closed game or another branch: play all commands from the beginning.
             if current is not None:
                 current.close()
             current = self.start(**game)
@@ -57,6 +59,7 @@ class Games:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
+            # Standard output carries the replies, so the package must not print there.
             with redirect_stdout(sys.stderr):
                 return {"replies": self.play(**request)}
         except Exception as error:  # of one game, from anywhere in the package

@@ -59,6 +59,7 @@ class Game:
     def ask(self, *command: str) -> dict[str, Any]:
         """Return the reply to a command; without one, to the beginning. Raises :class:`GameLost`."""
         commands = [*self.commands, *command]
+        # Sessions are spread over the processes, and a session stays with its process.
         process = self.workers[self.number % len(self.workers)]
         request = {"session": self.number, "game": self.game, "commands": commands}
         answer = process.ask(request, SECONDS)
@@ -68,10 +69,11 @@ class Game:
             )
         if "error" in answer:
             raise GameLost(f"{process.needs} failed with {answer['error']} ({self.game['path']})")
-        *earlier, last = answer["replies"]
+        # After a restart of the game all replies come again and must equal the recorded ones.
+        *earlier, reply = answer["replies"]
         if earlier and earlier != self.replies:
             raise GameLost("a game that was played again did not repeat its recorded replies")
-        self.commands, self.replies = commands, [*self.replies, last]
+        self.commands, self.replies = commands, [*self.replies, reply]
         return self.replies[-1]
 
 
@@ -122,11 +124,12 @@ class TextGames(Acting):
     async def do(self, state: State, action: str, live: Game) -> Transition:
         progress, action = progress_of(state), " ".join(action.split())
         reply = await asyncio.to_thread(live.ask, action)
+        # A command that is not possible changes nothing and is not counted.
         if not reply["known"]:
             return Transition(progress, saying(self.refusal(action, reply)))
         end = {"won": SOLVED, "lost": LOST}.get(reply["end"])
-        after = Progress(progress.steps + 1, reply["left"])
-        return Transition(after, () if end else saying(self.text(reply)), end=end)
+        next_progress = Progress(progress.steps + 1, reply["left"])
+        return Transition(next_progress, () if end else saying(self.text(reply)), end=end)
 
     def text(self, reply: dict[str, Any]) -> str:
         commands = f" Possible actions: {', '.join(reply['commands'])}."

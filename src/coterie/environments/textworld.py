@@ -61,6 +61,7 @@ class TextWorld(TextGames):
         super().__init__(self.settings.steps, self.settings.admissible)
         s = self.settings
         self.size = {"rooms": s.rooms, "objects": s.objects, "length": s.quest_length}
+        # Games of another size, or of another version of the package, get their own folder.
         self.folder = (
             home() / "textworld" / "-".join([self.installed, *map(str, self.size.values())])
         )
@@ -68,7 +69,10 @@ class TextWorld(TextGames):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0
         games = seeds(split, seed)[start : start + count]
-        tasks = [Task(f"{split}-{seed}-{start + n}", {"seed": one}) for n, one in enumerate(games)]
+        tasks = [
+            Task(f"{split}-{seed}-{start + n}", {"seed": game}) for n, game in enumerate(games)
+        ]
+        # The first game shows before the run whether games of this size can be made.
         if tasks and not self.folder.exists():
             self._check(tasks[0])
         return tasks
@@ -103,6 +107,7 @@ class TextWorld(TextGames):
     async def grade(self, state: State, live: Game) -> Grade:
         """Score the share of the quest that is done: 1 if it is won, 0 if it is lost."""
         progress, length = progress_of(state), self.settings.quest_length
-        left = length if state.end == LOST else min(length, progress.left)
+        # In a lost game the quest can't be done any more, so earlier steps count for nothing.
+        steps_left = length if state.end == LOST else min(length, progress.left)
         success = float(state.end == SOLVED)
-        return Grade(1 - left / length, {"success": success, "steps": progress.steps})
+        return Grade(1 - steps_left / length, {"success": success, "steps": progress.steps})

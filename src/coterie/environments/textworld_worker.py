@@ -41,11 +41,13 @@ def make(path: Path, seed: int, rooms: int, objects: int, length: int) -> None:
         options.nb_rooms, options.nb_objects, options.quest_length = rooms, objects, length
         options.seeds = {name: int(rng.randint(MOST_PARTIAL_SEED)) for name in SEEDS}
         game = make_game(options)
+        # The generator may return a quest that is shorter than requested.
         if len(game.metadata["walkthrough"]) == length:
             break
     else:
         raise ValueError(f"no quest of {length} commands in {TRIES} games of seed {seed}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may make the same game, so each writes its own file and renames it.
     partial = path.with_name(f"{os.getpid()}-{path.name}")
     game.save(str(partial))
     partial.rename(path)
@@ -83,32 +85,35 @@ class Play:
 
     def beginning(self) -> dict[str, Any]:
         game = self.state["game"]
-        walkthrough = [str(one) for one in game.metadata["walkthrough"]]
+        walkthrough = [str(command) for command in game.metadata["walkthrough"]]
         return {**self._reply(f"{game.objective.strip()} "), "walkthrough": walkthrough}
 
     def do(self, command: str) -> dict[str, Any]:
         self.commands += 1
-        known = {one.lower(): one for one in self.state["admissible_commands"]}
-        exact = known.get(command.lower())
+        # Commands may be written in any case.
+        commands = {
+            admissible.lower(): admissible for admissible in self.state["admissible_commands"]
+        }
+        exact = commands.get(command.lower())
         if exact is None:
             return {**self._reply(), "known": False}
-        verb, _, what = exact.partition(" ")
+        verb, _, thing = exact.partition(" ")
         if verb not in PASSIVE:
             self.state, _, _ = self.environment.step(exact)
-        return self._reply(self._description(what) if verb == "examine" else "")
+        return self._reply(self._description(thing) if verb == "examine" else "")
 
     def _description(self, name: str) -> str:
         """Return the fixed part of a description. The rest is code of Inform on states that the view also tells."""
         infos = self.state["game"].infos.values()
-        text = next((one.desc for one in infos if one.name == name), None) or ""
+        text = next((info.desc for info in infos if info.name == name), None) or ""
         fixed = text.partition("[")[0].strip()
         return f"{fixed.rstrip('.')}. " if fixed else ""
 
-    def _reply(self, before: str = "") -> dict[str, Any]:
+    def _reply(self, prefix: str = "") -> dict[str, Any]:
         state = self.state
         return {
-            "text": before + view_of(state["_facts"], self.names),
-            "commands": [str(one) for one in state["admissible_commands"]],
+            "text": prefix + view_of(state["_facts"], self.names),
+            "commands": [str(command) for command in state["admissible_commands"]],
             "left": len(state["_winning_policy"] or ()),  # policy_commands computes it again
             "end": "won" if state["won"] else "lost" if state["lost"] else "",
             "known": True,
@@ -123,21 +128,27 @@ def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
 
     ``facts`` are propositions with a name and arguments, such as ``in(key, chest)``.
     """
-    truths = sorted((str(one.name), tuple(str(v.name) for v in one.arguments)) for one in facts)
+    # Sorted, so that equal states always have the same text.
+    truths = sorted((str(fact.name), tuple(str(v.name) for v in fact.arguments)) for fact in facts)
+    # ``P`` is the player, and ``I`` the inventory.
     room = next(args[1] for name, args in truths if name == "at" and args[0] == "P")
     state = {args[0]: name for name, args in truths if name in STATES}
     inside: dict[str, list[str]] = {}
     for name, args in truths:
         if name in ("at", "in", "on") and args[0] != "P":
             inside.setdefault(args[1], []).append(args[0])
+    # ``link(room, door, room)`` is a door between two rooms.
     doors = {(args[0], args[2]): args[1] for name, args in truths if name == "link"}
+    # ``north_of(other, room)`` gives the rooms next to this one, by direction.
     to = {name: args[0] for name, args in truths if name.endswith("_of") and args[1] == room}
 
     def members(holder: str) -> str:
-        return ", ".join(names[one] for one in inside.get(holder, ())) or "nothing"
+        return ", ".join(names[member] for member in inside.get(holder, ())) or "nothing"
 
     def describe(thing: str) -> str:
         notes = [state[thing]] if thing in state else []
+        # Ids of supporters begin with ``s_``. The content of containers is visible if they are
+        # open.
         if thing.startswith("s_"):
             notes.append(f"on it: {members(thing)}")
         elif state.get(thing) == "open":
@@ -149,7 +160,9 @@ def view_of(facts: Iterable[Any], names: Mapping[str, str]) -> str:
         return direction if door is None else f"{direction} ({names[door]}, {state[door]})"
 
     things = "; ".join(map(describe, inside.get(room, ()))) or "nothing"
-    exits = "; ".join(exit_(one) for one in DIRECTIONS if f"{one}_of" in to) or "none"
+    exits = (
+        "; ".join(exit_(direction) for direction in DIRECTIONS if f"{direction}_of" in to) or "none"
+    )
     return f"You are in the {names[room]}. You see: {things}. Exits: {exits}. You carry: {members('I')}."
 
 

@@ -24,7 +24,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Literal, NamedTuple
 
 from coterie.environments.answers import exact_match, f1
-from coterie.environments.coding import python_blocks
+from coterie.environments.code_blocks import python_blocks
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 
@@ -66,8 +66,10 @@ class Plan:
         for task in self.tasks:
             if not ids.issuperset(task.after):
                 raise BrokenPlan(f"{task.id}: a dependency is not a task")
+            # A placeholder stands for a result, so the task must wait for it.
             if not set(task.after).issuperset(_PLACEHOLDER.findall(task.text)):
                 raise BrokenPlan(f"{task.id}: a placeholder is not a dependency")
+        # Preparing the sorter detects cycles.
         try:
             self.sorter().prepare()
         except CycleError:
@@ -79,13 +81,13 @@ class Plan:
     @cached_property
     def levels(self) -> tuple[tuple[str, ...], ...]:
         """Ids by level. The tasks of a level depend only on earlier levels and are in the order of the text."""
-        place = {task.id: number for number, task in enumerate(self.tasks)}
+        position = {task.id: number for number, task in enumerate(self.tasks)}
         sorter, levels = self.sorter(), []
         sorter.prepare()
         while sorter.is_active():
             level = sorter.get_ready()
             sorter.done(*level)
-            levels.append(tuple(sorted(level, key=place.__getitem__)))
+            levels.append(tuple(sorted(level, key=position.__getitem__)))
         return tuple(levels)
 
     @property
@@ -108,24 +110,28 @@ def parse_plan(text: str) -> Plan:
     body = (inside if tag else text).partition("</plan>")[0]
     ids: list[str] = []
     texts: list[list[str]] = []
-    after: list[tuple[str, ...] | None] = []
+    dependencies: list[tuple[str, ...] | None] = []
     for line in body.splitlines():
+        # ``T1: ...`` begins a task. Further lines belong to it, up to the line of its dependencies.
         if task := _TASK.match(line):
             ids.append(f"T{int(task[1])}")
             texts.append([])
-            after.append(None)
+            dependencies.append(None)
             line = task[2]
         waits = _WAITS.search(line)
         text = (line[: waits.start()] if waits else line).strip()
         text = text.rstrip("-–([* \t") if waits else text
-        if ids and after[-1] is None and text.strip(_AROUND):
+        if ids and dependencies[-1] is None and text.strip(_AROUND):
             texts[-1].append(text.strip(" \t*"))
         if waits:
-            if not ids or after[-1] is not None:
+            if not ids or dependencies[-1] is not None:
                 raise BrokenPlan(f"dependencies without a task: {line[:80]!r}")
-            after[-1] = _dependencies(line[waits.end() :])
-    plain = (_WRITTEN.sub(lambda one: f"{{T{int(one[1])}}}", " ".join(text)) for text in texts)
-    tasks = zip(ids, plain, (one or () for one in after), strict=True)
+            dependencies[-1] = _dependencies(line[waits.end() :])
+    # Placeholders are normalized: ``{ t01 }`` becomes ``{T1}``.
+    plain = (_WRITTEN.sub(lambda match: f"{{T{int(match[1])}}}", " ".join(text)) for text in texts)
+    tasks = zip(
+        ids, plain, (task_dependencies or () for task_dependencies in dependencies), strict=True
+    )
     return Plan(tuple(Task(*task) for task in tasks))
 
 
@@ -169,6 +175,7 @@ def scan(text: str) -> tuple[list[Segment], int]:
     stray = 0
     for tag in _TAG.finditer(text):
         closing, name = tag[1], tag[2]
+        # An observation may quote any tag, so only its own closing tag ends it.
         if opening and opening[2] == "observation" and not (closing and name == "observation"):
             continue
         if opening and (not closing or opening[2] == name):
@@ -223,21 +230,29 @@ _WITHOUT_THINKING: Mapping[AgentKind, tuple[str, ...]] = {
 def violations(text: str, kind: AgentKind) -> list[str]:
     """Return the violations in a trajectory (the text after the question) for this kind of agent."""
     segments, stray = scan(text)
-    rules, last, previous = _NEXT[kind], "", ""
+    rules, last_segment, previous = _NEXT[kind], "", ""
     faults = ["closed without being open"] * stray
     for number, (name, body, closed) in enumerate(segments):
-        after = segments[number + 1].name if number + 1 < len(segments) else None
-        ended, is_step = last == "answer", last != "answer" and name not in ("think", "observation")
-        in_order = name in rules.get(last, ())
+        next_segment = segments[number + 1].name if number + 1 < len(segments) else None
+        # Thoughts and observations have no place in the order of tags.
+        is_after_answer, is_step = (
+            last_segment == "answer",
+            last_segment != "answer" and name not in ("think", "observation"),
+        )
+        in_order = name in rules.get(last_segment, ())
         is_known = is_step and (name in rules or name == "answer")
         beside = name in CALLS and previous in CALLS  # one message, several calls
         thought = previous == "think" or beside or name in _WITHOUT_THINKING[kind]
+        # Several calls of one message have one observation each.
         unanswered = name == "observation" and previous not in (*CALLS, "observation")
-        is_code, is_answered = is_known and name == "code", after in (None, "observation", *CALLS)
+        is_code, is_answered = (
+            is_known and name == "code",
+            next_segment in (None, "observation", *CALLS),
+        )
         broken = {
             "not closed": not closed,
-            "after the answer": ended,
-            "observation without a call": unanswered and not ended,
+            "after the answer": is_after_answer,
+            "observation without a call": unanswered and not is_after_answer,
             "not of this agent": is_step and not is_known,
             "wrong order": is_known and not in_order,
             "no think before it": is_known and not thought,
@@ -245,7 +260,7 @@ def violations(text: str, kind: AgentKind) -> list[str]:
             "call without an observation": name in CALLS and not is_answered,
         }
         faults += [fault for fault, is_broken in broken.items() if is_broken]
-        last = name if is_known else last
+        last_segment = name if is_known else last_segment
         previous = name
     return faults
 
@@ -264,33 +279,37 @@ def final_answer(text: str, *, lenient: bool = False) -> str | None:
     ``lenient`` also accepts an unclosed tag, ``the answer is X``, or else the last line, for models without training on
     the format.
     """
-    tagged = next((one.strip() for one in reversed(_ANSWER_TAG.findall(text)) if one.strip()), None)
+    tagged = next(
+        (content.strip() for content in reversed(_ANSWER_TAG.findall(text)) if content.strip()),
+        None,
+    )
     if tagged is not None or not lenient:
         return tagged
+    # In order of trust: an unclosed tag, a sentence that states the answer, the last line.
     if (unclosed := _OPEN.search(text)) and unclosed[1].strip():
         return unclosed[1].strip().splitlines()[0].strip()
     plain = [line.strip() for line in _LEFT.sub("\n", text).splitlines() if line.strip()]
-    stated = [one[1] for line in plain if (one := _SAID.search(line))]
-    last = (stated or plain)[-1:]
-    return last[0].strip(" .*\"'") or None if last else None
+    stated = [match[1] for line in plain if (match := _SAID.search(line))]
+    last_line = (stated or plain)[-1:]
+    return last_line[0].strip(" .*\"'") or None if last_line else None
 
 
 def parts(answer: str | None, several: Several) -> list[str]:
     """Return all non-empty answers, or the first of them."""
-    answers = [part for one in (answer or "").split(SEPARATOR) if (part := one.strip())]
+    answers = [part for piece in (answer or "").split(SEPARATOR) if (part := piece.strip())]
     return answers if several == "all" else answers[:1]
 
 
 def matches(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return 1.0 if every answer that counts equals a right answer (exact match), else 0.0."""
     answers = parts(answer, several)
-    return float(bool(answers) and all(exact_match(one, golds) for one in answers))
+    return float(bool(answers) and all(exact_match(answer, golds) for answer in answers))
 
 
 def overlap(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return the average F1 of the answers that count."""
     answers = parts(answer, several)
-    return sum(f1(one, golds) for one in answers) / len(answers) if answers else 0.0
+    return sum(f1(answer, golds) for answer in answers) / len(answers) if answers else 0.0
 
 
 SEARCH = "wiki_search"
@@ -328,22 +347,23 @@ class Trace:
         """Return the queries of each message but the last."""
         if form == "parallel":
             return self.levels
-        return () if form == "closed" else tuple((one,) for row in self.levels for one in row)
+        return () if form == "closed" else tuple((query,) for row in self.levels for query in row)
 
     def _messages(self, form: TraceForm) -> Iterator[str]:
-        known: tuple[Query, ...] = ()
+        answered: tuple[Query, ...] = ()
         planned = form == "parallel"
         plan = [tagged("think", _first(self.plan)), format_plan(self.plan)] if planned else []
         for queries in self.rounds(form):
-            facts = " ".join(one.fact for one in known if one.fact)
+            # A message first states the facts that the results before it have shown.
+            facts = " ".join(query.fact for query in answered if query.fact)
             if planned:
-                following = f"Next: {', '.join(one.task for one in queries)}."
+                following = f"Next: {', '.join(query.task for query in queries)}."
             else:
-                following = f"I search for the {'next' if known else 'first'} fact."
+                following = f"I search for the {'next' if answered else 'first'} fact."
             thought = tagged("think", f"{facts} {following}".strip())
-            yield "\n".join((*plan, thought, call(SEARCH, [one.text for one in queries])))
-            known, plan = queries, []
-        facts = self.conclusion or " ".join(one.fact for one in known if one.fact)
+            yield "\n".join((*plan, thought, call(SEARCH, [query.text for query in queries])))
+            answered, plan = queries, []
+        facts = self.conclusion or " ".join(query.fact for query in answered if query.fact)
         thought = tagged("think", f"{facts} {KNOWN}".strip())
         yield "\n".join((thought, tagged("answer", self.answer)))
 
@@ -354,9 +374,9 @@ def tagged(name: str, body: str) -> str:
 
 def call(tool: str, queries: list[str]) -> str:
     """Return a call, or several in one tag; a separator within a query is escaped."""
-    escaped = (one.replace(SEPARATOR, f"\\{SEPARATOR}") for one in queries)
+    escaped = (query.replace(SEPARATOR, f"\\{SEPARATOR}") for query in queries)
     # A final backslash would escape the next separator.
-    spaced = (f"{one} " if one.endswith("\\") else one for one in escaped)
+    spaced = (f"{query} " if query.endswith("\\") else query for query in escaped)
     return tagged(tool, SEPARATOR.join(spaced))
 
 

@@ -29,6 +29,7 @@ LEAKED = 25
 """Length of a common substring of a reply and a secret, without spaces and quotation marks, that is a leak."""
 PIECE = 6
 """Letters and digits in a row of a secret that count as quoted from it; half of its letters and digits are a leak."""
+# What a reply may change when it quotes: indentation, quotation marks, invisible characters.
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
@@ -95,15 +96,16 @@ def check_user(
     if persons and settings.is_script:
         check_script(environment)
     elif persons and (template := user_prompt(environment, settings)):
-        shown = ("transcript", *getattr(environment, "user_values", ()))
-        if not {*shown} & {*template_names(template)}:
-            names = " or ".join(map("{{{}}}".format, shown))
+        visible = ("transcript", *getattr(environment, "user_values", ()))
+        if not {*visible} & {*template_names(template)}:
+            names = " or ".join(map("{{{}}}".format, visible))
             problem = "user_simulator.prompt does not show the dialogue"
             raise UserError(problem, f"put {names} into it")
-        more = dict.fromkeys((*shown, "max_characters"), "")
+        # Values of the dialogue are known only during the episode.
+        values = dict.fromkeys((*visible, "max_characters"), "")
         for task in tasks:
             for person in persons:
-                fill_prompt(template, task, person, more)
+                fill_prompt(template, task, person, values)
 
 
 def check_script(environment: Environment) -> UserSimulator:
@@ -174,7 +176,9 @@ class ModelUserSimulator:
     async def prompt(
         self, task: Task, transcript: Sequence[TranscriptLine], **more: str
     ) -> Utterance:
-        lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
+        lines = [
+            f"{'You' if speaker == PERSON else 'Assistant'}: {text}" for speaker, text in transcript
+        ]
         more |= {"max_characters": str(self.max_characters)}
         more |= {"transcript": "\n".join([*lines, "You:"])}
         return Utterance("user", fill_prompt(self.template, task, self.person, more))
@@ -196,6 +200,7 @@ def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> st
 
 def _plain(text: str) -> str:
     """Return a text without spacing, line breaks, quotation marks and case."""
+    # A model may write a line break of quoted code as two characters.
     text = normalize("NFKC", text.replace("\\n", "\n"))
     return _DROPPED.sub("", text).casefold()
 
@@ -231,5 +236,6 @@ async def with_leaks(environment: Environment, state: State, grade: Grade) -> Gr
     replies = [turn for turn in state.turns if any(part.source == PERSON for part in turn.parts)]
     leaks = await asyncio.to_thread(lambda: sum(map(is_leak, replies)))
     on_leak = getattr(innermost(environment), "on_leak", "keep") if leaks else "keep"
+    # A dialogue without a score (``None``) stays without one.
     score = {"keep": grade.score, "fail": grade.score and 0.0, "drop": None}[on_leak]
     return replace(grade, score=score, metrics={**grade.metrics, "leaks": leaks})

@@ -69,10 +69,11 @@ class Verifiers(OneReply):
         self.taskset: Any = self._guarded(
             "configure", lambda: kind(taskset_config_type(settings.taskset).model_validate(config))
         )
-        if (own := environment_class(settings.taskset)) is not vf.SingleAgentEnv:
-            self._refuse(f"an environment of its own, {own.__name__}")
+        if (environment_type := environment_class(settings.taskset)) is not vf.SingleAgentEnv:
+            self._refuse(f"an environment of its own, {environment_type.__name__}")
         if kind.toolsets(self.taskset.config):
             self._refuse("tool servers")
+        # The code is part of the version, so results of changed code are not mixed with old ones.
         file = Path(str(sys.modules[kind.__module__].__file__))
         self.version = f"1/verifiers {verifiers.__version__} {digest(file.read_text())}"
 
@@ -81,16 +82,17 @@ class Verifiers(OneReply):
         try:
             return work()
         except (Exception, SystemExit) as error:
+            # Loading runs the taskset's own code, which may raise anything or exit.
             wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-            why = wrong_at(wrong) if wrong else last_line(error)
+            reason = wrong_at(wrong) if wrong else last_line(error)
             raise UserError(
-                f"verifiers can't {verb} the taskset {self.settings.taskset!r}: {why}",
+                f"verifiers can't {verb} the taskset {self.settings.taskset!r}: {reason}",
                 "install or correct the taskset, or correct environment.taskset or environment.config",
             ) from error
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, need: str) -> None:
         raise UserError(
-            f"the taskset {self.settings.taskset!r} needs {what}, which environment=verifiers does not provide",
+            f"the taskset {self.settings.taskset!r} needs {need}, which environment=verifiers does not provide",
             "choose another taskset, or let vf-eval play it on a server of the model",
         )
 
@@ -101,6 +103,7 @@ class Verifiers(OneReply):
         items = {f"{self.settings.taskset}-{task.data.idx}": task for task in tasks}
         for task in items.values():
             self._check(task)
+        # An empty reply is scored before the run, so that a broken reward shows early.
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -114,6 +117,8 @@ class Verifiers(OneReply):
             self._refuse("a container")
         if kind.toolsets(task.config):
             self._refuse("tool servers")
+        # Hooks of a task and rewards with a ``runtime`` need parts of verifiers that don't run
+        # here.
         for hook in ("setup", "finalize"):
             if getattr(kind, hook) is not getattr(vf.Task, hook):
                 self._refuse(f"a runtime ({kind.__name__}.{hook})")
@@ -128,12 +133,16 @@ class Verifiers(OneReply):
             self._refuse("prompts with images or tools")
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        own = [
+        split_tasks = [
             Task(name, {"messages": [[m.role, m.content] for m in _prompt(task)]})
             for name, task in self._tasks.items()
             if (split_of_key(digest(task.data.prompt_text)) == "heldout") == (split == "heldout")
         ]
-        return own[:count] if split == "heldout" else last_draw(own, (*after, count), seed)
+        return (
+            split_tasks[:count]
+            if split == "heldout"
+            else last_draw(split_tasks, (*after, count), seed)
+        )
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = (Message.of(m.role, m.content) for m in _prompt(self._tasks[state.task.id]))
@@ -143,9 +152,12 @@ class Verifiers(OneReply):
         """Return the weighted sum of the rewards. Raises ``UserError`` if one fails."""
         task, truncated = self._tasks[state.task.id], state.end == LENGTH
         trace = await self._score(task, state.answer or "", truncated=truncated)
-        rewards = {name: one.score for name, one in trace.rewards.items() if one is not None}
-        own = rewards if len(rewards) > 1 else {}
-        return Grade(trace.reward, {**own, **trace.metrics})
+        rewards = {
+            name: reward.score for name, reward in trace.rewards.items() if reward is not None
+        }
+        # A single reward is the score itself.
+        components = rewards if len(rewards) > 1 else {}
+        return Grade(trace.reward, {**components, **trace.metrics})
 
     async def _score(self, task: Any, reply: str, *, truncated: bool) -> Any:
         """Return the trace of a reply with its rewards, as a single agent of verifiers would have left it."""
@@ -155,9 +167,9 @@ class Verifiers(OneReply):
         agent = vf.AgentInfo(config=vf.AgentConfig())
         trace = vf.Trace(task=recorded, agent=agent, state=state_cls(type(task))())
         messages = (*_prompt(task), vf.AssistantMessage(content=reply))
-        for at, message in enumerate(messages):
-            is_reply = at == len(messages) - 1
-            parent = at - 1 if at else None
+        for index, message in enumerate(messages):
+            is_reply = index == len(messages) - 1
+            parent = index - 1 if index else None
             trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=is_reply))
         finish = "length" if truncated else "stop"
         trace.calls.append(vf.ModelCall(node=len(messages) - 1, finish_reason=finish))
@@ -168,8 +180,8 @@ class Verifiers(OneReply):
             await task.score(trace)
         except Exception as error:  # from the taskset, whose error is the cause
             problem = f"a reward of {self.settings.taskset!r} failed on task {task.data.idx}"
-            why = last_line(error.__cause__ or error)
-            raise UserError(f"{problem}: {why}", "correct the taskset") from error
+            reason = last_line(error.__cause__ or error)
+            raise UserError(f"{problem}: {reason}", "correct the taskset") from error
         if not low <= trace.reward <= high:
             raise UserError(
                 f"the rewards of task {task.data.idx} of {self.settings.taskset!r} sum to {trace.reward:g}",

@@ -91,13 +91,14 @@ class WithTools:
         self._calls = syntax
         self.offered = tuple(tool for source in sources for tool in source.tools)
         self.name, self.metric = environment.name, environment.metric
-        self.session_sources = [one for one in sources if isinstance(one, SessionSource)]
-        needs = (need for one in self.session_sources for need in one.needs)
+        self.session_sources = [source for source in sources if isinstance(source, SessionSource)]
+        needs = (need for source in self.session_sources for need in source.needs)
         self.needs = tuple(dict.fromkeys((*environment.needs, Toolbox, *needs)))
+        # Tools with sessions, such as a Python interpreter, give each branch a state of its own.
         self.pure = environment.pure and not self.session_sources
-        own = [] if environment.pure else [environment.max_sessions]
-        most = (one.max_sessions for one in self.session_sources)
-        self.max_sessions = min([*own, *most], default=1)
+        limits = [] if environment.pure else [environment.max_sessions]
+        source_limits = (source.max_sessions for source in self.session_sources)
+        self.max_sessions = min([*limits, *source_limits], default=1)
         identity = digest([source.identity for source in sources], settings.identity())
         self.version = f"{environment.version} tools {identity}"
 
@@ -117,8 +118,8 @@ class WithTools:
         }
 
     def openers(self, logs: Path) -> Openers:
-        own = openers_of(self.environment, logs)
-        return {**own, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
+        environment_openers = openers_of(self.environment, logs)
+        return {**environment_openers, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
@@ -127,14 +128,14 @@ class WithTools:
                 yield Live(alone, Toolbox({}, self.settings), True)
             return
         async with AsyncExitStack() as stack:
-            own: dict[str, Function] = {}
+            functions: dict[str, Function] = {}
             for source in self.session_sources:
-                own |= await stack.enter_async_context(source.open_session(seed, shared))
+                functions |= await stack.enter_async_context(source.open_session(seed, shared))
             session: Any = shared
             if not self.environment.pure:
                 opening = self.environment.open(task, seed, shared)
                 session = await stack.enter_async_context(opening)
-            yield Live(session, shared[Toolbox].beside(own), not own)
+            yield Live(session, shared[Toolbox].beside(functions), not functions)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self.offered if self.actors[actor] == "agent" else ()
@@ -152,49 +153,55 @@ class WithTools:
         messages = messages_of(self.environment, self._inner(state), actor)
         if self.actors[actor] != "agent":
             return messages
-        before, now = self._exchanges(state, actor)
+        earlier, current = self._exchanges(state, actor)
+        # An answer is preceded by the calls and results that led to it.
         with_calls = (
             message
-            for own in self._calls.with_tools(messages, self.offered)
-            for message in (*before.get(own.turn or "", ()), own)
+            for message_ in self._calls.with_tools(messages, self.offered)
+            for message in (*earlier.get(message_.turn or "", ()), message_)
         )
-        return (*with_calls, *now)
+        return (*with_calls, *current)
 
     def shorter(self, state: State, actor: str) -> Iterator[tuple[Message, ...]]:
         """Yield prompts that omit more and more of the oldest results. The actor's own messages stay."""
         messages = self.see(state, actor)
         result_turns = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
-        places = [place for place, message in enumerate(messages) if message.turn in result_turns]
-        for count in _doubling(len(places) - 1):
-            oldest = set(places[:count])
+        result_indices = [
+            index for index, message in enumerate(messages) if message.turn in result_turns
+        ]
+        # The newest result always stays.
+        for count in _doubling(len(result_indices) - 1):
+            oldest = set(result_indices[:count])
             yield tuple(
-                _left_out(message) if place in oldest else message
-                for place, message in enumerate(messages)
+                _left_out(message) if index in oldest else message
+                for index, message in enumerate(messages)
             )
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         past = _past_calls(state)
+        # After the last round, calls are ignored and the message counts as an answer.
         if any(turn.calls for turn in turns) and past.rounds < self.settings.rounds:
             return await self._run_calls(past, turns, live, recorded)
         inner = self._inner(state)
         transition = await self.environment.act(inner, turns, self._own(live), recorded=recorded)
         data = replace(past, data=transition.data, rounds=0)
+        # The recorded limits leave room for calls, so the environment's own limits apply here.
         limit = TURNS if any(count <= 0 for count in inner.left.values()) else None
         return replace(transition, data=data, end=transition.end or limit)
 
     async def grade(self, state: State, live: Any) -> Grade:
         grade = await self.environment.grade(self._inner(state), self._own(live))
         turn_metrics = getattr(self.environment, "turn_metrics", None)
-        results = [one for turn in state.turns for one in turn.results]
+        results = [result for turn in state.turns for result in turn.results]
         counts = {
             "calls": len(results),
-            "call_errors": sum(one.error for one in results),
+            "call_errors": sum(result.error for result in results),
             "rounds": len(_past_calls(state).hidden),
         }
-        own = turn_metrics(state.turns) if turn_metrics is not None else {}
-        return replace(grade, metrics={**counts, **grade.metrics, **own})
+        environment_metrics = turn_metrics(state.turns) if turn_metrics is not None else {}
+        return replace(grade, metrics={**counts, **grade.metrics, **environment_metrics})
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -206,13 +213,14 @@ class WithTools:
         (turn,) = turns
         calls = tuple(self._allowed(past, turn))
         toolbox: Toolbox = live.toolbox if isinstance(live, Live) else live[Toolbox]
+        # A replay copies recorded results. Calls with side effects must run again.
         if recorded and not any(self.changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
         else:
             results = await toolbox.run(calls, self.offered, turn.whole_text)
         ran = [call for call in calls if not call.error]
         failed = {result.call_id for result in results if result.error}
-        now = PastCalls(
+        past_calls = PastCalls(
             past.data,
             (*past.hidden, turn.id),
             past.keys | {_key(call) for call in ran if call.id not in failed},
@@ -220,7 +228,7 @@ class WithTools:
             past.rounds + 1,
         )
         return Transition(
-            data=now, seen=(Observation(_speaker(turn.speaker.name), results=results),)
+            data=past_calls, seen=(Observation(_speaker(turn.speaker.name), results=results),)
         )
 
     def _allowed(self, past: PastCalls, turn: Turn) -> Iterator[ToolCall]:
@@ -248,29 +256,31 @@ class WithTools:
     ) -> tuple[dict[str, tuple[Message, ...]], tuple[Message, ...]]:
         """Return an agent's messages with calls and results: by the answer after them, and after its last answer."""
         hidden = set(_past_calls(state).hidden)
-        before: dict[str, tuple[Message, ...]] = {}
-        now: list[Message] = []
+        earlier: dict[str, tuple[Message, ...]] = {}
+        current: list[Message] = []
         for turn in state.turns:
             if turn.id in hidden and turn.speaker.name == actor:
-                now.append(Message("assistant", turn=turn.id))
+                current.append(Message("assistant", turn=turn.id))
             elif turn.speaker == _speaker(actor):
-                now.append(Message(self._calls.role, turn=turn.id))
-                if len(now) == 2 * self.settings.rounds:
-                    now.append(Message.of("user", LAST))
+                current.append(Message(self._calls.role, turn=turn.id))
+                # Two messages for each round: the calls and their results.
+                if len(current) == 2 * self.settings.rounds:
+                    current.append(Message.of("user", LAST))
             elif turn.speaker.name == actor:
-                before[turn.id], now = tuple(now), []
-        return before, tuple(now)
+                earlier[turn.id], current = tuple(current), []
+        return earlier, tuple(current)
 
     def _inner(self, state: State) -> State:
         past = _past_calls(state)
         hidden = set(past.hidden)
         turns = tuple(t for t in state.turns if t.id not in hidden and not _of_tools(t.speaker))
+        # Messages with calls do not count against the environment's limits.
         speakers = [turn.speaker.name for turn in turns if turn.speaker.name in self.actors]
-        left = {
+        budgets = {
             name: count - (speakers.count(name.partition(":")[2]) if ":" in name else len(speakers))
             for name, count in self.environment.limits.items()
         }
-        return replace(state, turns=turns, data=past.data, left=left)
+        return replace(state, turns=turns, data=past.data, left=budgets)
 
     def _own(self, live: Any) -> Any:
         return live.session if isinstance(live, Live) else live
@@ -287,13 +297,14 @@ def with_tools(
         raise UserError(
             f"the environment {environment.name} has tools of its own", "leave out tools"
         )
+    # Forwarded attributes, such as ``answer_to``, let the wrapper satisfy the same protocols.
     attributes = {
         name: _forward(name)
         for name in dir(environment)
         if not name.startswith("_") and not hasattr(WithTools, name) and name not in OWN
     }
-    kind = type(f"{type(environment).__name__}WithTools", (WithTools,), attributes)
-    wrapper: Environment = kind(environment, sources, settings, syntax)
+    wrapper_type = type(f"{type(environment).__name__}WithTools", (WithTools,), attributes)
+    wrapper: Environment = wrapper_type(environment, sources, settings, syntax)
     return wrapper
 
 
@@ -324,14 +335,15 @@ def _left_out(message: Message) -> Message:
 
 
 def _key(call: ToolCall) -> tuple[str, str]:
+    # Equal arguments in another order or spacing are the same call.
     return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
 
 
-def _doubling(most: int) -> Iterator[int]:
+def _doubling(limit: int) -> Iterator[int]:
     """Yield 1, 2, 4, ... and ``most``, so that later prompts omit the same results and few prompts are tried."""
     count = 1
-    while count < most:
+    while count < limit:
         yield count
         count *= 2
-    if most > 0:
-        yield most
+    if limit > 0:
+        yield limit

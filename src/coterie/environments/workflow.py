@@ -40,7 +40,6 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import EnvironmentSettings, RowTasks
-from coterie.environments.talk import ANSWERED
 from coterie.environments.traces import (
     AgentKind,
     BrokenPlan,
@@ -56,7 +55,7 @@ from coterie.environments.traces import (
     violations,
 )
 from coterie.errors import UserError
-from coterie.record.tree import LENGTH, Ending, Task
+from coterie.record.tree import ANSWERED, LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
 from coterie.tools.calls import NativeCalls, Tags
 from coterie.tools.registry import ToolsSettings
@@ -77,13 +76,15 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     """
     by_turn = [_plans(turn.text) for turn in turns if turn.speaker.name == actor]
     plans = [plan for valid, _ in by_turn for plan in valid]
+    # Results directly follow the message with their calls.
     rounds: list[Round] = [
-        (turn, after.results)
-        for turn, after in pairwise(turns)
-        if turn.speaker.name == actor and after.results
+        (turn, next_turn.results)
+        for turn, next_turn in pairwise(turns)
+        if turn.speaker.name == actor and next_turn.results
     ]
-    seconds = [[one.seconds for one in results] for _, results in rounds]
+    seconds = [[result.seconds for result in results] for _, results in rounds]
     shape = plans[0].shape if plans else Shape(0, 0, 0)
+    # The whole trajectory, with results in the form in which the agent saw them.
     text = "".join(turn.whole_text or Tags({}).show(turn.results) for turn in turns)
     return {
         "plans": len(plans),
@@ -108,21 +109,25 @@ def early_calls(rounds: Sequence[Round]) -> int:
     applied: list[tuple[Plan, list[int]]] = []
     for turn, results in rounds:
         if plans := _plans(turn.text)[0]:
+            # The last plan of a message replaces the earlier ones.
             applied.append((plans[-1], []))
         if applied:
-            applied[-1][1].append(sum(not one.error or one.seconds > 0 for one in results))
+            # A call with an error that took no time was refused and did not run.
+            applied[-1][1].append(sum(not result.error or result.seconds > 0 for result in results))
     return sum(calls_before_their_turn(plan, counts) for plan, counts in applied)
 
 
 def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
     """Count the early calls of a plan (see :func:`early_calls`); ``counts`` are the numbers of calls by message."""
     ready = list(accumulate(map(len, plan.levels)))[:-1]  # the last level is not limited
-    excess = (so_far - most for so_far, most in zip(accumulate(counts), ready, strict=False))
+    excess = (so_far - limit for so_far, limit in zip(accumulate(counts), ready, strict=False))
     return max(0, max(excess, default=0))
 
 
 def _plans(text: str) -> tuple[list[Plan], int]:
-    sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
+    sources = [
+        segment.body for segment in scan(text)[0] if segment.name == "plan" and segment.closed
+    ]
     plans: list[Plan] = []
     for source in sources:
         with suppress(BrokenPlan):
@@ -330,6 +335,7 @@ class AnswerJudge:
         listed = "\n".join(f"- {gold}" for gold in golds)
         prompt = f"Question: {question}\nRight answers:\n{listed}\nThe student's answer: {answer}"
         messages = [Utterance("system", _RULES), Utterance("user", prompt)]
+        # The second try has another seed, since the first reply could not be read.
         for number in range(TRIES):
             seed = int(digest(question, answer, number)[:8], 16) % 2**31
             reply = await self.chat.ask(messages, seed)
@@ -340,6 +346,7 @@ class AnswerJudge:
 
 def read_judgement(reply: str) -> bool | None:
     """Parse a judgement: JSON, also within text or a fence, or a single word; else ``None``."""
+    # Models may reason or draft before they decide, so the last judgment counts.
     for source in reversed(_OBJECT.findall(reply)):
         try:
             word = str(read_json(source).get("judgement")).strip().lower()

@@ -10,21 +10,20 @@ without ``\boxed{...}``.
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import GRADER, gold_answers, question_of
-from coterie.environments.coding import code_of, python_blocks
+from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.traces import final_answer
 from coterie.environments.workflow import AgentSettings, WorkflowAgent
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
-from coterie.tools.contest import ContestLimits, Verdict, judge_program
+from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics
 from coterie.tools.sandbox.pool import Sandbox
 
 _FENCE = "```"
@@ -66,7 +65,6 @@ _MATHEMATICS = (
     f"You solve a problem of mathematics. Let Python programs compute and check for you.\n{_TAGS}"
     r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX."
 )
-STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
 
 
 TESTS, CHECKER, SOLUTION = "tests", "checker", "solution"
@@ -101,13 +99,15 @@ class Code(WorkflowAgent):
                 "remove it, because programs can't be graded on it",
             )
         public = {"question": row.question, "starter": row.starter, "function": row.function}
+        # The data has only some of the official tests, and the score is only on these.
         if row.sealed:
             public["tests"] = "public ones only"
         if row.prelude:
             public["prelude"] = row.prelude
         texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
-        more = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
-        texts |= {name: text for name, text in more.items() if text}
+        # A test that is itself a program may be broken, so a right program is tried on it, too.
+        extra = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
+        texts |= {name: text for name, text in extra.items() if text}
         readers = frozenset({GRADER})
         secrets = {name: Secret(text, name=name, readers=readers) for name, text in texts.items()}
         return Task(f"{self.name}-{row.id}", public, secrets)
@@ -142,27 +142,30 @@ class Code(WorkflowAgent):
         tests = tests_of(task)
         if not tests:
             return Grade(None, {"outcome": "no tests"})
-        program, why = self.program(state.answer or "")
+        program, reason = self.program(state.answer or "")
         common: dict[str, float | int | str] = {
             WELL_FORMED: float(bool(program)),
             "tests": len(tests),
             "public_tests_only": float("tests" in task.public),
         }
         if not program:
-            outcome = "no answer" if state.answer is None else why
+            outcome = "no answer" if state.answer is None else reason
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
         checker, answer = (
             task.secrets[name].reveal(GRADER) if name in task.secrets else ""
             for name in (CHECKER, SOLUTION)
         )
-        more = {
+        options = {
             "prelude": str(task.public.get("prelude", "")),
             "checker": checker,
             "answer": answer,
         }
-        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **more)
-        return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
+        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **options)
+        return Grade(
+            float(all(verdict.passed for verdict in verdicts)),
+            {**common, **verdict_metrics(verdicts)},
+        )
 
     def same(self, first: str, second: str) -> bool:
         return self.program(first) == self.program(second)
@@ -170,21 +173,7 @@ class Code(WorkflowAgent):
 
 def tests_of(task: Task) -> tuple[ContestTest, ...]:
     listed = json.loads(task.secrets[TESTS].reveal(GRADER))
-    return tuple(ContestTest.model_validate(one) for one in listed)
-
-
-def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
-    passed = sum(one.passed for one in verdicts)
-    first = next(((at, one) for at, one in enumerate(verdicts, 1) if not one.passed), None)
-    metrics: dict[str, float | str] = {
-        "fraction": passed / len(verdicts),
-        "slow": float(any(one.outcome == "too slow" for one in verdicts)),
-        "crashed": float(any(one.outcome == "error" for one in verdicts)),
-        "outcome": "passed" if first is None else first[1].outcome,
-    }
-    if first is not None:
-        metrics["why"] = f"test {first[0]} of {len(verdicts)}: {first[1].why or first[1].outcome}"
-    return metrics
+    return tuple(ContestTest.model_validate(test) for test in listed)
 
 
 class CodeMaths(WorkflowAgent):

@@ -46,6 +46,7 @@ BASE_FILE = "base.json"
 HEAD = "value_head"
 HEAD_FILE = "value_head.safetensors"
 """File with the weights of the head, next to a saved model's weights."""
+# 2^64 divided by the golden ratio: an odd number whose multiples have well-mixed bits.
 STEP = 0x9E3779B97F4A7C15
 LOW = 0xFFFFFFFF
 WORDS = 1 << 22
@@ -65,6 +66,7 @@ def add_lora(
     Raises :class:`UserError` for a target that is not a layer of the model or does not support adapters.
     """
     all_linear = ALL_LINEAR in target_modules
+    # PEFT takes a target as the end of a layer's name, after a dot.
     layers = [f".{layer}" for layer, _ in causal(model).named_modules()]
     missing = [name for name in target_modules if not any(x.endswith(f".{name}") for x in layers)]
     if missing and not all_linear:
@@ -75,6 +77,7 @@ def add_lora(
     targets = ALL_LINEAR if all_linear else list(target_modules)
     config = LoraConfig(r=r, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
     with _fitting(f"a LoRA adapter on {', '.join(target_modules)}", LAYERS):
+        # Another adapter goes into the same wrapper: a second wrapper would add to the first.
         if isinstance(model, PeftModel):
             model.add_adapter(name, config)
             model.set_adapter(name)
@@ -91,6 +94,7 @@ def copy_adapter(model: PeftModel, source: str, name: str) -> None:
     model.add_adapter(name, model.peft_config[source])
     set_state(model, weights, adapter_name=name)
     model.set_adapter(active)
+    # New adapters are trainable, but a reference has to keep its weights.
     for weight_name, weight in model.named_parameters():
         if f".{name}." in weight_name:
             weight.requires_grad_(False)
@@ -109,6 +113,7 @@ def using(model: Any, name: str | None) -> Iterator[None]:
         with model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
             yield
         return
+    # PEFT changes these flags when it switches adapters; a training that is open needs them.
     trained = {weight: weight.requires_grad for weight in model.parameters()}
     active = model.active_adapter
     activate(model, name)
@@ -131,11 +136,14 @@ def save_adapter(
         str(folder), selected_adapters=[name], safe_serialization=True, state_dict=weights
     )
     nested = folder / name
+    # PEFT writes an adapter with another name than `default` into a subfolder of this name.
     if nested.is_dir():
         for file in nested.iterdir():
             file.replace(folder / file.name)
         nested.rmdir()
     base = _base_weights(model, weights)
+    # The packed bytes of weights in 4 bits are not the values of the base, which may be loaded in
+    # full elsewhere; so they are left out of the fingerprint.
     in_4bit = [name for name, weight in base.items() if weight.dtype == torch.uint8]
     facts = {"fingerprint": base_fingerprint(model, weights, in_4bit), "in_4bit": in_4bit}
     (folder / BASE_FILE).write_text(json.dumps(facts))
@@ -159,6 +167,7 @@ def load_adapter(
             model = PeftModel.from_pretrained(
                 model, str(folder), adapter_name=name, is_trainable=trainable
             )
+        # PEFT would keep the initial values of weights that the file lacks.
         check_whole(file, adapter_weights(model, name) - saved.keys())
     model.set_adapter(name, inference_mode=not trainable)
     assert isinstance(model, PeftModel)
@@ -174,7 +183,7 @@ def merged(model: Any) -> Any:
         untie(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # merge_and_unload reports merged layers
-        for layer in (one for one in model.modules() if isinstance(one, Embedding)):
+        for layer in (module for module in model.modules() if isinstance(module, Embedding)):
             weights: Any = layer.get_base_layer()
             dtype = weights.weight.dtype
             weights.float()  # PEFT rounds the update of embeddings, but not of other layers
@@ -185,12 +194,16 @@ def merged(model: Any) -> Any:
 
 def untie(model: Any) -> None:
     """Copy the weights of the output layer if it shares them with the input embeddings."""
-    first, last = (
+    # The layer itself, below PEFT's wrappers of layers that it adapts or trains.
+    embedding, head = (
         getattr(end, "original_module", getattr(end, "base_layer", end))
         for end in (model.get_input_embeddings(), model.get_output_embeddings())
     )
-    if first.weight is last.weight:
-        last.weight = nn.Parameter(first.weight.detach().clone(), first.weight.requires_grad)
+    if embedding.weight is head.weight:
+        head.weight = nn.Parameter(
+            embedding.weight.detach().clone(), embedding.weight.requires_grad
+        )
+    # Otherwise the model would be tied again when it is saved and loaded.
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
     model.all_tied_weights_keys = {}
@@ -239,6 +252,7 @@ def _base_weights(model: Any, weights: Mapping[str, Tensor] | None) -> dict[str,
     """Return the weights under a model's adapters and value head, by their names without PEFT's additions."""
     base: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
+        # Names as without PEFT, so that a base has the same fingerprint under any adapter.
         plain = re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX))
         is_added = ".lora_" in name or ".modules_to_save." in name or plain.startswith(f"{HEAD}.")
         base |= {} if is_added else {plain: (weights or {}).get(name, weight)}
@@ -247,6 +261,7 @@ def _base_weights(model: Any, weights: Mapping[str, Tensor] | None) -> dict[str,
 
 def _check_base(model: Any, folder: Path) -> None:
     file = folder / BASE_FILE
+    # Adapters from other programs have no fingerprint to compare.
     if not file.is_file():
         return
     with reading(file):
@@ -272,6 +287,7 @@ class ValueHead(nn.Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values ``[...]`` of hidden states ``[..., width]``, in float32 even under autocast."""
+        # Not `F.linear`, which autocast would compute in bfloat16.
         return (hidden.float() * self.weight[0]).sum(-1) + self.bias
 
 
@@ -314,10 +330,10 @@ def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 def token_values(
     model: Any,
     sequences: Sequence[Ids],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     rule: CostRule | None = None,
     *,
-    before: bool = False,
+    from_parents: bool = False,
 ) -> list[Tensor]:
     """Predict values (float32) at positions of sequences, by a model with a value head.
 
@@ -330,9 +346,11 @@ def token_values(
     """
     head = find_head(model)
     assert head is not None, "the model has no value head (add_head or load_head adds one)"
-    batch = model_batch(model, sequences, places, rule)
+    batch = model_batch(model, sequences, positions, rule)
+    # `[B * W, width]`: the state of each node of the tries.
     hidden = hidden_states(model, batch.ids, **batch.inputs).flatten(0, 1)
-    values_N = head(hidden.index_select(0, batch.at if before else batch.nodes))
+    # A node that several sequences share is computed once, and its value given to each of them.
+    values_N = head(hidden.index_select(0, batch.at if from_parents else batch.nodes))
     return [values_N.index_select(0, row) for row in batch.rows]
 
 
@@ -392,6 +410,7 @@ def checksums(weights: Iterable[Tensor]) -> list[int]:
     sums: list[np.int64 | Tensor] = []
     for weight in weights:
         raw = weight.detach().reshape(-1).view(torch.uint8)
+        # Words of 8 bytes begin at multiples of 8; a padded copy does.
         if len(raw) % 8 or raw.data_ptr() % 8 or raw.storage_offset() % 8:
             raw = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
         by_torch = NUMBA_ERROR or raw.device.type != "cpu"
@@ -405,8 +424,10 @@ def sum_by_torch(raw: Tensor) -> Tensor:
     total = words.new_zeros(())
     for start in range(0, len(words), WORDS):
         part = words[start : start + WORDS]
-        places = torch.arange(start, start + len(part), device=words.device)
-        mixed = part + (places + 1) * (STEP - (1 << 64))
+        positions = torch.arange(start, start + len(part), device=words.device)
+        # STEP as a signed number, since torch has no unsigned arithmetic; it wraps around alike.
+        mixed = part + (positions + 1) * (STEP - (1 << 64))
+        # A right shift of a signed number repeats its sign, which the mask removes.
         total += ((mixed & LOW) * ((mixed >> 32) & LOW)).sum()
     return total
 

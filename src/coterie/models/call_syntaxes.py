@@ -48,11 +48,13 @@ def _json_body(syntax: "CallSyntax", text: str, head: re.Match[str], _: Sequence
     """Read JSON arguments after a head with the tool's name, or an object (or list) with it."""
     value, stop = read_value(text, head.end())
     stop = past_space(text, stop)
+    # Some models write the arguments as a Markdown block (DeepSeek).
     stop += 3 * text.startswith("```", stop)
     if head.re.groups and head[1] is not None:
         return [call_of({"name": head[1].strip(), "arguments": value})], stop, False
+    # Without a closing mark, a list has all calls of the message (Mistral), and closes itself.
     values = value if isinstance(value, list) and not syntax.closing else [value]
-    return [call_of(one) for one in values], stop, values is value
+    return [call_of(item) for item in values], stop, values is value
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,9 @@ class CallSyntax:
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
         """Return the calls of a message, with ids by position; calls that cannot run have an error."""
         calls = list(self.read(text, finish, tools))
-        for at, one in enumerate(calls):
-            name, arguments = whole_text(one.name), whole_text(one.arguments)
-            calls[at] = ToolCall(call_id(at), name, arguments, one.error)
+        for index, call in enumerate(calls):
+            name, arguments = whole_text(call.name), whole_text(call.arguments)
+            calls[index] = ToolCall(call_id(index), name, arguments, call.error)
         return tuple(calls)
 
     def show(self, results: Sequence[ToolResult]) -> str:
@@ -108,104 +110,126 @@ class CallSyntax:
 
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         """Yield the calls of a message in order, without ids."""
-        at = _end_of_thought(text, self.thinks, 0) if self.thinks else 0
+        # The prompt has opened a thought, in which nothing is a call.
+        position = _end_of_thought(text, self.thinks, 0) if self.thinks else 0
         count = 0
-        while mark := self._next(text, at, tools):
+        while mark := self._next(text, position, tools):
             if (count := count + 1) > _MAX_CALLS:
-                why = f"not run: the message has more than {_MAX_CALLS} calls"
-                yield ToolCall("", "", text[mark.end() :].strip(), why)
+                problem = f"not run: the message has more than {_MAX_CALLS} calls"
+                yield ToolCall("", "", text[mark.end() :].strip(), problem)
                 return
-            head, whole, why = self.head.match(text, mark.start()), False, ""
+            # The mark shows that a call begins, but its head (with the tool's name) may be broken.
+            head, is_complete, problem = self.head.match(text, mark.start()), False, ""
             try:
                 if head is None:
                     raise ValueError(f"calls are {self.name}")
-                calls, at, whole = self.body(self, text, head, tools)
-                at = past_space(text, at)
+                calls, position, is_complete = self.body(self, text, head, tools)
+                position = past_space(text, position)
             except ValueError as error:
-                why = f"the call can't be read: {error}"
-                at = max(mark.end(), head.end() if head else 0)
-            again = self.opening.search(text, at)
-            stop = again.start() if again else len(text)
-            close = text.find(self.closing, at, stop) if self.closing else -1
-            is_open = close < 0 and bool(self.closing) and not whole
-            if why:
+                problem = f"the call can't be read: {error}"
+                position = max(mark.end(), head.end() if head else 0)
+            # A call ends at the next opening at the latest, so that a broken call does not hide
+            # others.
+            next_opening = self.opening.search(text, position)
+            stop = next_opening.start() if next_opening else len(text)
+            close = text.find(self.closing, position, stop) if self.closing else -1
+            is_open = close < 0 and bool(self.closing) and not is_complete
+            if problem:
+                # The agent sees the error with the name and the text of its broken call.
                 name = head[1] if head and head.re.groups else None
-                at = stop if close < 0 else close
-                calls = [ToolCall("", (name or "").strip(), text[mark.end() : at].strip())]
-                is_open |= close < 0 and finish == "length" and at == len(text)
-            elif close > at and not whole:
-                at, why = close, "something follows the call's arguments"
-            elif at == len(text):
-                is_open = not whole and not (finish == "end" and self.ends_message)
-            if at == close:
-                at += len(self.closing)
+                position = stop if close < 0 else close
+                calls = [ToolCall("", (name or "").strip(), text[mark.end() : position].strip())]
+                is_open |= close < 0 and finish == "length" and position == len(text)
+            elif close > position and not is_complete:
+                position, problem = close, "something follows the call's arguments"
+            elif position == len(text):
+                is_open = not is_complete and not (finish == "end" and self.ends_message)
+            if position == close:
+                position += len(self.closing)
             if is_open:
                 closing = self.closing or "its end"
                 begin = (mark[0].split() or ["the call"])[0]
-                why = f"{begin} is not closed; write {closing} after the call"
+                problem = f"{begin} is not closed; write {closing} after the call"
                 if finish == "length":
-                    why = f"the message was cut off before {closing}"
-            for one in calls:
-                yield replace(one, error=one.error or (f"not run: {why}" if why else ""))
-        begins = [(one[0], one.end()) for one in _THOUGHT.finditer(text, at)]
+                    problem = f"the message was cut off before {closing}"
+            # One error for all calls of the opening, unless a call has its own.
+            for call in calls:
+                yield replace(call, error=call.error or (f"not run: {problem}" if problem else ""))
+        # A model that forgets to close its thought gets an error for the call in it, instead of no
+        # answer at all.
+        begins = [(match[0], match.end()) for match in _THOUGHT.finditer(text, position)]
         begin, start = begins[-1] if begins else (self.thinks, 0)
         is_open = finish == "end" and begin != "" and THOUGHTS[begin] not in text[start:]
         if is_open and (mark := self.opening.search(text, start)):
-            why = "not run: the thought before the call is not closed"
-            yield ToolCall("", "", text[mark.end() :].strip(), why)
+            problem = "not run: the thought before the call is not closed"
+            yield ToolCall("", "", text[mark.end() :].strip(), problem)
 
-    def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
+    def _next(self, text: str, position: int, tools: Sequence[Tool]) -> re.Match[str] | None:
         """Find the next call outside of thoughts."""
-        opening = self.opening.search(text, at)
+        opening = self.opening.search(text, position)
         while True:
-            if opening and opening.start() < at:
-                opening = self.opening.search(text, at)
-            thought = _THOUGHT.search(text, at)
+            # Skip the thoughts before the next opening, one after another.
+            if opening and opening.start() < position:
+                opening = self.opening.search(text, position)
+            thought = _THOUGHT.search(text, position)
             begin = len(text) if thought is None else thought.start()
-            head = self.head.match(text, at) if self.is_bare else None
-            if head and begin != past_space(text, at) and _is_bare_call(text, head.end(), tools):
+            # A bare object is a call only at the beginning, or right after a call.
+            head = self.head.match(text, position) if self.is_bare else None
+            if (
+                head
+                and begin != past_space(text, position)
+                and _is_bare_call(text, head.end(), tools)
+            ):
                 return head
             if thought is None or (opening and opening.start() < begin):
                 return opening
-            at = _end_of_thought(text, thought[0], thought.end())
+            position = _end_of_thought(text, thought[0], thought.end())
 
 
-def _end_of_thought(text: str, mark: str, at: int) -> int:
+def _end_of_thought(text: str, mark: str, position: int) -> int:
     """Return the end of the thought that ``mark`` begins, which is the end of the text if nothing closes it."""
-    stop = text.find(THOUGHTS[mark], at)
+    stop = text.find(THOUGHTS[mark], position)
     return len(text) if stop < 0 else stop + len(THOUGHTS[mark])
 
 
-def _is_bare_call(text: str, at: int, tools: Sequence[Tool]) -> bool:
+def _is_bare_call(text: str, position: int, tools: Sequence[Tool]) -> bool:
     try:
-        value, _ = read_value(text, at)
+        value, _ = read_value(text, position)
     except ValueError:
-        return re.compile(r'\{\s*"(name|parameters|function|type)"\s*:').match(text, at) is not None
+        # Broken JSON that begins like a call becomes a call with an error.
+        return (
+            re.compile(r'\{\s*"(name|parameters|function|type)"\s*:').match(text, position)
+            is not None
+        )
+    # Other objects are answers, such as to a user who asks for JSON.
     is_named = isinstance(value, Mapping) and value.get("name") in [tool.name for tool in tools]
     return is_named or (isinstance(value, Mapping) and not value.keys().isdisjoint(ARGUMENTS))
 
 
 def _tags_body(syntax: CallSyntax, text: str, head: re.Match[str], tools: Sequence[Tool]) -> Body:
     """Read arguments between tags, typed by the tool's schema."""
-    begin, middle, end, last = syntax.tags
+    begin, middle, end, closing = syntax.tags
     parameter_mark = re.compile(rf'{begin}([^"<>\n]*){middle}')
-    end_mark = re.compile(rf"{end}(?=\s*(?:{begin}|{last or syntax.closing}))")
-    at, name = past_space(text, head.end()), head[1].strip()
-    schema = next((one.parameters for one in tools if one.name == name), {})
+    # A value may contain its own closing tag (code, HTML), so it ends where another tag follows.
+    end_mark = re.compile(rf"{end}(?=\s*(?:{begin}|{closing or syntax.closing}))")
+    position, name = past_space(text, head.end()), head[1].strip()
+    # Values are written as plain text; only the schema tells numbers from strings.
+    schema = next((tool.parameters for tool in tools if tool.name == name), {})
     arguments: dict[str, object] = {}
-    while parameter := parameter_mark.match(text, at):
+    while parameter := parameter_mark.match(text, position):
         key, stop = parameter[1].strip(), end_mark.search(text, parameter.end())
         if stop is None or key in arguments:
             problem = "is there twice" if stop else "is not closed"
             raise ValueError(f"{parameter[0].strip()} {problem}")
         arguments[key] = _typed(text[parameter.end() : stop.start()], schema, key)
-        at = past_space(text, stop.end())
-    if not text.startswith(last, at):
-        raise ValueError(f"there is no {last} after the arguments")
-    at = past_space(text, at + len(last))
-    continues = syntax.head.match(text, at) and not text.startswith(syntax.wrapper, at)
+        position = past_space(text, stop.end())
+    if not text.startswith(closing, position):
+        raise ValueError(f"there is no {closing} after the arguments")
+    position = past_space(text, position + len(closing))
+    # Several calls may share a wrapper, and only the last one is followed by its end.
+    continues = syntax.head.match(text, position) and not text.startswith(syntax.wrapper, position)
     is_whole = bool(continues) or not head[0].startswith(syntax.wrapper)
-    return [call_of({"name": name, "arguments": arguments})], at, is_whole
+    return [call_of({"name": name, "arguments": arguments})], position, is_whole
 
 
 _GEMMA_BODY = re.compile(r'(?:<\|"\|>.*?<\|"\|>|[^<]++|(?!<tool_call\|>)<)*+', re.DOTALL)
@@ -220,7 +244,10 @@ def _gemma_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[
     assert inside is not None
     if not text.startswith(syntax.closing, inside.end()):
         raise ValueError(f"there is no {syntax.closing}")
-    source = _GEMMA_WORD.sub(lambda one: json_text(one[1] if one[2] is None else one[2]), inside[0])
+    # With keys and strings in double quotes, it is JSON.
+    source = _GEMMA_WORD.sub(
+        lambda match: json_text(match[1] if match[2] is None else match[2]), inside[0]
+    )
     value, stop = read_value(source, 0)
     if source[stop:].strip():
         raise ValueError("something follows the arguments")
@@ -240,23 +267,24 @@ _RAW = re.compile(
 
 def _python_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
     """Read Python calls. Some templates do not escape quotes and line breaks, which a second try reads."""
-    at, why = head.end(), f"there is no {syntax.closing}"
-    following = syntax.opening.search(text, at)
+    position, problem = head.end(), f"there is no {syntax.closing}"
+    following = syntax.opening.search(text, position)
     text = text[: following.start()] if following else text  # each part is tried for one call only
-    for closing in islice(re.finditer(re.escape(syntax.closing), text[at:]), _TOO_MANY):
-        inside = text[at : at + closing.start()]
-        quoted = _RAW.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
+    # The closing mark may occur in a string: try each of them, up to a limit that bounds the time.
+    for closing in islice(re.finditer(re.escape(syntax.closing), text[position:]), _TOO_MANY):
+        inside = text[position : position + closing.start()]
+        quoted = _RAW.sub(lambda match: f"={match[1]!r}" if match[1] else match[0], inside)
         for source in (inside, quoted):
             try:
-                return list(_python_calls(source)), at + closing.start(), False
+                return list(_python_calls(source)), position + closing.start(), False
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                why = str(error) or "it nests too deep"
-    raise ValueError(why)
+                problem = str(error) or "it nests too deep"
+    raise ValueError(problem)
 
 
 def _python_calls(source: str) -> Iterator[ToolCall]:
-    def python(one: re.Match[str]) -> str:
-        return f"{one[0]}{_KEY}" if one[1] else str(_WORDS[one[2]]) if one[2] else one[0]
+    def python(match: re.Match[str]) -> str:
+        return f"{match[0]}{_KEY}" if match[1] else str(_WORDS[match[2]]) if match[2] else match[0]
 
     with warnings.catch_warnings():  # unknown backslash escapes
         warnings.simplefilter("ignore")
@@ -269,23 +297,25 @@ def _python_calls(source: str) -> Iterator[ToolCall]:
             raise ValueError("a call is NAME(KEY=value)")
         name = ast.unparse(node).partition("(")[0].replace(" ", "")
         arguments = {}
-        for one in call.keywords:
+        for keyword in call.keywords:
             try:
-                value = arguments[(one.arg or "").removesuffix(_KEY)] = ast.literal_eval(one.value)
+                value = arguments[(keyword.arg or "").removesuffix(_KEY)] = ast.literal_eval(
+                    keyword.value
+                )
                 if json.loads(json_text(value)) != _plain(value):  # a key that is not a text
                     raise ValueError
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{ast.unparse(one.value)} is not a value of JSON") from error
+                raise ValueError(f"{ast.unparse(keyword.value)} is not a value of JSON") from error
         result = call_of({"name": name, "arguments": arguments})
         is_named = not call.args and "" not in arguments
-        why = "" if is_named else "not run: the arguments are not all named"
-        yield replace(result, error=result.error or why)
+        problem = "" if is_named else "not run: the arguments are not all named"
+        yield replace(result, error=result.error or problem)
 
 
 def _plain(value: Any) -> Any:
     """Return a value with lists in place of tuples."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
@@ -352,15 +382,17 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     """Return the value of a text by the tool's schema; the text itself if no other type fits."""
     properties = schema.get("properties")
     kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else set()
+    # A string stays as written: the text 42 must not become a number.
     if kinds == {"string"}:
         return value
     try:
         read: Any = shallow(json.loads(value))
     except (ValueError, RecursionError):
         read = _WORDS.get(value.strip().lower(), value)
+    # In Python, but not in JSON, True is an integer.
     if isinstance(read, bool):
         return read if not kinds or "boolean" in kinds else value
-    is_fitting = any(isinstance(read, _KINDS.get(kind, ())) for kind in kinds)
+    is_fitting = any(isinstance(read, _KINDS.get(type_name, ())) for type_name in kinds)
     return read if not kinds or is_fitting else value
 
 
@@ -369,31 +401,32 @@ def _kinds(schema: object, root: Mapping[str, object]) -> set[str]:
     kinds: set[str] = set()
     waiting, seen = [schema], set()
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, Mapping) or id(one) in seen:
+        schema_ = waiting.pop()
+        # References of a schema may be circular.
+        if not isinstance(schema_, Mapping) or id(schema_) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(reference := one.get("$ref"), str) and reference.startswith("#/"):
+        seen.add(id(schema_))
+        if isinstance(reference := schema_.get("$ref"), str) and reference.startswith("#/"):
             target: object = root
             for step in reference[2:].split("/"):
                 target = target.get(step) if isinstance(target, Mapping) else None
             waiting.append(target)
-        kind, values = one.get("type"), one.get("enum")
-        if kind is None and isinstance(values, list | tuple):
-            kind = "string" if all(isinstance(value, str) for value in values) else None
-        kinds |= {kind} if isinstance(kind, str) else set(map(str, kind or ()))
-        waiting += [*(one.get("anyOf") or ()), *(one.get("oneOf") or ())]
+        type_name, values = schema_.get("type"), schema_.get("enum")
+        if type_name is None and isinstance(values, list | tuple):
+            type_name = "string" if all(isinstance(value, str) for value in values) else None
+        kinds |= {type_name} if isinstance(type_name, str) else set(map(str, type_name or ()))
+        waiting += [*(schema_.get("anyOf") or ()), *(schema_.get("oneOf") or ())]
     return kinds
 
 
-def past_space(text: str, at: int) -> int:
-    return at + len(space[0]) if (space := _SPACE.match(text, at)) else at
+def past_space(text: str, position: int) -> int:
+    return position + len(space[0]) if (space := _SPACE.match(text, position)) else position
 
 
-def read_value(text: str, at: int) -> tuple[Any, int]:
+def read_value(text: str, position: int) -> tuple[Any, int]:
     """Return the JSON value at ``at``, after white space, and its end; ``ValueError`` if it is broken."""
     try:
-        value, end = _DECODER.raw_decode(text, past_space(text, at))
+        value, end = _DECODER.raw_decode(text, past_space(text, position))
     except RecursionError as error:
         raise ValueError("it nests too deep") from error
     return shallow(value), end
@@ -401,22 +434,23 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
 
 def call_of(value: object) -> ToolCall:
     """Return the call of an object with a name and arguments, without an id."""
+    # OpenAI's form has the name and the arguments in `function`.
     inner = value.get("function") if isinstance(value, Mapping) else None
     value = inner if isinstance(inner, Mapping) else value
     if not isinstance(value, Mapping):
-        why = "a call is an object with a name and arguments"
-        return ToolCall("", "", json_text(value), f"not run: {why}")
-    arguments: object = next((value[one] for one in ARGUMENTS if one in value), {})
-    name, why = value.get("name"), ""
+        problem = "a call is an object with a name and arguments"
+        return ToolCall("", "", json_text(value), f"not run: {problem}")
+    arguments: object = next((value[key] for key in ARGUMENTS if key in value), {})
+    name, problem = value.get("name"), ""
     if not isinstance(name, str) or not name:
-        name, why = "", "the call has no name"
+        name, problem = "", "the call has no name"
     elif not value.keys() & {*ARGUMENTS} and value.keys() - {"name", "id", "type"}:
-        why = 'the call has no "arguments"'
+        problem = 'the call has no "arguments"'
     elif isinstance(arguments, str):
-        why = "the arguments are a text; write them as an object"
+        problem = "the arguments are a text; write them as an object"
     elif not isinstance(arguments, Mapping):
-        why = "the arguments are not an object"
-    return ToolCall("", name, json_text(arguments), f"not run: {why}" if why else "")
+        problem = "the arguments are not an object"
+    return ToolCall("", name, json_text(arguments), f"not run: {problem}" if problem else "")
 
 
 def json_text(value: object) -> str:
@@ -454,6 +488,7 @@ def openai_call(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
         arguments = shallow(json.loads(call.arguments))
     except (ValueError, RecursionError):
         arguments = None
+    # Templates iterate over the arguments, so they need an object.
     if not isinstance(arguments, dict):
         arguments = {"text": call.arguments}
     function = {"name": text(call.name), "arguments": Arguments(mapped(arguments, text))}
@@ -465,7 +500,7 @@ def mapped(value: object, text: Text) -> Any:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, Mapping):
-        return {text(str(key)): mapped(one, text) for key, one in value.items()}
+        return {text(str(key)): mapped(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [mapped(one, text) for one in value]
+        return [mapped(item, text) for item in value]
     return value

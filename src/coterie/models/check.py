@@ -70,18 +70,21 @@ class CheckedModel:
         return logprobs
 
     def demand(
-        self, way: str, run: Callable[[], RowLogprobs], own: RowLogprobs, do: str = DO
+        self, condition: str, run: Callable[[], RowLogprobs], expected: RowLogprobs, do: str = DO
     ) -> None:
         """Raise ``UserError`` if ``run`` fails or its log-probs differ from ``own``."""
-        if difference := self.differ(_run(self.kind, way, run, do), own):
+        if difference := self.differ(_run(self.kind, condition, run, do), expected):
             raise UserError(
-                f"this {self.kind} model's log-probs {way} differ from its own forward pass by {difference}",
+                f"this {self.kind} model's log-probs {condition} differ from its own forward pass by {difference}",
                 do,
             )
 
-    def differ(self, logprobs: RowLogprobs, own: RowLogprobs) -> str:
+    def differ(self, logprobs: RowLogprobs, expected: RowLogprobs) -> str:
         """Return the largest difference between two sets of log-probs as text; empty if it is only rounding."""
-        differences = [(a.float() - b.float()).abs() for a, b in zip(logprobs, own, strict=True)]
+        differences = [
+            (a.float() - b.float()).abs() for a, b in zip(logprobs, expected, strict=True)
+        ]
+        # In 16 bits single tokens may differ much; an error of the code changes most of them.
         rows = [float(row.max() if self.exact else row.median()) for row in differences]
         tolerance = ROUNDING if self.exact else ROUNDING_OF_16_BITS
         return "" if all(row <= tolerance for row in rows) else f"{max(rows):.3g} nats"
@@ -93,6 +96,7 @@ _CHECKED: WeakKeyDictionary[Any, dict[tuple[object, ...], CheckedModel]] = WeakK
 def check(model: Any) -> CheckedModel:
     """Compare our log-probs with the model's own, once for each mode, attention, device and dtype."""
     weight = model.get_input_embeddings().weight
+    # Each of these may select other kernels, or other code of the model.
     state = (model.training, model.config._attn_implementation, weight.device, weight.dtype)
     by_state = _CHECKED.setdefault(model, {})
     if state not in by_state:
@@ -106,17 +110,20 @@ def check(model: Any) -> CheckedModel:
 
 
 def _check(model: Any, checked: CheckedModel) -> None:
-    own, rows = checked.own(model), checked.rows
-    checked.demand("for a single row", lambda: _ours(model, rows[-1:], None), own[-1:])
-    checked.demand("for rows in a padded batch", lambda: _ours(model, rows, None), own)
+    expected, rows = checked.own(model), checked.rows
+    checked.demand("for a single row", lambda: _ours(model, rows[-1:], None), expected[-1:])
+    checked.demand("for rows in a padded batch", lambda: _ours(model, rows, None), expected)
+    # Batches mix rows of all lengths. Some rotary angles depend on the largest position of a batch,
+    # so a row next to the end of the context must not change.
     context = context_length(model.config)
     if context and "position_ids" in inspect.signature(body(model).forward).parameters:
-        way = f"for a row next to position {context}"
-        checked.demand(way, lambda: _beside_far(model, rows[1], context), own[1:2])
+        condition = f"for a row next to position {context}"
+        checked.demand(condition, lambda: _beside_far(model, rows[1], context), expected[1:2])
+    # The short rows of the check would not show a window of attention, so its config is read.
     reasons = partial_attention(model.config)
     if model.config._attn_implementation.startswith("flash"):
         reasons.append("flash attention")
-    reason = f"it has {', '.join(reasons)}" if reasons else _packing_error(model, checked, own)
+    reason = f"it has {', '.join(reasons)}" if reasons else _packing_error(model, checked, expected)
     if reason:
         checked.refusal = f"this {checked.kind} model can't compute shared prefixes once: {reason}"
     else:
@@ -124,18 +131,22 @@ def _check(model: Any, checked: CheckedModel) -> None:
 
 
 def _rows(vocabulary: int, context: int | None) -> CheckRows:
+    # Random ids, so that the check needs no tokenizer.
     generator = np.random.default_rng(0)
     max_length = LENGTHS[-1] if context is None else min(context, LENGTHS[-1])
     begin, *ends = (generator.integers(vocabulary, size=max_length).tolist() for _ in range(4))
     shared = begin[: min(SHARED, max_length // 2)]
-    whole = ([begin[0], *ends[0]], [*shared, *ends[1]], [*shared, *ends[2]])
-    return tuple(tuple(ids[: min(n, max_length)]) for ids, n in zip(whole, LENGTHS, strict=True))
+    sequences = ([begin[0], *ends[0]], [*shared, *ends[1]], [*shared, *ends[2]])
+    return tuple(
+        tuple(ids[: min(n, max_length)]) for ids, n in zip(sequences, LENGTHS, strict=True)
+    )
 
 
 def _plain(model: Any, rows: CheckRows) -> list[Tensor]:
     device, logprobs = model.get_input_embeddings().weight.device, []
     for row in rows:
         ids = torch.tensor([row], device=device)
+        # `[L - 1, V]`, with nothing of our own: no packing, padding or chunks.
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         logprobs.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1))
     return logprobs
@@ -150,28 +161,29 @@ def _beside_far(model: Any, row: Sequence[int], context: int) -> list[Tensor]:
     device, length = model.get_input_embeddings().weight.device, len(row)
     ids = torch.tensor([row, row], device=device)
     near = torch.arange(length, device=device)
-    at = torch.stack([near, near + context - length])
-    return [token_logprobs(model, ids, near[:-1], ids[0, 1:], position_ids=at)]
+    positions = torch.stack([near, near + context - length])
+    return [token_logprobs(model, ids, near[:-1], ids[0, 1:], position_ids=positions)]
 
 
-def _packing_error(model: Any, checked: CheckedModel, own: RowLogprobs) -> str:
+def _packing_error(model: Any, checked: CheckedModel, expected: RowLogprobs) -> str:
     """Return the reason why rows can't be packed, such as an error of the model's code; empty if they can."""
     try:
+        # If attention costs nothing, rows with a common first token always share a trie.
         logprobs = _ours(model, checked.rows, CostRule(0.0))
     except Exception as error:
         return f"it fails with {error!r}"
-    difference = checked.differ(logprobs, own)
+    difference = checked.differ(logprobs, expected)
     return (
         difference
         and f"its log-probs then differ by {difference}; its attention does not support custom masks"
     )
 
 
-def _run(kind: str, way: str, run: Callable[[], Result], do: str = DO) -> Result:
+def _run(kind: str, condition: str, run: Callable[[], Result], do: str = DO) -> Result:
     """Return the result of ``run``. Convert any error of the model's code into ``UserError``."""
     try:
         return run()
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"this {kind} model can't be run {way}: {error!r}", do) from error
+        raise UserError(f"this {kind} model can't be run {condition}: {error!r}", do) from error

@@ -54,24 +54,28 @@ class ControlTokens:
         self.break_up = lru_cache(CACHED)(self._break_up)
         added = tokenizer.added_tokens_decoder
         self._texts = {i: token.content for i, token in added.items()}
+        # Small chats in all roles show which tokens and markers the template writes.
         probes = list(probe(template))
-        texts = [[one for one in pieces if isinstance(one, str)] for pieces in probes]
+        texts = [[piece for piece in pieces if isinstance(piece, str)] for pieces in probes]
         spans = [(text, *span) for chat in texts for text in chat for span in self._scan(text)]
-        in_template = {one for _, one, *_ in spans}
+        in_template = {token for _, token, *_ in spans}
+        # Also tokens that only the template's source names, such as those of tools.
         self.ids = frozenset(
-            one
-            for one, text in self._texts.items()
-            if added[one].special
-            or (text.strip() and one in in_template)
+            token
+            for token, text in self._texts.items()
+            if added[token].special
+            or (text.strip() and token in in_template)
             or (_SIGNED.search(text) and text in template.source)
         )
+        # Names of control tokens in the encoder copy: random, so that no content can spell them.
         nonce = secrets.token_hex(8)
         self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
+        # Any content may have characters that the vocabulary lacks, which become unknown tokens.
         self._checked = self.ids - ({tokenizer.unk_token_id} - in_template)
         self._words = {  # role markers that the template writes, and that are no added tokens
-            one
-            for text, one, start, stop in spans
-            if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
+            token
+            for text, token, start, stop in spans
+            if token not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
         }
         self._markers = self._plain_markers(texts, re.compile(rf"\ue000{nonce}n\d+\ue001"))
         self._signed = {
@@ -79,22 +83,25 @@ class ControlTokens:
         }
         self._firsts = {_fold(self._texts[i].lstrip())[:1] for i in self.ids}
         spelled = [self._texts[i] for i in self._signed]
-        spelled += [text[start:stop] for text, one, start, stop in spans if one in self._words]
+        spelled += [text[start:stop] for text, token, start, stop in spans if token in self._words]
         words = (
             text.replace("\u2581", " ").casefold().split() for text in spelled
         )  # SentencePiece
-        patterns = {r"\s+".join(map(re.escape, one)) for one in words}
+        patterns = {r"\s+".join(map(re.escape, word)) for word in words}
         self._spelled = re.compile("|".join(sorted(patterns)))
         self._encoder = self._make_encoder()
         names = (self._texts | self._names).items()
+        # Added tokens may have other ids in the encoder copy; `_read` maps them back.
         encoded = {self._encoder.token_to_id(name): i for i, name in names}
-        self._original = {other: i for other, i in encoded.items() if other not in (None, i)}
+        self._original = {variant: i for variant, i in encoded.items() if variant not in (None, i)}
         marks = template.thoughts
+        # Agents write thoughts themselves, so their messages may have the marks.
         of_thoughts = self.find_ids(marks.open + marks.close + marks.answer) if marks else []
         self._allowed = frozenset(token for token in of_thoughts if not added[token].special)
+        # Self-test: the encoder copy has to read the template's text as the original does.
         for pieces in probes:
-            text = "".join(one if isinstance(one, str) else one.text for one in pieces)
-            if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
+            text = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+            if self._read(pieces) != tuple(token for token, *_ in self._scan(text)):
                 problem = f"the tokenizer {self._name} reads its chat template's control tokens in"
                 fix = "use another model, or report this with the model's name"
                 raise UserError(f"{problem} a way that can't be kept from what people say", fix)
@@ -111,12 +118,13 @@ class ControlTokens:
 
         Allowed control tokens stay whole.
         """
-        allowed, text, at = self.allowed_ids(message.role), message.text, 0
-        spans = [(start, stop) for one, start, stop in self._scan(text) if one in allowed]
+        allowed, text, position = self.allowed_ids(message.role), message.text, 0
+        spans = [(start, stop) for token, start, stop in self._scan(text) if token in allowed]
+        # The end of the text closes its last part, as an allowed token would.
         for start, stop in [*spans, (len(text), len(text))]:
-            yield from ((c, _fold(c)[:1] in self._firsts) for c in text[at:start])
+            yield from ((c, _fold(c)[:1] in self._firsts) for c in text[position:start])
             yield text[start:stop], False
-            at = stop
+            position = stop
 
     def allowed_ids(self, role: str) -> frozenset[int]:
         """Return the control tokens that messages of this role may spell: thoughts and calls."""
@@ -125,11 +133,12 @@ class ControlTokens:
     def allow(self, ids: Collection[int]) -> None:
         """Let assistant messages spell these control tokens, which write calls."""
         self._allowed |= frozenset(ids)
+        # Cached results were made with the earlier set of tokens.
         for cached in (self._encode, self.break_up):
             cached.cache_clear()
 
     def find_ids(self, text: str) -> list[int]:
-        return [one for one, *_ in self._scan(text) if one in self.ids]
+        return [token for token, *_ in self._scan(text) if token in self.ids]
 
     def _plain_markers(
         self, chats: Sequence[Sequence[str]], control: re.Pattern[str]
@@ -138,8 +147,14 @@ class ControlTokens:
         markers: set[str] = set()
         for chat in chats:
             runs = [control.split(self._rename(text, self.ids)) for text in chat]
-            if any(len(one) == 1 and _SIGNED.search(one[0]) for one in runs[1:]):
-                lines = (line.strip() for one in runs for run in one for line in run.split("\n"))
+            # No control token separates the turns of this template, so lines of text do (`User:`).
+            if any(len(run_) == 1 and _SIGNED.search(run_[0]) for run_ in runs[1:]):
+                lines = (
+                    line.strip()
+                    for text_runs in runs
+                    for run in text_runs
+                    for line in run.split("\n")
+                )
                 markers |= {_fold(line) for line in lines if len(line) > 1 and _SIGNED.search(line)}
         longest = sorted(markers, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest))) if markers else None
@@ -148,12 +163,14 @@ class ControlTokens:
 
     def _make_encoder(self) -> Tokenizer:
         state: dict[str, Any] = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        # Nothing may be cut off, and the template has written all special tokens already.
         state |= {"truncation": None, "padding": None, "post_processor": None}
         for token in state["added_tokens"]:
             if token["id"] in self._names:
                 name = self._names[token["id"]]
                 token |= {"content": name, "normalized": False, "single_word": False}
         model, names = state["model"], {self._texts[i]: name for i, name in self._names.items()}
+        # A dict for BPE and WordPiece, a list with scores for Unigram.
         if isinstance(model["vocab"], dict):
             model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
         else:
@@ -167,14 +184,18 @@ class ControlTokens:
 
     def _encode_pieces(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
         ids = self._read(pieces)
+        # Each piece may write certain control tokens. If the whole has others, or in another order,
+        # contents add up to one across the borders of pieces.
         expected = [
-            one
+            token
             for text, allowed in map(self._writable, pieces)
-            for one, *_ in (self._scan(text) if allowed else ())
-            if one in allowed and one in self._checked
+            for token, *_ in (self._scan(text) if allowed else ())
+            if token in allowed and token in self._checked
         ]
-        is_forged = [one for one in ids if one in self._checked] != expected
+        is_forged = [token for token in ids if token in self._checked] != expected
         if self._words and not is_forged:
+            # Role markers that are ordinary tokens of the vocabulary have no secret names: count
+            # them with and without the contents.
             bare = [p if isinstance(p, str) else Slot("x" * bool(p.text)) for p in pieces]
             is_forged = self._count_words(ids) > self._count_words(self._read(bare))
         if is_forged:
@@ -196,12 +217,12 @@ class ControlTokens:
         return piece.text, self.allowed_ids(piece.role)
 
     def _rename_controls(self, text: str, ids: frozenset[int]) -> str:
-        result, at = "", 0
-        for one, start, stop in self._scan(text) if ids else ():
-            if one in ids:
-                result += text[at:start] + self._names[one]
-                at = stop
-        return result + text[at:]
+        result, position = "", 0
+        for token, start, stop in self._scan(text) if ids else ():
+            if token in ids:
+                result += text[position:start] + self._names[token]
+                position = stop
+        return result + text[position:]
 
     # -- contents ---------------------------------------------------------------------------------
 
@@ -211,18 +232,20 @@ class ControlTokens:
         Tokens of one character stay whole; the encoder handles them.
         """
         allowed = self.allowed_ids(role)
+        # A space may change how its neighbors are tokenized, so the result is checked again.
         for _ in range(BREAKS):
-            at = {
+            # Right after the first visible character of the token, so that it is no longer spelled.
+            breaks = {
                 start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
-                for one, start, stop in (self._scan(text) if self._may_spell(text) else ())
-                if (one in self._signed and one not in allowed) or one in self._words
+                for token, start, stop in (self._scan(text) if self._may_spell(text) else ())
+                if (token in self._signed and token not in allowed) or token in self._words
             }
             if self._markers is not None:
-                at |= {match.start() + 1 for match in self._markers.finditer(_fold(text))}
-            if not at:
+                breaks |= {match.start() + 1 for match in self._markers.finditer(_fold(text))}
+            if not breaks:
                 return text
-            text = " ".join(text[a:b] for a, b in pairwise([0, *sorted(at), len(text)]))
-        if self._count_words(one for one, *_ in self._scan(text)):
+            text = " ".join(text[a:b] for a, b in pairwise([0, *sorted(breaks), len(text)]))
+        if self._count_words(token for token, *_ in self._scan(text)):
             problem = "a message spells a role marker of the chat template that can't be broken up"
             raise UserError(problem, "remove it from the message")
         return text
@@ -236,13 +259,13 @@ class ControlTokens:
             return ()
         tokens = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        return tuple((one, *span) for one, span in pairs)
+        return tuple((token, *span) for token, span in pairs)
 
     def _count_words(self, ids: Iterable[int]) -> int:
-        return sum(one in self._words for one in ids)
+        return sum(token in self._words for token in ids)
 
 
 def _fold(text: str) -> str:
     """Fold width and case of each character that stays one character."""
-    folded = (unicodedata.normalize("NFKC", one).casefold() for one in text)
+    folded = (unicodedata.normalize("NFKC", character).casefold() for character in text)
     return "".join(new if len(new) == 1 else old for new, old in zip(folded, text, strict=True))

@@ -103,12 +103,14 @@ def load(
     # In 4 bits this is a lower bound: embeddings and norms keep their dtype.
     size = count_weights(Path(source)) * (0.5 if load_in_4bit else dtype.itemsize)
     free, _ = device_memory(device)
+    # Otherwise the system would kill the process without a message.
     if size > free:
         raise UserError(
             f"the weights of {source} take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
             f"memory are free on {device}",
             "use a smaller model, or a machine with more memory",
         )
+    # Fails before the weights are read, which takes minutes for a large model.
     if attention:
         skeleton(source, attention)
     words: dict[str, Any] = {"config": config, "attn_implementation": attention}
@@ -148,6 +150,8 @@ def load_renderer(
     source = resolve(name_or_path)
     if not Path(source).is_dir():
         return _new_renderer(source, template_args)
+    # Tokenizers take seconds to load, and commands ask for the same one several times. Times of
+    # modification and sizes stand for the contents of the files.
     with os.scandir(source) as files:
         stats = sorted((file.name, file.stat()) for file in files if file.is_file())
     state = [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
@@ -227,9 +231,12 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         check_safetensors(source)
+    # Loaded aside and copied: after an error the old weights are whole, and others who hold the
+    # model see the new ones.
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         fresh = merged(load_adapter(fresh, Path(path)))
+    # Different weights can't be copied into tied ones.
     if fresh.get_input_embeddings().weight is not fresh.get_output_embeddings().weight:
         untie(loaded.model)
     weights = fresh.state_dict()
@@ -245,6 +252,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
 def resolve(name_or_path: str | Path) -> str:
     """Return the folder of a packaged, converted or local checkpoint, or the hub name unchanged."""
     name = str(name_or_path)
+    # Before local folders, so that a folder of this name in the working folder changes nothing.
     if ours := packaged_folder(name) or converted_folder(name):
         return str(ours)
     folder = expanded(name)
@@ -257,6 +265,7 @@ def resolve(name_or_path: str | Path) -> str:
             merging = f"coterie export model {folder} --merge --out MERGED"
             todo = f"the folder is a LoRA adapter: run `{merging}` and give MERGED"
         raise UserError(f"{folder} is not a model: it has no config.json", todo)
+    # A `Path` never means a name on the hub; with the slash it can't be read as one.
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
 
@@ -268,6 +277,7 @@ def identity(name_or_path: str | Path) -> str:
     if packaged_folder(name) or converted_folder(name) or not folder.is_dir():
         return name
     patterns = ("*.safetensors", "config.json", *TOKENIZER_FILES)
+    # Everything that determines the model's log-probs and prompts, and nothing else in the folder.
     files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     digest = hashlib.sha256()
     for file in files:
@@ -299,11 +309,12 @@ def context_length(config: Any) -> int | None:
     """
     text = config.get_text_config()
     max_positions: int | None = getattr(text, "max_position_embeddings", None)
+    # One set of parameters, or one for each type of layer.
     angles = getattr(text, "rope_parameters", None) or {}
-    kinds = [angles] if "rope_type" in angles else [one for one in angles.values() if one]
-    long = [one for one in kinds if one["rope_type"] == "longrope"]
-    lengths = [max_positions, *(one["original_max_position_embeddings"] for one in long)]
-    return min((one for one in lengths if one is not None and one > 0), default=None)
+    kinds = [angles] if "rope_type" in angles else [angle for angle in angles.values() if angle]
+    long = [angle for angle in kinds if angle["rope_type"] == "longrope"]
+    lengths = [max_positions, *(angle["original_max_position_embeddings"] for angle in long)]
+    return min((length for length in lengths if length is not None and length > 0), default=None)
 
 
 def is_adapter(folder: Path | str) -> bool:
@@ -316,6 +327,7 @@ def _config(source: str) -> "PreTrainedConfig":
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
     config = read_part(AutoConfig, source, "its config.json")
+    # Reward models and classifiers have the config of a causal model; their architecture differs.
     names = config.architectures or []
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
         not name.endswith(CAUSAL) for name in names
@@ -347,6 +359,7 @@ def _generation_ends(source: str, config: "PreTrainedConfig") -> list[int]:
     from transformers import GenerationConfig
 
     folder, ends = Path(source), getattr(config, "eos_token_id", None)
+    # The generation config has all ends of turn, the model's config often one of them.
     if not folder.is_dir() or (folder / "generation_config.json").is_file():
         ends = read_part(GenerationConfig, source, "its generation_config.json").eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
@@ -407,6 +420,7 @@ def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: An
             **words,
         )
     except RuntimeError as error:
+        # Transformers proposes this argument in its error for tensors of another shape.
         if "ignore_mismatched_sizes" not in str(error):
             raise
         raise UserError(
@@ -438,10 +452,10 @@ def reading(path: Path, todo: str = COPY) -> Iterator[None]:
     except DAMAGE as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            reason = f"{name}: {first['msg']}"
-            reason = f"it has no {name!r}" if first["type"] == "missing" else reason
+            detail = error.errors()[0]
+            name = ".".join(map(str, detail["loc"]))
+            reason = f"{name}: {detail['msg']}"
+            reason = f"it has no {name!r}" if detail["type"] == "missing" else reason
         raise UserError(f"{path} is cut off or damaged: {reason}", todo) from error
 
 

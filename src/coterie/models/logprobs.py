@@ -42,7 +42,7 @@ WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")
 def token_logprobs(
     model: Any,
     ids: Tensor,
-    at: Tensor,
+    parent_indices: Tensor,
     tokens: Tensor,
     *,
     temperature: float = 1.0,
@@ -65,30 +65,43 @@ def token_logprobs(
         compute: Function of a chunk; by default its log-probs.
     """
     compute = compute or _chunk
+    # `[B, L, width]`. The layers run once; only the projection to the vocabulary is in chunks.
     hidden = hidden_states(model, ids, **inputs)
     # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
-    parents = hidden.flatten(0, 1).index_select(0, at)
+    parents = hidden.flatten(0, 1).index_select(0, parent_indices)
     elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
     chunk = max(1, elements // model.config.get_text_config().vocab_size)
-    again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+    # The projection draws no random numbers, so their state need not be kept.
+    recompute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
     pieces = []
-    for start in range(0, max(1, len(at)), chunk):
+    # At least one chunk, which may be empty: a batch without tokens has a result, too.
+    for start in range(0, max(1, len(parent_indices)), chunk):
         # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
-        run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
+        run = (
+            recompute
+            if torch.is_grad_enabled() and start + chunk < len(parent_indices)
+            else compute
+        )
         part = (parents[start : start + chunk], tokens[start : start + chunk])
         pieces.append(run(model, *part, temperature))
     return torch.cat(pieces)
 
 
 def token_entropies(
-    model: Any, ids: Tensor, at: Tensor, tokens: Tensor, *, gradient: bool = False, **options: Any
+    model: Any,
+    ids: Tensor,
+    parent_indices: Tensor,
+    tokens: Tensor,
+    *,
+    gradient: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return log-probs as :func:`token_logprobs` does, and the entropies of their distributions; ``[N, 2]``.
 
     Entropies (nats) are exact over the vocabulary and have a gradient only with ``gradient``.
     """
     compute = partial(_chunk_with_entropy, gradient=gradient)
-    return token_logprobs(model, ids, at, tokens, compute=compute, **options)
+    return token_logprobs(model, ids, parent_indices, tokens, compute=compute, **options)
 
 
 def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
@@ -101,6 +114,8 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
     inner: Any = causal(model)
     flat: Any = hidden.reshape(1, -1, hidden.shape[-1])
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=hidden.device)
+    # The model's own code applies its scale, bias or soft cap of the logits. Only its layers are
+    # replaced, by the given states.
     with _fixed_output(body(model), _States(last_hidden_state=flat)):
         logits = inner(input_ids=ids, use_cache=False).logits.float()
     return logits.reshape(*hidden.shape[:-1], -1)
@@ -125,15 +140,16 @@ class _States(BaseModelOutputWithPast):
 
 @contextmanager
 def _fixed_output(module: Any, output: Any) -> Iterator[None]:
-    own = vars(module).get("forward")
+    # Another library may have put a `forward` on this module, which has to be restored.
+    patched_forward = vars(module).get("forward")
     module.forward = lambda *_, **__: output
     try:
         yield
     finally:
-        if own is None:
+        if patched_forward is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = patched_forward
 
 
 def _all_logprobs(model: Any, hidden: Tensor, temperature: float) -> Tensor:
@@ -189,7 +205,7 @@ class PackedBatch:
 
 def pack_batch(
     sequences: Sequence[Ids],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     rule: CostRule | None,
     device: torch.device | str = "cpu",
     *,
@@ -205,30 +221,34 @@ def pack_batch(
         flex: Build the mask for FlexAttention.
     """
     packs = pack(sequences, rule)
-    width = max(len(one.trie) for one in packs)
+    width = max(len(pack.trie) for pack in packs)
     ids_BW = np.full((len(packs), width), PADDING)
-    at, indices, labels = [], [], []
+    parents, indices, labels = [], [], []
     rows: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(sequences)
     count = 0
-    for row, one in enumerate(packs):
-        trie = one.trie
+    for row, packed in enumerate(packs):
+        trie = packed.trie
         ids_BW[row, : len(trie)] = trie.ids
+        # Nodes of the selected tokens, for each sequence in the trie.
         selected = [
-            path[np.asarray(places[i], np.int64)]
-            for i, path in zip(one.members, trie.paths, strict=True)
+            path[np.asarray(positions[i], np.int64)]
+            for i, path in zip(packed.members, trie.paths, strict=True)
         ]
+        # A node that several sequences select is computed once; `back` has the index of each token.
         nodes, back = np.unique(np.concatenate(selected), return_inverse=True)
-        at.append(row * width + trie.parents[nodes])
+        # The state at a node's parent predicts its token. Indices are into the flattened ids.
+        parents.append(row * width + trie.parents[nodes])
         indices.append(row * width + nodes)
         labels.append(trie.ids[nodes])
         stops = np.cumsum([len(part) for part in selected])[:-1]
-        for i, part in zip(one.members, np.split(back, stops), strict=True):
+        for i, part in zip(packed.members, np.split(back, stops), strict=True):
             rows[i] = torch.from_numpy(count + part).to(device)
         count += len(nodes)
     at_N, nodes_N, labels_N = (
-        torch.from_numpy(np.concatenate(one)).to(device) for one in (at, indices, labels)
+        torch.from_numpy(np.concatenate(arrays)).to(device) for arrays in (parents, indices, labels)
     )
-    branches = any(not one.trie.is_chain for one in packs)
+    # A batch of chains is an ordinary batch: causal attention needs no mask, and is faster.
+    branches = any(not pack.trie.is_chain for pack in packs)
     return PackedBatch(
         torch.from_numpy(ids_BW).to(device),
         (_block_mask if flex else _mask)(packs, width, device) if branches else None,
@@ -241,13 +261,14 @@ def pack_batch(
 
 
 def model_batch(
-    model: Any, sequences: Sequence[Ids], places: Sequence[Sequence[int]], rule: CostRule | None
+    model: Any, sequences: Sequence[Ids], positions: Sequence[Sequence[int]], rule: CostRule | None
 ) -> PackedBatch:
     """Pack a batch on the model's device, with a mask for its attention implementation."""
     weight, attention = model.get_input_embeddings().weight, model.config._attn_implementation
     flex = attention == "flex_attention"
-    batch = pack_batch(sequences, places, rule, weight.device, flex=flex)
+    batch = pack_batch(sequences, positions, rule, weight.device, flex=flex)
     if attention == "eager" and isinstance(batch.mask, Tensor):  # it adds its mask to the scores
+        # As in Transformers: with -inf, a row without any key would become NaN.
         lowest = torch.finfo(weight.dtype).min
         bias = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
         batch = replace(batch, mask=bias.masked_fill_(~batch.mask, lowest))
@@ -257,32 +278,34 @@ def model_batch(
 def sequence_logprobs(
     model: Any,
     sequences: Sequence[Ids],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     rule: CostRule | None = None,
     *,
     compute: Callable[..., Tensor] = token_logprobs,
     **options: Any,
 ) -> list[Tensor]:
     """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence."""
-    batch = model_batch(model, sequences, places, rule)
+    batch = model_batch(model, sequences, positions, rule)
     values_N = compute(model, batch.ids, batch.at, batch.labels, **batch.inputs, **options)
     return [values_N.index_select(0, row) for row in batch.rows]
 
 
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
     """Build the mask: a node attends to itself and its ancestors, padding to itself."""
+    # Padding attends to itself: a softmax over no keys would be NaN.
     mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
-    for row, one in enumerate(packs):
-        nodes = len(one.trie)
-        mask_BWW[row, :nodes, :nodes] = torch.from_numpy(one.trie.ancestors())
+    for row, packed in enumerate(packs):
+        nodes = len(packed.trie)
+        mask_BWW[row, :nodes, :nodes] = torch.from_numpy(packed.trie.ancestors())
     return by_blocks(mask_BWW[:, None].to(device))
 
 
 def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:
     """Build the mask for FlexAttention from entry and exit times. Skips blocks without an ancestor."""
+    # Padding is its own only descendant, and so attends to itself alone.
     exits_BW = torch.arange(1, width + 1).repeat(len(packs), 1)
-    for row, one in enumerate(packs):
-        exits_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.exits)
+    for row, packed in enumerate(packs):
+        exits_BW[row, : len(packed.trie)] = torch.from_numpy(packed.trie.exits)
     exits_BW = exits_BW.to(device)
 
     def is_above(row: Tensor, _: Tensor, node: Tensor, key: Tensor) -> Tensor:
@@ -293,8 +316,8 @@ def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -
 
 def _positions(packs: Sequence[Pack], width: int) -> Tensor:
     positions_BW = torch.zeros(len(packs), width, dtype=torch.long)
-    for row, one in enumerate(packs):
-        positions_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.depths)
+    for row, packed in enumerate(packs):
+        positions_BW[row, : len(packed.trie)] = torch.from_numpy(packed.trie.depths)
     return positions_BW
 
 
@@ -339,6 +362,7 @@ class BlockedMask(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is scaled_dot_product_attention and len(args) == 3:
                 mask = options["attn_mask"]
+                # Only self-attention of the whole trie: other shapes don't fit the blocks.
                 if args[0].shape[-2] == args[1].shape[-2] == mask.shape[-1]:
                     del options["attn_mask"]
                     return _attend(mask.blocks, *args, **options)
@@ -360,6 +384,7 @@ def by_blocks(mask: Tensor) -> Tensor:
 
 def _blocks(mask: Tensor) -> Iterator[Block]:
     for part in mask.split(BLOCK):
+        # Neighbors in depth-first order have mostly the same ancestors, so a block has few keys.
         keys = part.any(0).nonzero().squeeze(1)
         yield Block(keys, part.index_select(1, keys)[None, None])
 

@@ -53,21 +53,26 @@ def build(sequences: Sequence[Ids]) -> Trie:
     depths: list[np.ndarray] = []
     cuts: list[tuple[np.ndarray, int]] = []
     paths: list[np.ndarray] = [arrays[0]] * len(arrays)
-    path = before = np.zeros(0, np.int64)
+    path = previous = np.zeros(0, np.int64)
     count = 0
+    # In sorted order, each sequence leaves the path of the one before it at their common prefix:
+    # this is a depth-first traversal of the trie.
     for index in lexicographic(sequences):
         ids = arrays[index]
-        shared = shared_length(before, ids)
+        shared = shared_length(previous, ids)
+        # Nodes of the old path after the prefix get no more descendants.
         if shared < len(path):
             cuts.append((path[shared:], count))
         new = np.arange(count, count + len(ids) - shared)
         if len(new):
             pieces.append(ids[shared:])
+            # The first new node is a child of the last shared one, or a root.
             parents.append(np.concatenate(([path[shared - 1] if shared else -1], new[:-1])))
             depths.append(np.arange(shared, len(ids)))
         path = np.concatenate((path[:shared], new))
-        paths[index], before = path, ids
+        paths[index], previous = path, ids
         count += len(new)
+    # The last path is never left, so its nodes end with the trie.
     exits = np.full(count, count)
     for nodes, stop in cuts:
         exits[nodes] = stop
@@ -118,6 +123,7 @@ class CostRule:
 
         config = model.config.get_text_config()
         embedding = model.get_input_embeddings().weight.numel()
+        # Embeddings are looked up, not multiplied, so they cost nothing.
         weights = sum(weight.numel() for weight in body(model).parameters()) - embedding
         width = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
         attention = 4 * config.num_attention_heads * width * config.num_hidden_layers
@@ -126,19 +132,21 @@ class CostRule:
     def groups(self, sequences: Sequence[Ids]) -> list[Group]:
         """Group sequences: each joins the trie of the previous one, in sorted order, if that is cheaper."""
         groups: list[Group] = []
-        before = np.zeros(0, np.int64)
+        previous = np.zeros(0, np.int64)
         for index in lexicographic(sequences):
             ids = np.asarray(sequences[index])
             new = Group((index,), len(ids), True)
             if groups:
-                last = groups[-1]
-                nodes = last.nodes + len(ids) - shared_length(before, ids)
-                joined = Group((*last.members, index), nodes, last.chain and nodes == len(ids))
-                if self.cost(joined) < self.cost(last) + self.cost(new):
+                group = groups[-1]
+                nodes = group.nodes + len(ids) - shared_length(previous, ids)
+                # The previous sequence shares the longest prefix, so no other needs to be compared.
+                # The trie is a chain as long as each sequence extends the one before it.
+                joined = Group((*group.members, index), nodes, group.chain and nodes == len(ids))
+                if self.cost(joined) < self.cost(group) + self.cost(new):
                     new = joined
                     groups.pop()
             groups.append(new)
-            before = ids
+            previous = ids
         return groups
 
     def cost(self, group: Group) -> float:
@@ -187,6 +195,7 @@ class Splitter:
     def microbatches(self, families: Sequence[Family], ranks: int = 1) -> list[list[list[int]]]:
         """Return the micro-batches of each rank, as indices of items; ranks do about equal work."""
         families = sorted(families, key=lambda f: (f.length, f.items), reverse=True)
+        # Dealt out in order of length, ranks get about equal work, and wait little for each other.
         return [self._cut(families[rank::ranks]) for rank in range(ranks)]
 
     def families(self, indices: Sequence[int]) -> list[Family]:
@@ -197,6 +206,8 @@ class Splitter:
                 lengths = [len(ids) for ids in self.sequences[item]]
                 families.append(Family((item,), max(lengths), len(lengths), sum(lengths)))
             return families
+        # An item with several sequences (a pair) may be in several tries, and connects them: its
+        # loss needs all of them in one pass.
         owners = [item for item in indices for _ in self.sequences[item]]
         packed = self.rule.groups([ids for item in indices for ids in self.sequences[item]])
         tries: dict[int, list[int]] = {item: [] for item in indices}
@@ -210,6 +221,8 @@ class Splitter:
                 nodes = sum(packed[number].nodes for number in numbers)
                 families.append(Family(tuple(items), length, len(numbers), nodes))
             else:
+                # Neighbors share the longest prefixes, so most of the sharing stays within the
+                # halves.
                 items.sort(key=lambda item: tuple(self.sequences[item][0]))
                 half = len(items) // 2
                 families += self.families(items[:half]) + self.families(items[half:])
@@ -228,8 +241,11 @@ class Splitter:
             for start in range(stop - 1, -1, -1):
                 rows += by_length[start].tries
                 padded = rows * by_length[start].length
+                # Further back families are longer, so no larger part fits, either.
                 if choice and padded > self.budget:
                     break
+                # Each pass has a fixed cost, which limits the number of small parts with little
+                # padding.
                 cost = best[start][0] + padded + PASS_COST
                 choice = min(choice or (cost, start), (cost, start))
             assert choice is not None
@@ -248,16 +264,16 @@ def _connected(tries: dict[int, list[int]]) -> list[list[int]]:
     for item, numbers in tries.items():
         for number in numbers:
             owners.setdefault(number, []).append(item)
-    place = {item: at for at, item in enumerate(tries)}
+    rank = {item: index for index, item in enumerate(tries)}
     groups: list[list[int]] = []
     seen: set[int] = set()
     for item in tries:
         group = [] if item in seen else [item]
         seen.add(item)
-        for one in group:  # grows
-            others = {other for number in tries[one] for other in owners[number]} - seen
-            seen |= others
-            group += others
+        for trie in group:  # grows
+            neighbors = {neighbor for number in tries[trie] for neighbor in owners[number]} - seen
+            seen |= neighbors
+            group += neighbors
         if group:
-            groups.append(sorted(group, key=place.__getitem__))
+            groups.append(sorted(group, key=rank.__getitem__))
     return groups

@@ -77,8 +77,11 @@ class ToolTemplate:
         self._template = template
         text = self._text([_USER], True)
         self.shows_tools = all(tool.name in text and tool.description in text for tool in TOOLS)
+        # Templates may refuse two calls of a message, or ids of another form.
         forms = [(count, ids) for count in (2, 1) for ids in CALL_IDS]
-        count, ids = next((one for one in forms if self._calls(CALLS[: one[0]], one[1])), (0, ""))
+        count, ids = next(
+            (form for form in forms if self._calls(CALLS[: form[0]], form[1])), (0, "")
+        )
         self.parallel = count == 2
         if self.shows_tools and count:
             self.syntax = self._find_syntax(self._calls(CALLS[:count], ids), count)
@@ -91,9 +94,9 @@ class ToolTemplate:
         system = {"role": "system", "content": f"{WORD}9x"}
         self.system_with_results = is_user or template.shows([system, *chat[:-2]])
 
-    def call_id(self, place: int) -> str:
+    def call_id(self, index: int) -> str:
         """Return a call's id by its position, so that prompts stay equal, with ``{name}`` for the tool's name."""
-        return self.ids.format(place=place, name="{name}")
+        return self.ids.format(place=index, name="{name}")
 
     def required(self) -> CallSyntax:
         """Return the syntax; ``UserError`` for a model without one."""
@@ -117,14 +120,15 @@ class ToolTemplate:
 
     def _calls(self, calls: Sequence[tuple[str, Message]], ids: str, result: bool = False) -> str:
         """Return the text of a message with calls after its header; empty if the template refuses or omits them."""
-        message = _calling([_call(*one, ids, at) for at, one in enumerate(calls)])
-        results = [_result("done", one["id"]) for one in message["tool_calls"] if result]
+        message = _calling([_call(*call, ids, index) for index, call in enumerate(calls)])
+        results = [_result("done", call["id"]) for call in message["tool_calls"] if result]
         text = self._answer([message, *results])
         return text if all(name in text for name, _ in calls) else ""
 
     def _answer(self, chat: Sequence[Message]) -> str:
         """Return the text after a user's message and the header of the answer."""
         text = self._text([_USER, *chat], False).rpartition(_USER["content"])[2]
+        # Without the thought that the header opens: some templates leave it out before calls.
         header = self._template.header.rstrip().removesuffix(THOUGHT)
         return text.partition(header)[2] if header and header in text else text
 
@@ -132,8 +136,10 @@ class ToolTemplate:
         """Return the syntax that reads the template's calls."""
         header = self._template.header.rstrip()
         for syntax in SYNTAXES.values():
+            # The calls have quotes, tags, nested values and special characters, so that a syntax
+            # which only resembles the model's does not read them back.
             read = syntax.parse(text, "end", TOOLS)
-            calls = [(one.name, one.error or json.loads(one.arguments)) for one in read]
+            calls = [(call.name, call.error or json.loads(call.arguments)) for call in read]
             if calls == list(CALLS[:count]):
                 opens = (mark for mark in THOUGHTS if header.endswith(mark))
                 return replace(syntax, thinks=next(opens, ""))
@@ -146,11 +152,13 @@ class ToolTemplate:
         alike = self._calls(CALLS[:1], ids).startswith(lead) and "name" not in ids
         forms: dict[Results, bool] = {"tool": alike or not ids, "calls": bool(ids)}
         self.ids = ids or self.ids
-        for form in (one for one, fits in forms.items() if fits):
-            for one in (ids,) if ids else CALL_IDS:
-                chat = self._dialogue(form, one)
+        for form in (form_ for form_, fits in forms.items() if fits):
+            # Results must have the ids of the calls; without calls, any form that the template
+            # takes.
+            for id_form in (ids,) if ids else CALL_IDS:
+                chat = self._dialogue(form, id_form)
                 if self._template.shows(chat, "tool"):
-                    self.results, self.ids = form, one
+                    self.results, self.ids = form, id_form
                     return
 
     def _find_tokens(
@@ -162,10 +170,12 @@ class ToolTemplate:
         """
         calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:count]]
         text = self._calls(calls, self.ids, True) or self._calls(calls, self.ids)
-        before, last, after = text.rpartition(f"{WORD}last")
-        inside = set(control.find_ids(before + last))
+        beginning, word, rest = text.rpartition(f"{WORD}last")
+        # A token that occurs in calls can't end the message, which may have several calls.
+        inside = set(control.find_ids(beginning + word))
         inside |= set(control.find_ids("" if syntax.ends_message else syntax.closing))
-        ends = [one for one in control.find_ids(after) if one not in inside][:1]
+        ends = [token for token in control.find_ids(rest) if token not in inside][:1]
+        # Control tokens that every message has are no markup of calls.
         plain = self._template.try_text([_USER, {"role": "assistant", "content": WORD}], False)
         return frozenset(ends), frozenset(inside - {*control.find_ids(plain), *ends})
 
@@ -175,9 +185,9 @@ class ToolTemplate:
         chat: list[dict[str, Any]] = [{"role": "user", "content": next(words)}]
         for calls in (2 if self.parallel or form == "tool" else 1, 1):
             text, name = next(words), TOOLS[0].name
-            message = _calling([_call(name, {"query": text}, ids, place) for place in range(calls)])
+            message = _calling([_call(name, {"query": text}, ids, index) for index in range(calls)])
             chat.append(message if form == "calls" else {"role": "assistant", "content": text})
-            chat += [_result(next(words), one["id"]) for one in message["tool_calls"]]
+            chat += [_result(next(words), call["id"]) for call in message["tool_calls"]]
         chat.append({"role": "assistant", "content": next(words)})
         return [*chat, {"role": "user", "content": next(words)}]
 
@@ -185,9 +195,9 @@ class ToolTemplate:
         return self._template.try_text(chat, generation, [openai_tool(tool) for tool in TOOLS])
 
 
-def _call(name: str, arguments: Message, ids: str, place: int) -> dict[str, Any]:
+def _call(name: str, arguments: Message, ids: str, index: int) -> dict[str, Any]:
     call = ToolCall("", name, json_text(arguments))
-    return openai_call(call, ids.format(place=place, name=name))
+    return openai_call(call, ids.format(place=index, name=name))
 
 
 def _calling(calls: Sequence[Message]) -> dict[str, Any]:

@@ -64,8 +64,11 @@ class Recipe(ABC):
         self.settings = settings
         self.name = settings.recipe
         self.environment = make_environment(settings)
+        # Only the types of the openers are checked here. Nothing is opened, so the folder does not
+        # matter.
         environment_openers = openers_of(self.environment, Path())
         check_needs(self.environment, {**environment_openers, **self.openers()})
+        # Models are opened on first use, so that a plan needs no weights.
         self._roles: Roles | None = None
 
     # -- for subclasses -----------------------------------------------------------------------
@@ -85,8 +88,8 @@ class Recipe(ABC):
         """Return the environment's only actor, an agent. Raises ``UserError`` for other environments."""
         agents, actors = agents_of(self.environment), self.environment.actors
         if len(actors) != 1 or not agents:
-            played = self.settings.played
-            problem = f"{self.name} trains one agent, and {played} has {', '.join(actors)}"
+            benchmark = self.settings.played
+            problem = f"{self.name} trains one agent, and {benchmark} has {', '.join(actors)}"
             raise UserError(problem, advice)
         return agents[0]
 
@@ -129,17 +132,21 @@ class Recipe(ABC):
         for tree, selection in load_selections(run, iteration):
             yield players[selection.agent], tree, selection
 
-    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+    def training_view(
+        self, run: Run, tree: Tree, selection: Selection, leaf: str | None = None
+    ) -> View:
         """Return the agent's view of the path to ``leaf`` (default: of the selection) under its recontext rule."""
-        leaf = leaf or one.leaf
-        if one.context is None:
-            return view(tree, leaf, one.agent)
-        edit, render = self.edits[one.context], self.renderer(one.agent).render
-        return recontext(tree, leaf, one.agent, name=one.context, edit=edit, render=render)
+        leaf = leaf or selection.leaf
+        if selection.context is None:
+            return view(tree, leaf, selection.agent)
+        edit, render = self.edits[selection.context], self.renderer(selection.agent).render
+        return recontext(
+            tree, leaf, selection.agent, name=selection.context, edit=edit, render=render
+        )
 
-    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+    def make_pair(self, tree: Tree, selection: Selection, chosen: View, rejected: View) -> Pair:
         """Pair two alternatives of one turn. Pairs of one tree share a group."""
-        return turn_pair(chosen, rejected, weight=one.weight, group=tree.task)
+        return turn_pair(chosen, rejected, weight=selection.weight, group=tree.task)
 
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for invalid settings within seconds."""
@@ -160,6 +167,7 @@ class Recipe(ABC):
 
     def training_tasks(self) -> int:
         """Return the number of training tasks per iteration."""
+        # Recipes have different keys for the number of tasks; the first usual key counts.
         values = flatten(self.settings.model_dump(mode="json"))
         candidates = (values.get(key) for key in ("rollout.tasks", "tasks"))
         return next((n for n in candidates if isinstance(n, int)), self.settings.evaluate.tasks)
@@ -170,8 +178,9 @@ class Recipe(ABC):
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
-        *before, count = self.draws(iteration)
-        return self.environment.tasks("train", count, self.settings.seed, before)
+        # The counts of earlier iterations tell the environment where to continue.
+        *previous_counts, count = self.draws(iteration)
+        return self.environment.tasks("train", count, self.settings.seed, previous_counts)
 
     def dialogues(self) -> int:
         """Return the maximum number of training dialogues of all iterations; 0 if unknown."""
@@ -223,16 +232,23 @@ class Recipe(ABC):
 
         def done(run: Run, iteration: int, progress: Progress) -> Metrics:
             models = self.models(run)
+            # Servers and cached models leave the devices first, because a training needs their
+            # memory.
             if alone or roles:
                 models.make_room()
             result: Any = do(run, iteration, progress)
+            # A coroutine runs on the event loop of the engines, which stay open between stages.
             metrics = models.run_async(result) if inspect.iscoroutine(result) else result
             return metrics or {}
 
         required = tuple(stage.step for stage in after)
-        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
+        # Stages of the same kind do the same work, so that a dry run can estimate a stage from a
+        # trial.
+        stage_kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
         settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
-        return Stage(Step(iteration, name), done, required, (*settings, *depends), roles, kind)
+        return Stage(
+            Step(iteration, name), done, required, (*settings, *depends), roles, stage_kind
+        )
 
     # -- for the loop -------------------------------------------------------------------------
 
@@ -255,10 +271,13 @@ class Recipe(ABC):
     def _fingerprints(self) -> dict[Step, str]:
         person = self.settings.user_simulator.identity()
         common = (self._models, self._content, self.settings.seed, person)
+        # No arguments add nothing to the hash, so that a run without any keeps its fingerprints.
         args = sorted(self.settings.engine.template.items())
         prints: dict[Step, str] = {}
         for stage in self.stages():
-            inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
+            # The hashes of the inputs are included, so that a change also invalidates all later
+            # stages.
+            inputs = [f"{step} {prints.get(step, '')}" for step in stage.after]
             depends = (inputs, *stage.depends, *([args] if args else []))
             prints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
         return prints
@@ -284,9 +303,9 @@ class Recipe(ABC):
         """Return the rows of the trajectories that an iteration trains a role on."""
         return [
             row
-            for player, tree, one in self.trained_on(run, iteration)
+            for player, tree, selection in self.trained_on(run, iteration)
             if player == (role or self.main_role)
-            for row in rows(self.training_view(run, tree, one), one.weight)
+            for row in rows(self.training_view(run, tree, selection), selection.weight)
             if row.targets
         ]
 
@@ -295,17 +314,21 @@ class Recipe(ABC):
         return [
             self.make_pair(
                 tree,
-                one,
-                *(self.training_view(run, tree, one, leaf) for leaf in (one.leaf, one.rejected)),
+                selection,
+                *(
+                    self.training_view(run, tree, selection, leaf)
+                    for leaf in (selection.leaf, selection.rejected)
+                ),
             )
-            for player, tree, one in self.trained_on(run, iteration)
-            if player == (role or self.main_role) and one.rejected is not None
+            for player, tree, selection in self.trained_on(run, iteration)
+            if player == (role or self.main_role) and selection.rejected is not None
         ]
 
     # -- roles and tasks ----------------------------------------------------------------------
 
     def models(self, run: Run) -> "Roles":
         """Return the models of the roles, open until :meth:`close` or a call with another run."""
+        # The models belong to one run; a call with another run closes them.
         if self._roles is None or self._roles.run is not run:
             from coterie.runs.roles import Roles
 
@@ -333,6 +356,7 @@ class Recipe(ABC):
     def versions(self, run: Run, role: str | None = None) -> list[int]:
         """Return the versions of a role: 0 initially, and one per finished training."""
         name = role or self.main_role
+        # The training of a role in iteration i makes its version i + 1.
         finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in finished)]
 
@@ -351,8 +375,11 @@ class Recipe(ABC):
     def heldout_tasks(self) -> list[Task]:
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
-    def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
-        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
+    def seeded(self, training: TrainingSettings, iteration: int) -> TrainingSettings:
+        # Runs with other seeds and other iterations shuffle their rows differently.
+        return training.model_copy(
+            update={"seed": training.seed + self.settings.seed * 1000 + iteration}
+        )
 
     # -- playing ------------------------------------------------------------------------------
 
@@ -365,8 +392,8 @@ class Recipe(ABC):
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
     ) -> Stage:
         """Make the stage that evaluates the policies of an iteration. ``uses`` are settings beyond its own."""
-        own = ("evaluate", "turn_tokens", "engine", *uses)
-        return self.stage(version, EVALUATION, self.evaluate, after, uses=own)
+        settings_keys = ("evaluate", "turn_tokens", "engine", *uses)
+        return self.stage(version, EVALUATION, self.evaluate, after, uses=settings_keys)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Play one episode on each held-out task with the newest version of each role."""
@@ -391,6 +418,7 @@ class Recipe(ABC):
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
     ) -> dict[str, TokenSampler]:
         """Return a sampler for each agent, with the newest version of its role in the iteration."""
+        # Agents with the same role share a sampler, and with it the engine's caches.
         players = self.players()
         by_role = {
             role: await self.sampler(
@@ -433,8 +461,8 @@ def _identity(value: object) -> object:
     """Return what results depend on in a setting or group; a group may leave out keys by ``identity()``."""
     if not isinstance(value, Settings):
         return value
-    if own := getattr(value, "identity", None):
-        return own()
+    if identity := getattr(value, "identity", None):
+        return identity()
     return {name: _identity(getattr(value, name)) for name in type(value).model_fields}
 
 

@@ -98,26 +98,32 @@ class DenseTree(Recipe):
         self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
+        # The first evaluation is of the initial policy.
         stages = [self.evaluation(0)]
         for i in range(self.settings.iterations):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
         return stages
 
     def sections(self, run: Run) -> list[Section]:
-        selects = [one for one in self.steps() if one.stage == "select" and run.is_finished(one)]
+        selects = [
+            step for step in self.steps() if step.stage == "select" and run.is_finished(step)
+        ]
         if not selects:
             return []
         i = selects[-1].iteration
         return [_histogram(run, i), _selected(self, run, i)]
 
-    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = (
             *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
+            # A tree stops growing when it has its pairs, so the rule of pairs also changes what is
+            # sampled.
             *("pairs.margin", "pairs.max_visits"),
         )
         selection, training = ("pairs", "budget"), ("objective", "train")
+        # Outside sets are files, whose contents are not part of the settings.
         sets = self.mix_identity
-        rollout = self.stage(i, "rollout", self.sample, before, uses=sampling)
+        rollout = self.stage(i, "rollout", self.sample, previous, uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["search.value"])
         select = self.stage(i, "select", self.pair, [reward], uses=selection)
         train = self.stage(
@@ -128,27 +134,32 @@ class DenseTree(Recipe):
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Grow a tree for each task, all concurrently. Keeps complete trees and continues incomplete ones."""
         s, done = self.settings, run.store.finished_keys(i, GROWN)
+        # Trees refer to their tasks by id, so the tasks are stored first.
         run.store.put_tasks(self.train_tasks(i))
         tasks = [task for task in self.train_tasks(i) if (task.id, "") not in done]
         if not tasks:  # a merged run needs no engine
             return growth_summary(run.store, i)
+        # The temperature here is not used: `speakers` sets one for each child.
         sampler = await self.sampler(run, self.newest(run, self.main_role, i), 0.0)
         writer = TreeWriter(run.store, i, progress, sampled_tokens([sampler]), by_rollout=True)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> Search:
-            tree, known = writer.load(task)
-            return self.search(driver.branches(task, tree, sessions), sampler, known)
+            tree, recorded = writer.load(task)
+            return self.search(driver.branches(task, tree, sessions), sampler, recorded)
 
         def note(search: Search) -> None:
             count = len(search.rollouts)
+            # The mark of a complete tree lets a resumed run skip its task.
             key = ItemKey(i, GROWN, search.tree.task)
             run.store.finish(key, metrics={"rollouts": count})
+            # A tree that stops early still completes its part of the progress display.
             if missing := max(0, s.search.runs - count):
                 progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
-        known = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
+        # Rollouts that an interrupted run has stored are not counted again.
+        finished = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
         title = f"trees {i}"
-        progress.start(s.search.runs * len(tasks) - known, title)
+        progress.start(s.search.runs * len(tasks) - finished, title)
         with going_on(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
@@ -185,12 +196,14 @@ class DenseTree(Recipe):
                 "grow larger trees (search.runs), lower pairs.margin or pairs.max_visits, or use tasks that the policy "
                 "solves sometimes; `coterie report` shows the trees",
             )
+        # As in the released code, outside pairs are added to the pairs of the trees.
         mixed, counts = self.mixed_pairs(i, progress)
         s = self.settings
         metrics = prefer(self, run, i, pairs + mixed, s.objective, s.train, progress)
         return {**metrics, "tree_pairs": len(pairs), **counts}
 
     def plan(self) -> Plan:
+        # Missing files of outside sets are found by the plan, before trees are sampled for hours.
         for source in self.settings.mix.sets:
             MixedPreferences(source).files()
         if not self.train_tasks(0):
@@ -206,6 +219,7 @@ class DenseTree(Recipe):
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
         part, parts = self.settings.rollout.shard
+        # Every n-th task, so that each shard has tasks from the whole data set.
         return super().train_tasks(iteration)[part::parts]
 
     # -- trees ----------------------------------------------------------------------------------
@@ -231,6 +245,8 @@ class DenseTree(Recipe):
         s = self.settings.search
         temperatures = [s.temperature(label) for label in range(s.base)]
         samplers = {t: sampler.at(t) for t in temperatures}
+        # In the other modes, children differ by an instruction and are sampled at temperature 0 or
+        # 1.
         if s.children == "temperature" or s.children == "sampling":
             return [samplers[t] for t in temperatures]
         return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.base)
@@ -240,8 +256,9 @@ class DenseTree(Recipe):
     async def value_tree(self, run: Run, tree: Tree) -> Done:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         values = TreeValues(tree.root, self.settings.search.value)
-        known = rollouts(run.store, tree.iteration, tree.task)[tree.task]
-        for path, rollout in distinct_rollouts(tree, known, set()):
+        recorded = rollouts(run.store, tree.iteration, tree.task)[tree.task]
+        # A path that was sampled twice counts once, so that its success is not weighted double.
+        for path, rollout in distinct_rollouts(tree, recorded, set()):
             values.add(path, rollout.reward or 0.0)
         credit = []
         for node, value in values.items():
@@ -256,6 +273,7 @@ class DenseTree(Recipe):
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
         for credit in run.store.credit_of(tree):
+            # The store also keeps credit that was computed under other settings.
             if credit.settings == settings:
                 columns[credit.name][credit.node] = credit.value
         visits, distances = columns["visits"], columns["distance"]
@@ -273,7 +291,7 @@ class DenseTree(Recipe):
         """
         s = self.settings.pairs
         if s.rule == "first_difference":
-            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            scores = {leaf: outcome.score or 0.0 for leaf, outcome in tree.outcomes.items()}
             pairs = first_differences(tree, scores, self.agent, s)
         else:
             pairs = dense_pairs(tree, self.values(run, tree), s)
@@ -299,6 +317,8 @@ class DenseTree(Recipe):
 
     def context(self, tasks: Sequence[Task]) -> str | None:
         """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
+        # Prompts are only rendered again if they contain text that the trained policy should not
+        # see.
         has_instructions = self.settings.search.children not in ("temperature", "sampling")
         has_examples = isinstance(self.environment, Acting) and any(
             map(self.environment.shots, tasks[:1])
@@ -313,13 +333,16 @@ class DenseTree(Recipe):
         sets = (
             (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
         )
-        return sorted((one.name, count, one.content()) for one, count in sets)
+        return sorted(
+            (preferences.name, count, preferences.content()) for preferences, count in sets
+        )
 
     @cached_property
     def heldout_questions(self) -> HeldOutQuestions:
         """Held-out questions of a data set; empty for games, whose tasks are not questions."""
         if self.settings.dataset.name is None:
             return HeldOutQuestions(())
+        # The number is larger than any data set, so that all held-out tasks are returned.
         tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
         return HeldOutQuestions(
             str(task.public["question"]) for task in tasks if "question" in task.public
@@ -333,14 +356,17 @@ class DenseTree(Recipe):
         pairs, counts = list[Pair](), dict[str, float | int | str]()
         for source, count in self.settings.mix.sets.items():
             preferences = MixedPreferences(source)
+            # Each iteration draws other pairs, whatever the order of the sets is.
             seed = f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
             candidates = preferences.draw(count, seed)
             rows = [
                 row
                 for row in candidates
+                # Only the user's messages of the prompt are searched, because a reply may quote
+                # anything.
                 if not any(
-                    one.role == "user" and self.heldout_questions.occurs_in(one.content)
-                    for one in row.messages[: row.start]
+                    message.role == "user" and self.heldout_questions.occurs_in(message.content)
+                    for message in row.messages[: row.start]
                 )
             ]
             progress.start(len(rows), f"pairs of {preferences.name}")
@@ -348,8 +374,9 @@ class DenseTree(Recipe):
                 pairs.append(preference_pair(self.renderer(self.agent), row))
                 progress.advance(1)
             counts[f"mixed_{preferences.name}"] = len(rows)
+            # A set that is too small is used once and not repeated, unlike in the released code.
             lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
-            counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
+            counts |= {f"{reason}_{preferences.name}": n for reason, n in lacking.items() if n}
         return pairs, counts
 
 
@@ -393,10 +420,11 @@ def _histogram(run: Run, iteration: int) -> Section:
 def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
     """Return bins of equal width as labels and counts. Zero has a separate bin."""
     bins = [("0", sum(not count for count in counts))]
-    most = max(counts, default=0)
-    width = -(-most // BINS)
-    for low in range(1, most + 1, max(width, 1)):
-        high = min(low + width - 1, most)
+    largest = max(counts, default=0)
+    # Rounded up, so that the bars reach the largest count.
+    width = -(-largest // BINS)
+    for low in range(1, largest + 1, max(width, 1)):
+        high = min(low + width - 1, largest)
         label = f"{low}" if low == high else f"{low}-{high}"
         bins.append((label, sum(low <= count <= high for count in counts)))
     return bins

@@ -58,6 +58,7 @@ class MixSettings(Settings):
     @field_validator("sets")
     @classmethod
     def _check_names(cls, value: dict[str, int]) -> dict[str, int]:
+        # Metrics name a set by its file name, so two sets must not have the same one.
         names: dict[str, str] = {}
         for source in value:
             try:

@@ -79,10 +79,11 @@ class FileTraining(Recipe):
     def stages(self) -> list[Stage]:
         uses = ("train", "rows", "long_rows", *self.uses)
         train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
+        # Without held-out rows there is nothing to evaluate or to measure.
         if not self.holds_out:
             return [train]
-        before = [self.evaluation(0), self._measured(0)]
-        return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
+        measurements = [self.evaluation(0), self._measured(0)]
+        return [*measurements, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
     @property
     def holds_out(self) -> bool:
@@ -101,20 +102,23 @@ class FileTraining(Recipe):
 
     def headlines(self, run: Run) -> list[Headline]:
         base, trained = (run.metrics(Step(version, MEASURE)) for version in (0, 1))
-        (before, interval), (after, last) = (
+        (base_text, interval), (trained_text, last_interval) = (
             _texts(measured, "loss") for measured in (base, trained)
         )
-        if not before:
+        if not base_text:
             return []
-        change = float(trained["loss"]) - float(base["loss"]) if after else 0.0
+        change = float(trained["loss"]) - float(base["loss"]) if trained_text else 0.0
         steps = [step for step in _steps(run) if "heldout_loss" in step]
-        points = (Point(0, float(base["loss"]), f"base: loss {before}"),)
+        # Step 0 is the base model, so that the curve also shows what the first steps change.
+        points = (Point(0, float(base["loss"]), f"base: loss {base_text}"),)
         curve = Series("held out", points + _points(steps, "heldout_loss"))
         chart = Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,))
-        interval += f" → {last}" * bool(after)
+        interval += f" → {last_interval}" * bool(trained_text)
         detail = f"95% interval {interval}, {base['held out']:,} held-out rows"
-        moved = signed(change, 3) if after else "before training"
-        headlines = [Headline("Held-out loss", before, after or None, moved, detail, chart)]
+        moved = signed(change, 3) if trained_text else "before training"
+        headlines = [
+            Headline("Held-out loss", base_text, trained_text or None, moved, detail, chart)
+        ]
         accuracy, interval = _texts(trained, "accuracy")
         if accuracy:
             margins = (Point(0, 0.0, "base: 0"), Point(1, float(trained["margin"]), "trained"))
@@ -127,6 +131,8 @@ class FileTraining(Recipe):
 
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
         uses = ("evaluate.rows", *self.uses)
+        # Servers leave the devices first, because the measurement loads the model into this
+        # process.
         return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
@@ -160,6 +166,7 @@ class FileTraining(Recipe):
         decode, texts = self._model[0].decode, []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
             pieces, end = [], 0
+            # The text before a target is context, and the target itself is trained.
             for target in row.targets:
                 pieces.append((decode(row.ids[end : target.start]), False))
                 pieces.append((decode(row.ids[target.start : target.stop]), True))
@@ -176,6 +183,7 @@ class FileTraining(Recipe):
         rows = [row for item in self.training_items for row in self.rows_of(item)]
         tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
         left_out = Counter(self.environment.dataset.left_out) + self._left_out
+        # Thoughts that the template cannot show are left out of the rows, so the plan warns.
         dropped = sum(bool(m.thought) for r in self.environment.rows("train") for m in r.messages)
         thoughts = f"the chat template has no place for thoughts: {dropped:,} are left out"
         details = (
@@ -184,21 +192,25 @@ class FileTraining(Recipe):
             *([] if not dropped or self._model[0].template.thoughts else [("warning", thoughts)]),
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
-            *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
+            *((f"left out: {reason}", f"{count:,}") for reason, count in left_out.items() if count),
         )
         return replace(plan, rows=len(self.training_items), details=details)
 
     def _check_lengths(self, which: str, items: Sequence[Any], limit: int) -> None:
         if not items:
             raise UserError(f"no {which} row is left", "raise train.max_length, or add rows")
-        lengths = {row.origin: len(row.ids) for item in items for row in self.rows_of(item)}
+        # Both sides of a preference have the same origin.
+        lengths: dict[str, int] = {}
+        for row in (row for item in items for row in self.rows_of(item)):
+            lengths[row.origin] = max(lengths.get(row.origin, 0), len(row.ids))
         long = {origin: count for origin, count in lengths.items() if count > limit}
         if long:
             named = ", ".join(f"{origin} ({long[origin]:,})" for origin in [*long][:NAMED])
-            longest, more = max(long.values()), ", ..." if len(long) > NAMED else ""
+            longest, ellipsis = max(long.values()), ", ..." if len(long) > NAMED else ""
+            # A row beyond the model's context does not fit with any max_length.
             fits = which == "training" and longest <= self._model[1]
             raise UserError(
-                f"{len(long)} {which} rows have more than {limit:,} tokens: {named}{more}",
+                f"{len(long)} {which} rows have more than {limit:,} tokens: {named}{ellipsis}",
                 f"raise train.max_length to {longest} (and train.tokens_per_microbatch), " * fits
                 + "or leave them out with long_rows=drop",
             )
@@ -236,6 +248,8 @@ class FileTraining(Recipe):
         for conversation in self.environment.rows(split)[:count]:
             try:
                 new_items = self.items_of(self._model[0], conversation)
+            # A conversation may fail only when it is rendered; then the rule for broken rows
+            # applies too.
             except UserError as error:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
@@ -255,17 +269,20 @@ async def target_logprobs(
     engine: Engine, rows: Sequence[Row], progress: Progress, title: str
 ) -> list[list[float]]:
     """Return the log-probs (nats) of each row's targets, except a target at the first token."""
+    # The engine scores continuations of one prefix. Rows are grouped by their first token, which is
+    # the prefix and has no log-prob.
     by_first: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_first.setdefault(row.ids[0], []).append(index)
     logprobs: list[list[float]] = [[] for _ in rows]
     progress.start(len(rows), title)
     try:
-        for first, indices in by_first.items():
+        for first_token, indices in by_first.items():
             for start in range(0, len(indices), CHUNK):
                 chunk = indices[start : start + CHUNK]
-                results = await engine.logprobs([first], [rows[n].ids[1:] for n in chunk])
+                results = await engine.logprobs([first_token], [rows[n].ids[1:] for n in chunk])
                 for n, values in zip(chunk, results, strict=True):
+                    # Continuations begin at token 1, so the value of the token at p is at p - 1.
                     logprobs[n] = [values[p - 1] for turn in rows[n].predicted for p in turn]
                 progress.advance(len(chunk))
     finally:
@@ -280,6 +297,7 @@ def mean_loss(losses: Sequence[float], counts: Sequence[int]) -> dict[str, float
         resampled_means(np.array(values, float), RESAMPLES, np.random.default_rng(0))
         for values in (losses, counts)
     )
+    # A resample may draw only rows without terms.
     low, high = percentiles(sums / np.maximum(numbers, 1e-9), 0.95)
     return {"loss": sum(losses) / max(1, sum(counts)), "loss_low": low, "loss_high": high}
 
@@ -347,21 +365,27 @@ class DPOOnFile(FileTraining):
         pairs, objective = self.heldout_items, DPO(self.settings.objective)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
         logprobs = []
+        # Implicit rewards compare with the base model. For version 0 both are the same.
         for policy in sorted({0, version}):
             engine = self.models(run).embedded(POLICY, policy)
             values = await target_logprobs(engine, rows, progress, f"held-out pairs {policy}")
             logprobs.append([torch.tensor(row, dtype=torch.float64) for row in values])
         losses, margins, stop = [], [], 0
         for pair in pairs:
+            # The rows of a pair are consecutive in the list of all rows.
             start, stop = stop, stop + len(self.rows_of(pair))
             base, trained = logprobs[0][start:stop], logprobs[-1][start:stop]
+            # With a reference of 0, the log-ratios are the reduced log-probs of the base model
+            # itself.
             better, worse = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
             scored = replace(pair, reference=(float(better), float(worse)))
             ratios = objective.log_ratios(scored, trained)
+            # The implicit reward of DPO: beta * (log pi - log pi_ref) of each side.
             chosen, rejected = (self.settings.objective.beta * float(ratio) for ratio in ratios)
             losses.append(float(objective.loss(scored, trained)))
             margins.append(chosen - rejected)
             key = ItemKey(version, MEASURE, pair.name)
+            # A measurement that is resumed finds the items of its first attempt.
             if not run.store.finished(key):
                 run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
         right = [float(margin > 0) for margin in margins]
@@ -414,6 +438,7 @@ def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
         return ()
     pairs = {pair.name: pair for pair in recipe.heldout_items if pair.name in rewards}
     ranked = sorted(pairs, key=lambda name: rewards[name]["chosen"] - rewards[name]["rejected"])
+    # Half of the pairs have the largest margins, half the smallest.
     half = EXAMPLES // 4
     names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
     return tuple(_pair(recipe, pairs[name], rewards[name]) for name in names)
@@ -423,6 +448,7 @@ def _curve(run: Run) -> list[Section]:
     """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
     if not (steps := _steps(run)):
         return []
+    # Rounded up, so that there are at most `POINTS` points.
     points = steps[:: -(-len(steps) // POINTS)]
     series = [Series("training", _points(points, "loss"))]
     if measured := [step for step in steps if "heldout_loss" in step]:

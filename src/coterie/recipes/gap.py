@@ -79,6 +79,7 @@ class Gap(Recipe):
         super().__init__(settings)
         self.agent = self.only_agent("use environment=mhqa, web, all_tools, code or code_maths")
         expert = settings.imitates and self.from_expert
+        # Only an environment with gold facts can write traces by an expert.
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: {settings.played} has no expert",
@@ -92,13 +93,15 @@ class Gap(Recipe):
         stages = [self.evaluation(0)]
         if self.settings.imitates:
             stages += self._imitation()
+        # With both methods, the RL stage starts from the stage that trains on traces, which is the
+        # last but one.
         if self.settings.reinforces:
             stages += self._reinforcement([stages[-2]] if self.settings.imitates else [])
         return stages
 
     def sections(self, run: Run) -> list[Section]:
         rl = [0, 1] if self.settings.reinforces else []
-        steps = [one for i in rl for one in step_sections(self, self.settings, run, i)]
+        steps = [section for i in rl for section in step_sections(self, self.settings, run, i)]
         return [_traces(self, run), *steps]
 
     def _imitation(self) -> list[Stage]:
@@ -109,9 +112,10 @@ class Gap(Recipe):
         train = self.stage(0, "train", self.imitate_traces, [select], uses=training, trains=role)
         return [rollout, select, train, self.evaluation(1, [train])]
 
-    def _reinforcement(self, after: list[Stage]) -> list[Stage]:
-        i, uses = len(after), [*reinforce_uses(self.settings), "tools"]
-        stage = self.stage(i, REINFORCE, self.reinforce, after, uses=uses, trains=self.main_role)
+    def _reinforcement(self, previous: list[Stage]) -> list[Stage]:
+        # Iteration 1 after supervised fine-tuning, else iteration 0.
+        i, uses = len(previous), [*reinforce_uses(self.settings), "tools"]
+        stage = self.stage(i, REINFORCE, self.reinforce, previous, uses=uses, trains=self.main_role)
         return [stage, self.evaluation(i + 1, [stage])]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -127,8 +131,11 @@ class Gap(Recipe):
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
         selections, counts, s = list[Selection](), Counter[str](), self.settings
-        known = self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
-        tasks = {task.id: task for task in known}
+        # Tasks with gold facts exist only for the expert's traces.
+        expert_tasks = (
+            self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
+        )
+        tasks = {task.id: task for task in expert_tasks}
         for tree in run.store.trees(i, "rollout"):
             for outcome, _ in tree.trajectories():
                 reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
@@ -156,11 +163,14 @@ class Gap(Recipe):
             )
 
     def _check_form(self) -> None:
-        own = self.settings.environment
-        closed = isinstance(own, AgentSettings) and own.prompt == "closed"
+        agent_settings = self.settings.environment
+        closed = isinstance(agent_settings, AgentSettings) and agent_settings.prompt == "closed"
+        # The control without tools changes the prompt and the traces together; one alone would
+        # mislead.
         if closed != self.closed:
             raise UserError(
-                f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
+                f"traces.form={self.settings.traces.form} with "
+                f"environment.prompt={getattr(agent_settings, 'prompt', None)}",
                 "for the control without tools use traces.form=closed environment.prompt=closed tools=[]; otherwise "
                 "remove all three",
             )
@@ -176,8 +186,8 @@ class Gap(Recipe):
 
     def roles(self) -> tuple[Role, ...]:
         critic = self.settings.reinforces and self.settings.has_critic
-        own = super().roles()
-        return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
+        base_roles = super().roles()
+        return (*base_roles, Role(CRITIC, self.settings.model, head=True)) if critic else base_roles
 
     def plan(self) -> Plan:
         s = self.settings
@@ -192,6 +202,7 @@ class Gap(Recipe):
     def training_tasks(self) -> int:
         s = self.settings
         traces = s.traces.tasks if s.imitates and self.from_expert else 0
+        # Both stages draw from the same training tasks, so the larger number counts.
         return max(traces, s.rollout.tasks * s.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
@@ -235,9 +246,11 @@ class Gap(Recipe):
                 "use a data set with supporting facts (2wiki, hotpot_qa, musique), or traces=FILE",
             )
         renderer = self.renderer(self.agent)
+        # Scripted messages are recorded like sampled ones, so that training has their exact tokens.
         sampler = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
         async with self.actors(run) as actors:
             driver = actors.driver({self.agent: sampler}, self.settings.seed)
+            # An expert's messages are not sampled, so there are no tokens to count.
             await play(run.store, driver, episodes, progress, lambda: 0)
         return {f"{WITHOUT}{reason}": count for reason, count in missing.items()}
 
@@ -246,20 +259,22 @@ class Gap(Recipe):
         (traces, broken), left_out = read_traces(self.file, progress), Counter[str]()
         rows = list[TraceRow]()
         for number, row in traces.items():
+            # The question may be anywhere in the prompt of a trace.
             if self.heldout_questions.occurs_in(row.prompt):
                 left_out["ask held-out questions"] += 1
             elif reason := self._format_error(row):
                 broken[number] = reason
             else:
                 rows.append(row)
+        # Of traces that ask the same question, the last one counts.
         unique = {task_of(row).id: row for row in rows}
         left_out["ask the same as another one"] += len(rows) - len(unique)
         left_out["can't be read"] += len(broken)
         reasons = [f"row {number} {broken[number]}" for number in sorted(broken)]
         if broken:
-            more = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
+            ellipsis = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
             listed = "; ".join(reasons[:MAX_LISTED])
-            progress.say(f"{self.file}: {len(broken)} left out: {listed}{more}")
+            progress.say(f"{self.file}: {len(broken)} left out: {listed}{ellipsis}")
         if not unique and broken:
             raise UserError(
                 f"no trace of {self.file} can be trained on: {reasons[0]}",
@@ -273,6 +288,7 @@ class Gap(Recipe):
         first_rows = list(unique.values())[: self.settings.traces.tasks]
         environment = TraceEnvironment(self.environment, first_rows, closed=self.closed)
         sampler = ScriptedSampler(self.renderer(self.agent), environment.script, self.file.name)
+        # Observations come from the file, so no tool and no other resource is opened.
         driver = Driver(
             environment, {self.agent: sampler}, seed=self.settings.seed, shared=Shared()
         )
@@ -289,6 +305,7 @@ class Gap(Recipe):
 
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
         """Return why a trace is not trained on, or an empty string; ``task`` is ``None`` for traces of a file."""
+        # Answers without tools have neither calls nor observations to check.
         if self.closed:
             return "the answer is not right" if task and not score else ""
         path = tree.path(leaf)
@@ -299,6 +316,7 @@ class Gap(Recipe):
             return ""
         assert isinstance(self.environment, Demonstrates), "checked above"
         results = [result.text for turn in path for result in turn.results]
+        # A right answer without its facts in the observations would teach the agent to guess.
         if not self.environment.grounded(task, results):
             return "the facts were not found"
         return "" if score else "the answer is not right"
@@ -322,9 +340,12 @@ class Gap(Recipe):
         model = self.models(run).load(self.main_role, 0, trainable=True)
         progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
         settings = self.seeded(self.settings.train.plain, iteration)
+        # A fixed number of target tokens gives controls the same training budget, whatever their
+        # lengths.
         if (tokens := self.settings.train.target_tokens) is not None:
             steps, epochs = steps_for_targets(model.model, training_rows, settings, tokens)
             settings = settings.model_copy(update={"max_steps": steps, "epochs": epochs})
+        # The training drops longer rows by the same limit; the count is only shown.
         max_length = max_row_length(model.model, settings)
         fitting = [row for row in training_rows if len(row.ids) <= max_length]
         targets = sum(row.target_count for row in fitting)
@@ -338,8 +359,8 @@ class Gap(Recipe):
         lengths = sorted(len(row.ids) for row in rows)
         max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
         too_long = sum(length > max_length for length in lengths) / len(lengths)
-        at = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
-        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
+        at_quantile = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
+        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at_quantile.items())
         if too_long > allowed:
             raise UserError(
                 f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "

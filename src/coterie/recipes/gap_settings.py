@@ -65,12 +65,18 @@ class ImitationSettings(TrainingSettings):
 
     @property
     def plain(self) -> TrainingSettings:
+        # The trainer only knows the usual settings; `target_tokens` becomes steps before.
         return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
 
     def identity(self) -> str:
         """Hash of the settings that change results."""
-        own = self.plain.identity()
-        return own if self.target_tokens is None else digest(own, self.target_tokens)
+        # Without `target_tokens` the hash is the same as of the usual settings.
+        plain_identity = self.plain.identity()
+        return (
+            plain_identity
+            if self.target_tokens is None
+            else digest(plain_identity, self.target_tokens)
+        )
 
 
 class GapSettings(ReinforceRecipeSettings):

@@ -29,11 +29,10 @@ from coterie.environments.protocol import (
     Transition,
     agents_of,
 )
-from coterie.environments.talk import ANSWERED
 from coterie.environments.traces import final_answer, tagged
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.record.tree import Task
+from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
 from coterie.rollout.recorded_turns import stopped_at
 from coterie.tools.calls import Tags
@@ -61,6 +60,7 @@ class TraceRow(SetRow):
         """The question: ``input``, else the text after the last ``Question:``, else an empty string."""
         if self.input.strip():
             return self.input.strip()
+        # Without the marker, `rpartition` would return the whole prompt as the question.
         return self.instruction.rpartition(QUESTION)[2].strip() * (QUESTION in self.instruction)
 
     @property
@@ -81,10 +81,14 @@ class TraceRow(SetRow):
             value = {"messages": [*value["prompt"], *value["completion"]]}
         for name in ("messages", "conversations"):
             if name in value:
-                turns = [one for one in parse_messages(value[name]) if one.role != "system"]
-                if [one.role for one in turns] != ["user", "assistant"]:
+                # The prompt of the run's environment replaces the system message of the file.
+                turns = [
+                    message for message in parse_messages(value[name]) if message.role != "system"
+                ]
+                if [turn.role for turn in turns] != ["user", "assistant"]:
                     raise ValueError("a trace is one message of the user and one of the assistant")
                 return {"instruction": turns[0].content, "output": turns[1].content}
+        # Null means a missing field, so that its default applies.
         return {name: field for name, field in value.items() if field is not None}
 
 
@@ -116,6 +120,7 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
     Raises ``ValueError`` for nested, unclosed or unopened observations.
     """
     tags = list(_OBSERVATION_TAGS.finditer(trace))
+    # Opening and closing tags must alternate.
     for number, tag in enumerate(tags):
         if bool(tag[1]) != bool(number % 2):
             raise ValueError(f"has a nested or unopened observation (character {tag.start() + 1})")
@@ -123,7 +128,9 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
         raise ValueError(
             f"has an observation that is never closed (character {tags[-1].start() + 1})"
         )
-    return tuple((one.start(), end.end()) for one, end in zip(tags[::2], tags[1::2], strict=True))
+    return tuple(
+        (start.start(), end.end()) for start, end in zip(tags[::2], tags[1::2], strict=True)
+    )
 
 
 FILE = Speaker("tool", "file")
@@ -141,34 +148,40 @@ class TracePieces:
 
 def split_trace(trace: str) -> TracePieces:
     """Split a trace into messages and observations. Raises ``ValueError`` like :func:`observations`."""
-    messages, texts, at = list[str](), list[str](), 0
+    messages, texts, position = list[str](), list[str](), 0
     for start, end in observations(trace):
-        after = end + len(trace[end:]) - len(trace[end:].lstrip())
-        before = trace[at:start]
-        message = before.rstrip()
+        # Spaces after an observation belong to it, so that messages begin with their first word.
+        next_position = end + len(trace[end:]) - len(trace[end:].lstrip())
+        segment = trace[position:start]
+        message = segment.rstrip()
+        # Observations without a message in between are joined into one.
         if message or not messages:
             messages.append(message)
-            texts.append(before[len(message) :] + trace[start:after])
+            texts.append(segment[len(message) :] + trace[start:next_position])
         else:
-            texts[-1] += trace[at:after]
-        at = after
-    return TracePieces((*messages, trace[at:].rstrip()), tuple(texts))
+            texts[-1] += trace[position:next_position]
+        position = next_position
+    return TracePieces((*messages, trace[position:].rstrip()), tuple(texts))
 
 
 def format_error(trace: str, calls: Tags) -> str:
     """Return why an agent with this call format cannot have written a trace, or an empty string."""
-    *before, last = split_trace(trace).messages
-    for text in before:
+    # Every message before an observation must end with a call of a tool of this run.
+    *earlier, last_message = split_trace(trace).messages
+    for text in earlier:
         if not text:
             return "has an observation before the first message"
         if (stop := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
             tools = ", ".join(calls.calls)
             return f"has an observation without a call of a tool of this run ({tools}) before it"
+        # Sampling would have stopped at the call, so an agent cannot have written the rest.
         if stop < len(text):
             return f"continues after {text[:stop][-40:]!r}, where a message ends"
-    end = stopped_at(last, calls.stop)
+    end = stopped_at(last_message, calls.stop)
     return (
-        "" if last.endswith(f"</{ANSWER}>") and end == len(last) else "does not end with its answer"
+        ""
+        if last_message.endswith(f"</{ANSWER}>") and end == len(last_message)
+        else "does not end with its answer"
     )
 
 
@@ -190,6 +203,7 @@ class TraceEnvironment(Pure):
         self.name, self.version = environment.name, environment.version
         self.syntax = syntax = environment.syntax
         self.role: Role = syntax.role if isinstance(syntax, Tags) else "tool"
+        # The file alone determines the number of turns.
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
@@ -207,12 +221,14 @@ class TraceEnvironment(Pure):
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        first = self.environment.see(replace(state, turns=(), data=None), actor)
+        # Only the first prompt comes from the wrapped environment, so it gets a state without
+        # turns.
+        task_messages = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
             for turn in state.turns
         )
-        return (*first, *rest)
+        return (*task_messages, *rest)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         """Return the tools of the wrapped environment, whose calls end a message."""
@@ -223,13 +239,15 @@ class TraceEnvironment(Pure):
     ) -> Transition:
         """Return the next observation of the file, or end after the last message."""
         texts = self.by_task[state.task.id].observations
-        at = sum(t.speaker != FILE for t in state.turns)
-        if at <= len(texts):
-            part = Part(texts[at - 1], source="file")
+        # After the n-th message of the agent follows the n-th observation of the file.
+        index = sum(t.speaker != FILE for t in state.turns)
+        if index <= len(texts):
+            part = Part(texts[index - 1], source="file")
             return Transition(seen=(Observation(FILE, (part,)),))
         return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
+        # A file has no right answers, so its traces are not graded.
         return Grade(None)
 
 

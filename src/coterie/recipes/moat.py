@@ -120,20 +120,27 @@ class Moat(Recipe):
 
     def stages(self) -> list[Stage]:
         """Return the stages of all iterations. Success and J are also measured before the first one."""
-        first = int(self.settings.start.enabled)
-        stages = self.supervised(0, (), ("start.tasks", "start.train", "train")) if first else []
-        stages += self.measurement(first, stages)
-        for i in range(first, self.settings.rounds):
+        # Iteration 0 is the supervised start, if there is one.
+        first_iteration = int(self.settings.start.enabled)
+        stages = (
+            self.supervised(0, (), ("start.tasks", "start.train", "train"))
+            if first_iteration
+            else []
+        )
+        stages += self.measurement(first_iteration, stages)
+        for i in range(first_iteration, self.settings.rounds):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
         return stages
 
-    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
+        # The tasks of an iteration depend on how many the earlier ones have drawn.
         s, draws = self.settings, [self.draws(i)]
+        # The control trains on gold rows of the tasks that the other methods sample on.
         if s.parts == "sft":
-            stages = self.supervised(i, before, ["improve.train", "train"], draws)
+            stages = self.supervised(i, previous, ["improve.train", "train"], draws)
             return [*stages, *self.measurement(i + 1, stages)]
-        rollout = self.stage(i, "rollout", self.sample, before, draws, uses=("rollout", "engine"))
+        rollout = self.stage(i, "rollout", self.sample, previous, draws, uses=("rollout", "engine"))
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
         stages = [rollout, reward]
         if s.parts != "grounder":  # planning agent alignment
@@ -152,20 +159,22 @@ class Moat(Recipe):
         return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
 
     def supervised(
-        self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
+        self, i: int, previous: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
     ) -> list[Stage]:
         return [
             self.stage(
-                *(i, name, partial(self.teach, role=role), before, depends), uses=uses, trains=role
+                *(i, name, partial(self.teach, role=role), previous, depends),
+                uses=uses,
+                trains=role,
             )
             for name, role in (("align", PLANNER), ("improve", GROUNDER))
         ]
 
-    def measurement(self, version: int, after: Sequence[Stage]) -> list[Stage]:
+    def measurement(self, version: int, previous: Sequence[Stage]) -> list[Stage]:
         """Return the stages that measure J and, for tasks that can be graded, success."""
-        measure = self.stage(version, WHOLE, self.measure, after, uses=self.measured)
+        measure = self.stage(version, WHOLE, self.measure, previous, uses=self.measured)
         graded = self.environment.ungraded is None
-        return [measure, *([self.evaluation(version, after)] if graded else [])]
+        return [measure, *([self.evaluation(version, previous)] if graded else [])]
 
     measured = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
     """Settings that J depends on."""
@@ -184,6 +193,7 @@ class Moat(Recipe):
             for task in self.train_tasks(i)
             for sample in range(s.samples)
         ]
+        # Only plans need diversity, so the grounder samples at a lower temperature.
         samplers = {
             PLANNER: await self.role_sampler(run, PLANNER, i, s.temperature),
             GROUNDER: await self.role_sampler(run, GROUNDER, i, s.ground_temperature),
@@ -195,6 +205,7 @@ class Moat(Recipe):
 
         The ranks of the trainings (``train.processes``) share the plans.
         """
+        # All trainings share `train.processes`, so the first of them says how many ranks there are.
         version, training = self.newest(run, GROUNDER, i), next(iter(self.trainings().values()))
         async with likelihood_model(self, run, GROUNDER, version, training) as grounder:
             work = partial(self.reward_tree, run, grounder)
@@ -209,6 +220,7 @@ class Moat(Recipe):
         task = run.store.task(tree.task)
         plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
         metrics: dict[str, float | int | str] = {"plans": len(plans), **counts}
+        # Without a valid plan or gold actions there is nothing to score.
         if not plans or gold(task).done:
             return Done(key, metrics)
         try:
@@ -218,6 +230,7 @@ class Moat(Recipe):
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         rewards, credit = [], []
         for plan, loglikelihood in zip(plans, loglikelihoods, strict=True):
+            # The reward of the paper is the log-likelihood alone, with `reward.success=0`.
             rewards.append(loglikelihood + s.success * _success(tree, plan))
             values = {
                 "loglikelihood": loglikelihood,
@@ -233,6 +246,8 @@ class Moat(Recipe):
     ) -> list[float]:
         """Return r(s) of each plan ``s``: the mean log-likelihood of the gold actions in nats per token."""
         render = self.renderers[GROUNDER]
+        # Each plan makes another prompt of the grounder, and the gold actions are the common
+        # target.
         prompts = [
             render(self.environment.see(State(task, 0, turns=(plan,)), GROUNDER), tree, GROUNDER)
             for plan in plans
@@ -242,11 +257,13 @@ class Moat(Recipe):
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Pair plans of one task: ``r(s_w) - r(s_l) > margin``."""
         s = self.settings.pairs
+        # Only the margin decides: every reward passes the threshold, and all pairs are kept.
         rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
         settings = self.fingerprint(Step(i, "reward"))
         rewards = run.store.credit(settings, "reward", iteration=i, stage="rollout")
         selections = []
         for tree in run.store.trees(i, "rollout"):
+            # Plans that were left out have no reward, so they are in no pair.
             plans = [turn.id for turn in tree.children(tree.root) if turn.id in rewards]
             values = {plan: Value(rewards[plan], 1) for plan in plans}
             selections += [
@@ -295,18 +312,23 @@ class Moat(Recipe):
         rewards = run.store.credit(settings, "reward", plans)
         ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
         for plan in ranked[: 1 if s.candidates == "best" else None]:
+            # A plan has no actions if its dialogue ended before the grounder's turn.
             for actions in tree.children(plan)[:1]:
                 outcome, turns = tree.outcomes.get(actions.id), (tree.turns[plan], actions)
                 try:
                     correction = await review(task, *turns, (outcome and outcome.score) or 0.0)
                 except EngineError as error:
                     return Done(key, {}, failure=str(error))
+                # Actions of the critic are checked, because the grounder would learn invalid ones.
                 correction = self.validate(task, correction, actions.text)
                 counts[correction.verdict] += 1
                 examples += self.make_examples(*turns, target.actions, correction, author)
+        # The released code also trains on gold rows, next to the reviewed ones.
         if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
+        # The rows are stored as a tree with a path for each, so that they are read like sampled
+        # dialogues.
         corrections = Tree(tree.task, "correct", tree.iteration)
         for draw, example in enumerate(examples):
             write_path(self.environment, task, corrections, example, self.renderers, draw)
@@ -334,18 +356,22 @@ class Moat(Recipe):
         async with open_chat(s) as chat:
 
             async def ask(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
+                # The seed depends on the reviewed actions, so that a resumed run asks in the same
+                # way.
                 seed = int(digest("critic", self.settings.seed, actions.id)[:15], 16)
                 question = correction_question(request(task), plan.text, actions.text, tools)
                 reply = await chat.ask(question, seed)
+                # A truncated reply may end before its actions are complete.
                 return Correction("unreadable") if reply.truncated else read_correction(reply.text)
 
             yield f"critic:{chat.name}", ask
 
     def validate(self, task: Task, correction: Correction, actions: str) -> Correction:
         """Return the correction, or an unreadable one if the actions to train on have problems."""
-        domain, known = self.environment.domain.name, known_results(task)
+        # Accepted actions are checked as well, because they are trained on.
+        domain, results = self.environment.domain.name, known_results(task)
         actions = actions if correction.verdict == "accepted" else correction.actions
-        if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
+        if correction.verdict == "unreadable" or check(actions, domain, results=results).problems:
             return Correction("unreadable")
         return correction
 
@@ -354,6 +380,7 @@ class Moat(Recipe):
     ) -> list[Written]:
         """Return the plan and the actions to train the grounder on, if any; ``right`` are the gold actions."""
         s, verdict = self.settings.correct, correction.verdict
+        # The sampled token ids are kept, so that training has exactly the sampled tokens.
         own_plan, own_actions = (
             WrittenTurn(role, turn.whole_text, turn.writer, turn.ids)
             for role, turn in ((PLANNER, plan), (GROUNDER, actions))
@@ -378,6 +405,7 @@ class Moat(Recipe):
 
     async def measure_half(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Measure ``J(pi_p', pi_g)``: the newly aligned planner with the grounder before its update."""
+        # The planner has been trained in this iteration already, the grounder not yet.
         planner, grounder = self.newest(run, PLANNER, i + 1), self.newest(run, GROUNDER, i)
         return await self.joint(run, Step(i, HALF), planner, grounder, progress)
 
@@ -421,6 +449,7 @@ class Moat(Recipe):
         key = ItemKey(step.iteration, step.stage, task.id)
         tree = Tree(task.id, step.stage, step.iteration)
         samples = range(self.settings.measure.samples)
+        # Seeds depend on the task only, so that all measurements use the same random numbers.
         seeds = [int(digest("J", self.settings.seed, task.id, n)[:15], 16) for n in samples]
         messages = self.environment.see(State(task, 0), PLANNER)
         prompt = Prompt(tree, tree.root, PLANNER, messages, seeds[0], 0)
@@ -463,6 +492,7 @@ class Moat(Recipe):
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
     def draws(self, iteration: int) -> list[int]:
+        # The supervised start draws tasks of its own, which do not count here.
         return super().draws(iteration - int(self.settings.start.enabled))
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
@@ -486,6 +516,7 @@ class Moat(Recipe):
     def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role by SFT on gold plans, or on gold actions for gold plans."""
         s = self.settings
+        # Iteration 0 uses the settings of the start, and the control the settings of `improve`.
         phase = "start" if s.start.enabled and iteration == 0 else "improve"
         train = self.trainings()[f"{phase}.train"]
         tasks, seeded = self.train_tasks(iteration), self.seeded(train, iteration)
@@ -496,16 +527,18 @@ class Moat(Recipe):
     def gold_rows(self, task: Task, role: str) -> list[Row]:
         """Return the gold row of a task: the gold plan, or the gold actions for it."""
         target, tree = gold(task), Tree(task.id, DATA, 0)
+        # A finished task has a gold plan ("done") but no gold actions.
         if target.done and role == GROUNDER:
             return []
         turns = [WrittenTurn(PLANNER, target.plan, DATA)]
         if role == GROUNDER:
             turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
-        *_, last = write_path(self.environment, task, tree, turns, self.renderers)
-        return list(rows(view(tree, last.id, role)))
+        *_, last_turn = write_path(self.environment, task, tree, turns, self.renderers)
+        return list(rows(view(tree, last_turn.id, role)))
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         yield from super().trained_on(run, iteration)
+        # Every path of the corrected trees is a training row, without a selection.
         for tree in run.store.trees(iteration, "correct"):
             for turn in tree.leaves():
                 yield GROUNDER, tree, Selection(turn.id, GROUNDER)
@@ -519,6 +552,7 @@ def valid_plans(tree: Tree, task: Task, *, leak_guard: bool) -> tuple[list[Turn]
     counts: Counter[str] = Counter(dict.fromkeys(LEFT_OUT, 0))
     by_text: dict[str, Turn] = {}
     actions = [action for step in gold(task).steps for action in step.actions]
+    # In the order of sampling, so that the first of equal plans gets the reward.
     for turn in sorted(tree.children(tree.root), key=lambda turn: turn.draw):
         text = " ".join(turn.text.split())
         if not text or turn.truncated:
@@ -539,6 +573,7 @@ def best_first(rewards: Sequence[tuple[str, float]]) -> list[str]:
 
 def _success(tree: Tree, plan: Turn) -> float:
     """Return the mean score of the grounder's actions for a plan; 0 if it has no graded actions."""
+    # The score is at the end of the dialogue: the actions, or the plan if there are no actions.
     leaves = [plan, *tree.children(plan.id)]
     scores = [tree.outcomes[node.id].score for node in leaves if node.id in tree.outcomes]
     return statistics.fmean(score or 0.0 for score in scores) if scores else 0.0

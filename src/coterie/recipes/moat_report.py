@@ -36,18 +36,19 @@ def sections(recipe: Moat, run: Run) -> list[Section]:
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
+    # A measurement in which every task failed has no J.
     steps = [step for step in steps if run.metrics(step).get("n")]
-    rows, points, before = list[tuple[str, ...]](), list[Point](), None
+    rows, points, previous = list[tuple[str, ...]](), list[Point](), None
     for number, step in enumerate(steps):
         metrics, when = run.metrics(step), _when(step, steps[0])
         j, error = float(metrics["j"]), float(metrics["standard_error"])
         versions = f"{metrics[PLANNER]}", f"{metrics[GROUNDER]}"
-        change = _change(run, before, step) if before else ""
+        change = _change(run, previous, step) if previous else ""
         cells = (f"{j:.4f}", f"{error:.4f}", change, f"{metrics['n']}")
         rows.append((f"{number}: {when}", *versions, *cells))
         title = f"{when}: J {j:.3f}, standard error {error:.3f}"
         points.append(Point(number, j, title, j - error, j + error))
-        before = step
+        previous = step
     series = (Series("J", tuple(points)),)
     chart = Chart("joint-chart", "J by measurement", "measurement", "J", series)
     return Section(
@@ -62,28 +63,30 @@ def _joint(run: Run, steps: Sequence[Step]) -> Section:
     )
 
 
-def _when(step: Step, first: Step) -> str:
+def _when(step: Step, first_step: Step) -> str:
     if step.stage == HALF:
         return f"iteration {step.iteration}, planner aligned"
-    if step == first:
+    if step == first_step:
         return f"before iteration {step.iteration}"
     return f"after iteration {step.iteration - 1}"
 
 
-def _change(run: Run, before: Step, step: Step) -> str:
+def _change(run: Run, previous: Step, step: Step) -> str:
     """Return the mean difference on common tasks, and its standard error."""
-    old, new = _by_task(run, before), _by_task(run, step)
+    old, new = _by_task(run, previous), _by_task(run, step)
+    # Differences on the same tasks, so that the spread between tasks cancels out.
     gaps = [new[task] - old[task] for task in new if task in old]
     if not gaps:
         return ""
     spread = statistics.stdev(gaps) if len(gaps) > 1 else 0.0
+    # Mean and standard error of the differences.
     return f"{statistics.fmean(gaps):+.4f} ± {spread / math.sqrt(len(gaps)):.4f}"
 
 
 def _by_task(run: Run, step: Step) -> dict[str, float]:
     items = run.store.metrics(step.iteration, step.stage)
     name = "loglikelihood"
-    return {key.task: float(one[name]) for key, one in items.items() if name in one}
+    return {key.task: float(values[name]) for key, values in items.items() if name in values}
 
 
 # -- rewards -----------------------------------------------------------------------------------
@@ -94,7 +97,9 @@ def _rewards(run: Run, steps: Sequence[Step]) -> Section:
     for step in steps:
         metrics = run.metrics(step)
         items = run.store.metrics(step.iteration, step.stage).items()
-        spreads = [float(one["spread"]) for key, one in items if key.task and "spread" in one]
+        spreads = [
+            float(values["spread"]) for key, values in items if key.task and "spread" in values
+        ]
         quarters = [""] * 3
         if spreads:
             quarters = [f"{cut:.3f}" for cut in np.percentile(spreads, (25, 50, 75))]
@@ -135,8 +140,10 @@ def _grounder(recipe: Moat, run: Run, i: int) -> Section:
     for tree in islice(run.store.trees(i, "correct"), EXAMPLES):
         samples = list[Shown]()
         for n, leaf in enumerate(tree.leaves(), 1):
-            own = tuple((GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)))
-            samples.append(Shown(f"row {n}", (("written by", leaf.writer),), own, trained=True))
+            grounder_rows = tuple((GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)))
+            samples.append(
+                Shown(f"row {n}", (("written by", leaf.writer),), grounder_rows, trained=True)
+            )
         examples.append(example(run.store.task(tree.task), samples, recipe.renderer, reason))
     return Section(
         "grounder",

@@ -182,6 +182,7 @@ class MoatSettings(RecipeSettings):
         phases = {"start.train": self.start.train} if self.start.enabled else {}
         if self.parts in ("joint", "planner"):
             phases["align.train"] = self.align.train
+        # The control trains the planner too, with the settings of the grounder's training.
         if self.parts != "planner":
             phases["improve.train"] = self.improve.train
         return {name: combine(self.train, phase) for name, phase in phases.items()}

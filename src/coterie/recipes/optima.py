@@ -110,6 +110,7 @@ class TreeJudge:
 
     async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
         """Return the rewards of finished paths, with their terms and losses as credit. Raises ``EngineError``."""
+        # R_loss needs a pass of M_base, so it is computed only if it has a weight.
         new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
         self.losses |= new
         samples = [self.sample(tree, outcome) for outcome in outcomes]
@@ -118,6 +119,7 @@ class TreeJudge:
             terms = reward.terms.items()
             credit = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
             judgments.append(Judgment(reward.total, tuple(credit)))
+        # The loss of a turn is stored once, although several dialogues share the turn.
         if judgments and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())
             judgments[0] = Judgment(judgments[0].reward, judgments[0].credit + nll)
@@ -127,6 +129,7 @@ class TreeJudge:
         views: list[View] = []
         for outcome in outcomes:
             turns = agent_turns(tree.path(outcome.leaf))
+            # Turns that dialogues of a tree share are scored once.
             speakers = {turn.speaker.name: None for turn in turns if turn.id not in self.losses}
             views += [self.show(tree, outcome.leaf, agent) for agent in speakers]
         losses = await turn_losses(self.base, views) if views else {}
@@ -154,17 +157,19 @@ class Optima(Recipe):
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__(settings)
         self.agents = agents_of(self.environment)
+        # Imports the user's own reward terms, so that errors in them show before the run starts.
         settings.reward.custom_terms()
         if isinstance(settings, OptimaDPOSettings):
             settings.dpo.reward.custom_terms()
 
     def stages(self) -> list[Stage]:
-        before, stages = list[Stage](), list[Stage]()
-        for i, kind in enumerate(self.settings.kinds()):
-            stages.append(self.evaluation(i, before))
-            stages += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
-            before = stages[-1:]
-        return [*stages, self.evaluation(self.settings.iterations, before)]
+        previous, stages = list[Stage](), list[Stage]()
+        for i, method in enumerate(self.settings.kinds()):
+            # Each policy is evaluated before it is trained further.
+            stages.append(self.evaluation(i, previous))
+            stages += self.sft(i, previous) if method == "sft" else self.dpo(i, previous)
+            previous = stages[-1:]
+        return [*stages, self.evaluation(self.settings.iterations, previous)]
 
     def sections(self, run: Run) -> list[Section]:
         from coterie.recipes.optima_report import sections
@@ -173,9 +178,9 @@ class Optima(Recipe):
 
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
-    def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def sft(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = ("rollout", "engine")
-        rollout = self.stage(i, "rollout", self.sample, before, [self.draws(i)], uses=sampling)
+        rollout = self.stage(i, "rollout", self.sample, previous, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
         select = self.stage(i, "select", self.demonstrate, [reward], uses=["select"])
         training = ("train", "from_initial")
@@ -190,6 +195,7 @@ class Optima(Recipe):
 
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store R(tau), its terms, and every turn's loss under M_base as credit (equation 1)."""
+        # R_loss is measured under M_base, which is version 0 of the policy.
         base, context = self.models(run).embedded(POLICY, 0), self.context(i)
         settings = self.fingerprint(Step(i, "reward"))
 
@@ -197,13 +203,18 @@ class Optima(Recipe):
             return self.training_view(run, tree, Selection(leaf, agent, context))
 
         async def score(tree: Tree) -> Done:
+            # Without a fixed denominator, R_token divides by the longest dialogue of the task
+            # (equation 1).
             judge = TreeJudge(self.settings.reward, None, base, self.agents, settings, show)
-            key, outcomes = ItemKey(i, "reward", tree.task), [one for one, _ in tree.graded()]
+            key, outcomes = (
+                ItemKey(i, "reward", tree.task),
+                [outcome for outcome, _ in tree.graded()],
+            )
             try:
                 judgments = await judge(tree, outcomes)
             except EngineError as error:
                 return Done(key, self.conduct(tree, [], failed=1), failure=str(error))
-            credit = tuple(one for judgment in judgments for one in judgment.credit)
+            credit = tuple(credit_ for judgment in judgments for credit_ in judgment.credit)
             return Done(key, self.conduct(tree, outcomes), credit=credit)
 
         await on_trees(run.store, i, score, progress, f"reward {i}", in_flight=IN_FLIGHT)
@@ -214,6 +225,7 @@ class Optima(Recipe):
         rewards = self.rewards(run, i)
         demonstrations = best_demonstrations(rewards, self.settings.select)
         context, agents = self.context(i), self.agents
+        # A dialogue is a demonstration for each of its agents, in the agent's own view.
         run.select(
             i, [Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents]
         )
@@ -231,13 +243,13 @@ class Optima(Recipe):
 
     # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
-    def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+    def dpo(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = (
             *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
             *("rollout.top_p", "rollout.max_tokens", "engine"),
         )
         training = ("dpo.objective", "dpo.train", "train")
-        rollout = self.stage(i, "rollout", self.search, before, [self.draws(i)], uses=sampling)
+        rollout = self.stage(i, "rollout", self.search, previous, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["dpo.reward"], alone=True)
         select = self.stage(i, "select", self.pair, [reward], uses=["dpo.select"])
         train = self.stage(i, "train", self.prefer, [select], uses=training, trains=POLICY)
@@ -245,20 +257,25 @@ class Optima(Recipe):
 
     async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Grow a tree of dialogues per task with M_i, all concurrently (algorithm 4)."""
+        # During a search the longest dialogue is not known yet, so R_token gets its denominator
+        # first.
         limit = await self.probe(run, i, progress)
         s, tasks = self.dpo_settings, self.train_tasks(i)
         sampler = await self.sampler(run, i, s.temperature, self.settings.rollout.top_p)
         base, settings = self.models(run).embedded(POLICY, 0), self.fingerprint(Step(i, "reward"))
         judge = TreeJudge(s.reward, limit, base, self.agents, settings)
+        # An interrupted search continues with the losses that it has stored.
         judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
         run.store.put_tasks(tasks)
         writer = TreeWriter(run.store, i, progress, sampled_tokens([sampler]))
         samplers = dict.fromkeys(self.agents, sampler)
 
         def begin(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
-            tree, known = writer.load(task)
+            tree, recorded = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, judge, samplers, s.search, rollouts=known, seed=driver.seed)
+            return TreeSearch(
+                branches, judge, samplers, s.search, rollouts=recorded, seed=driver.seed
+            )
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)
@@ -271,11 +288,13 @@ class Optima(Recipe):
     async def probe(self, run: Run, i: int, progress: Progress) -> int:
         """Return the denominator of R_token in tree search: a percentile of the tokens of new dialogues, plus 1."""
         s, tasks = self.dpo_settings, self.train_tasks(i)
+        # Tasks take turns, and repeat if there are fewer tasks than dialogues.
         episodes = [
             Episode(tasks[n % len(tasks)], n // len(tasks), i, PROBE) for n in range(s.probe)
         ]
         await self.play(run, episodes, s.temperature, self.settings.rollout.top_p, progress)
         lengths = [int(metrics["tokens"]) for metrics in run.store.metrics(i, PROBE).values()]
+        # A failed dialogue has no tokens and would lower the percentile.
         return int(np.percentile([length for length in lengths if length], s.percentile)) + 1
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -289,6 +308,7 @@ class Optima(Recipe):
                 for name, number in (("value", value.mean), ("visits", float(value.visits)))
             ]
             counts = self.conduct(tree, [outcome for outcome, _ in tree.trajectories()])
+            # The rollouts of a tree are finished dialogues, so there are no failures to count.
             del counts["failed"]
             return Done(ItemKey(i, "reward", tree.task), counts, credit=tuple(credit))
 
@@ -299,6 +319,7 @@ class Optima(Recipe):
         """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
         selections = list[Selection]()
         for tree in run.store.trees(i, "rollout"):
+            # A pair's chosen side may need a minimum task score beside its value.
             scores, s = mean_scores(tree), self.dpo_settings.select
             for pair in sibling_pairs(tree, self.values(run, tree), s, scores.__getitem__):
                 speaker = pair.chosen.speaker.name
@@ -370,6 +391,7 @@ class Optima(Recipe):
     def _format(self, task: Task, sample: int, iteration: int) -> str | None:
         if self.context(iteration) is None:
             return None
+        # The choice depends only on the dialogue, so that a resumed run makes the same one.
         key = digest("format", self.settings.seed, iteration, task.id, sample)
         return random.Random(key).choice(formats_of(self.environment))
 
@@ -383,7 +405,7 @@ class Optima(Recipe):
             "trajectories": len(outcomes),
             "failed": failed,
             "truncated": sum(outcome.ending == LENGTH for outcome in outcomes),
-            "leaks": sum(count_leaks(some, self.agents) for some in turns),
+            "leaks": sum(count_leaks(dialogue_turns, self.agents) for dialogue_turns in turns),
             "repeats": sum(map(count_repeats, turns)),
         }
 
@@ -396,9 +418,9 @@ class Optima(Recipe):
         }
         return {
             tree.task: [
-                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
-                for one, _ in tree.trajectories()
-                if (leaf := one.leaf) in parts["task"]
+                Reward(leaf, outcome.sample, {name: part[leaf] for name, part in parts.items()})
+                for outcome, _ in tree.trajectories()
+                if (leaf := outcome.leaf) in parts["task"]
             ]
             for tree in run.store.trees(iteration, "rollout")
         }

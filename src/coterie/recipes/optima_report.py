@@ -25,6 +25,7 @@ def sections(recipe: Optima, run: Run) -> list[Section]:
             "Marked tokens are trained.",
             examples=_selected(recipe, run, i),
         )
+        # The first and the last iteration, once if they are the same.
         for i in dict.fromkeys((*selects[:1], *selects[-1:]))
     ]
     return [_rewards({i: _samples(recipe, run, i) for i in iterations}), *selected]
@@ -41,8 +42,11 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
         return selected_examples(recipe, run, i, reason=reason, facts=only("value", "visits"))
 
     def facts(credit: Mapping[str, float]) -> Mapping[str, float]:
-        own = {name: credit[name] for name in terms if name in credit}
-        return {"reward": sum(own.values()), **{f"= {name}": one for name, one in own.items()}}
+        terms_of_node = {name: credit[name] for name in terms if name in credit}
+        return {
+            "reward": sum(terms_of_node.values()),
+            **{f"= {name}": value for name, value in terms_of_node.items()},
+        }
 
     select = recipe.settings.select
     reason = (
@@ -53,8 +57,11 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
 
 
 def _samples(recipe: Optima, run: Run, i: int) -> list[Sample]:
+    # The leaf of a selection is the end of a whole dialogue, or a turn of a tree.
     turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
-    rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
+    rewards = {
+        reward.leaf: reward for several in recipe.rewards(run, i).values() for reward in several
+    }
     return [
         (rewards[outcome.leaf], any(turn.id in turns for turn in path))
         for tree in run.store.trees(i, "rollout")
@@ -68,10 +75,13 @@ def _rewards(samples: Mapping[int, Sequence[Sample]]) -> Section:
     totals: dict[bool, list[Point]] = {False: [], True: []}
     for i, every in samples.items():
         for over in (False, True):
-            own = [reward for reward, selected in every if selected or not over]
-            if own:
+            rewards_of_group = [reward for reward, selected in every if selected or not over]
+            if rewards_of_group:
                 name = "selected" if over else "all"
-                means = {t: sum(one.terms[t] for one in own) / len(own) for t in own[0].terms}
+                means = {
+                    t: sum(reward.terms[t] for reward in rewards_of_group) / len(rewards_of_group)
+                    for t in rewards_of_group[0].terms
+                }
                 total = sum(means.values())
                 rows.append((f"{i}", name, f"{total:.3f}", *(f"{v:.3f}" for v in means.values())))
                 totals[over].append(Point(i, total, f"iteration {i}: {name} {total:.2f}"))

@@ -30,7 +30,7 @@ from coterie.models.loading import (
     load_renderer,
     skeleton,
 )
-from coterie.recipes.settings import GPUS, RecipeSettings
+from coterie.recipes.settings import GPU_MEMORY, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.loop import EVALUATION, check_roles, check_stages
@@ -120,12 +120,13 @@ class Plan:
             *self.details,
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} requested"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
-            *(one.line(self.available, self.device) for one in self.memory),
+            *(memory.line(self.available, self.device) for memory in self.memory),
             ("longest first prompt", f"{self.longest_prompt} tokens{cut}"),
             ("training dialogues", f"at most {self.dialogues:,}"),
             ("held-out dialogues", f"{self.evaluations:,}"),
             ("generations", f"at most {count:,}, with {tokens:,} tokens"),
         ]
+        # Lines that do not apply to the recipe are left out.
         conditions = {
             "training tasks": self.tasks_wanted,
             "training rows": self.rows,
@@ -159,11 +160,13 @@ def make_plan(recipe: "Recipe") -> Plan:
     heldout = []
     if recipe.holds_out:
         heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
+    # Without any tasks of its own, a recipe still gets prompts to check the context with.
     tasks = train + heldout or draw_tasks(environment, "train", RENDERED, s.seed)
     check_user(environment, s.user_simulator, tasks)
     _check_disjoint(environment, map(recipe.whole_task, train), map(recipe.whole_task, heldout))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
+        # Each role has its own template, with which the same prompt has another length.
         renderer, context = load_renderer(role.model, s.engine.template)
         prompt = _first_prompt(environment, renderer, tasks, longest=True)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
@@ -175,6 +178,7 @@ def make_plan(recipe: "Recipe") -> Plan:
                 raise UserError(f"{problem} context of {context} tokens", fix)
             check_room(name, training, context, shortest[-1])
             check_training(shared_group(s, name), training, s, role.model)
+        # Raises an error if the model does not support this kind of attention.
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest = max(longest, prompt)
@@ -182,10 +186,13 @@ def make_plan(recipe: "Recipe") -> Plan:
         shapes[role.name] = ModelShape.of(empty, load_in_4bit=loads_in_4bit(s))
         contexts.append(context)
     turns: int | None = None
+    # An environment may have no limit of turns.
     with suppress(UserError):
         turns = most_turns(environment)
+    # The cache must hold the dialogues of an evaluation and of the training.
     dialogues = max(len(heldout), recipe.dialogues())
     length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.turn_tokens)
+    # Roles that share a base need its weights only once.
     policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
@@ -193,12 +200,13 @@ def make_plan(recipe: "Recipe") -> Plan:
     row, rows, items = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
+        # The key does not say which role is trained, so the largest model is an upper bound.
         shape = max(shapes.values(), key=lambda shape: shape.weights)
         attention = s.engine.attention or "sdpa"
         model = TrainedModel(shape, training, row, rows, items, reads, attention)
         memory.append(_training_memory(s, name, model))
     device = s.engine.device_name
-    available = GPUS[s.gpu].memory if s.gpu else device_memory(device)[1]
+    available = GPU_MEMORY[s.gpu] if s.gpu else device_memory(device)[1]
     for stage_memory in memory:
         stage_memory.check(available, device, s.model)
     return Plan(
@@ -257,8 +265,8 @@ def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> Memor
     """Plan the memory of a training in this process or on ranks of its own."""
     shared = shared_group(s, name)
     ranks, sharded = rank_count(model.settings, shared)
-    places: dict[str, Any] = {"device": s.engine.device_name, "ranks": ranks, "sharded": sharded}
-    return training_memory(name, [model], shared=shared, **places)
+    options: dict[str, Any] = {"device": s.engine.device_name, "ranks": ranks, "sharded": sharded}
+    return training_memory(name, [model], shared=shared, **options)
 
 
 def rank_count(training: TrainingSettings, key: str) -> tuple[int, bool]:
@@ -292,18 +300,27 @@ def cluster_needs(
     s: RecipeSettings, trainings: Sequence[TrainingSettings], policies: int = 1
 ) -> Needs:
     """Return the servers and ranks of a run; each policy has its own servers."""
-    own = [getattr(s, "policy_training", None), *trainings]  # the first of reinforcement learning
-    launched = [one for one in own if one is not None and launches(one)]
-    ranks = max((accelerate_config(one)["num_processes"] for one in launched), default=0)
+    all_trainings = [
+        getattr(s, "policy_training", None),
+        *trainings,
+    ]  # the first of reinforcement learning
+    launched = [
+        training for training in all_trainings if training is not None and launches(training)
+    ]
+    ranks = max((accelerate_config(training)["num_processes"] for training in launched), default=0)
+    # External servers are no processes of this run.
     served = s.engine.kind == "vllm" and not s.engine.vllm.urls
     servers = policies * s.engine.vllm.servers if served else 0
     size = s.engine.vllm.tensor_parallel_size
-    reinforced = own[0] is not None and launches(own[0])  # its ranks live while servers sample
+    reinforced = all_trainings[0] is not None and launches(
+        all_trainings[0]
+    )  # its ranks live while servers sample
     return Needs(servers, size, ranks, together=s.engine.keep_servers or reinforced)
 
 
 def check_ranks(s: RecipeSettings, training: TrainingSettings, key: str) -> None:
     """Raise ``UserError`` if the ranks of a training can't be started, here or on machines of the plan."""
+    # Ranks that a scheduler starts have other devices than this machine.
     elsewhere = is_elsewhere(s) or UNDER_TORCHRUN in os.environ
     check_launch(training, "cpu" if elsewhere else s.engine.device_name, key)
 
@@ -312,6 +329,7 @@ def _check_disjoint(
     environment: Environment, train: Iterable[Task], heldout: Iterable[Task]
 ) -> None:
     """Raise ``UserError`` if a held-out task is also a training task, by id or by content."""
+    # A split may contain a task under another id, so contents are compared too.
     trained = {key for task in train for key in (task.id, content_of(task, environment))}
     for task in heldout:
         if not trained.isdisjoint((task.id, content_of(task, environment))):
@@ -325,7 +343,7 @@ def content_of(task: Task, environment: Environment) -> str:
 
     Users may write the same request and want different things.
     """
-    secrets = [sorted(readable_secrets(task, who).items()) for who in persons_of(environment)]
+    secrets = [sorted(readable_secrets(task, person).items()) for person in persons_of(environment)]
     return f"{sorted(task.public.items())} {secrets}"
 
 
@@ -343,6 +361,7 @@ class HeldOutQuestions:
 
     def __init__(self, questions: Iterable[str]) -> None:
         self._beginning: dict[Words, list[Words]] = {}
+        # Indexed by their first words, questions are found in one pass over a text.
         for question in questions:
             if question_words := _words(question):
                 self._beginning.setdefault(question_words[:_MIN_WORDS], []).append(question_words)
@@ -371,18 +390,19 @@ def _first_prompt(
 
     Renders only the tasks with the longest or shortest texts.
     """
-    some = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
+    candidates = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
     hint = max(formats_of(environment), key=len, default=None) if longest else None
     lengths = (
-        len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
-        for task in some
-        for agent, first in first_prompts(environment, task, variant=hint).items()
+        len(renderer.render(prompt.messages, prompt.tree, agent, tools=prompt.tools))
+        for task in candidates
+        for agent, prompt in first_prompts(environment, task, variant=hint).items()
     )
     return max(lengths) if longest else min(lengths)
 
 
 def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
     """Raise ``UserError`` if dtype, attention or adapter of a training do not fit the run or the model."""
+    # torch takes seconds to import.
     import torch
 
     from coterie.models.adapters import add_lora
@@ -393,12 +413,14 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
     if loads_in_4bit(s) and not training.load_in_4bit:
         problem = f"{name}.load_in_4bit=false, but another training of the run has true"
         raise UserError(problem, f"set {name}.method=lora {name}.load_in_4bit=true too")
+    # FlashAttention has no masks for shared prefixes, so rows must be packed flat.
     flat = training.packing == "flat" and training.dtype == "bfloat16"
     if (s.engine.attention or "").startswith("flash") and not flat:
         problem = f"engine.attention={s.engine.attention} needs 16-bit weights and cannot train on shared prefixes"
         fix = f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa"
         raise UserError(problem, fix)
     if training.method == "lora":
+        # On a skeleton without weights, wrong targets are found at once.
         add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
 
 
@@ -428,6 +450,7 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
     from coterie.engines.vllm import check_vllm
     from coterie.models.adapters import ALL_LINEAR
 
+    # Servers of a cluster start on other machines, whose packages are not known here.
     if not is_elsewhere(s):
         check_vllm(engine.vllm)
     for name, training in trainings.items():
@@ -440,8 +463,8 @@ def check_served(s: RecipeSettings, trainings: Mapping[str, TrainingSettings]) -
             problem += f" at most engine.vllm.lora_rank={engine.vllm.lora_rank}"
             raise UserError(problem, f"set engine.vllm.lora_rank={training.rank}")
         targets = set(training.lora_targets) - {ALL_LINEAR}
-        if others := sorted(targets - set(engine.vllm.lora_modules)):
+        if unserved := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(
-                f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules lacks",
-                f"add {', '.join(others)} to engine.vllm.lora_modules",
+                f"{name}.lora_targets has {', '.join(unserved)}, which engine.vllm.lora_modules lacks",
+                f"add {', '.join(unserved)} to engine.vllm.lora_modules",
             )

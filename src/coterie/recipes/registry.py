@@ -33,15 +33,15 @@ class RecipeDescription:
 
 def _built_in(name: str, recipe: str, module: str = "") -> RecipeDescription:
     """Return the entry of a recipe, whose module and module of settings are imported on first use."""
-    place = f"coterie.recipes.{module or name}"
+    module_path = f"coterie.recipes.{module or name}"
 
     def methods() -> "tuple[type[RecipeSettings], ...]":
-        every = import_module(f"{place}_settings").METHODS
-        return tuple(one for one in every if one.recipe.partition("/")[0] == name)
+        every = import_module(f"{module_path}_settings").METHODS
+        return tuple(method for method in every if method.recipe.partition("/")[0] == name)
 
     def make(settings: "RecipeSettings") -> "Recipe":
-        made: Recipe = getattr(import_module(place), recipe)(settings)
-        return made
+        made_recipe: Recipe = getattr(import_module(module_path), recipe)(settings)
+        return made_recipe
 
     return RecipeDescription(name, "coterie.recipes", methods, make)
 
@@ -56,7 +56,10 @@ BUILT_IN = (
     _built_in("sft", "SFTOnFile", "file_training"),
     _built_in("sweet_rl", "SweetRL"),
 )
-RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
+# All names lead to the same table, in which `described` looks up the entry.
+RECIPES = Kind(
+    "recipe", dict.fromkeys((description.name for description in BUILT_IN), f"{__name__}:BUILT_IN")
+)
 QUICKSTART = "optima/isft"
 """Method of ``coterie quickstart``; ``presets/optima/quickstart.yaml`` has its sizes."""
 
@@ -66,15 +69,16 @@ def described(name: str) -> RecipeDescription:
     if is_spec(name):
         return plugin(name)
     recipe = name.partition("/")[0]
-    description = next((one for one in BUILT_IN if one.name == recipe), None)
+    description = next((built_in for built_in in BUILT_IN if built_in.name == recipe), None)
+    # `plugin` raises an error if an installed package reuses a built-in name.
     if recipe in installed(RECIPES):
         description = plugin(recipe)
     if description is None or name not in _methods(description):
-        known = (*names(), *installed(RECIPES))
-        near = nearest(name, known, cutoff=0.3)
+        recipe_names = (*names(), *installed(RECIPES))
+        near = nearest(name, recipe_names, cutoff=0.3)
         hint = f"did you mean {near!r}? " if near else ""
         raise UserError(
-            f"no recipe is called {name!r}", f"{hint}there is: {', '.join(known)}; {OWN}"
+            f"no recipe is called {name!r}", f"{hint}there is: {', '.join(recipe_names)}; {OWN}"
         )
     return description
 
@@ -105,12 +109,13 @@ def plugin(name: str) -> RecipeDescription:
     if missing := sorted(located.thing.__abstractmethods__):
         raise UserError(f"{located} has no {', '.join(missing)}", "define it")
     base = settings_type_of(located, RecipeSettings)
-    own = methods(base, (located.name, base.__doc__ or ""))
-    return RecipeDescription(located.name, "", lambda: own, located.thing)
+    # A class is a recipe with a single method, which has its name.
+    plugin_methods = methods(base, (located.name, base.__doc__ or ""))
+    return RecipeDescription(located.name, "", lambda: plugin_methods, located.thing)
 
 
 def names() -> tuple[str, ...]:
-    return tuple(method for one in BUILT_IN for method in _methods(one))
+    return tuple(method for description in BUILT_IN for method in _methods(description))
 
 
 def settings_type(name: str) -> "type[RecipeSettings]":
@@ -126,9 +131,9 @@ def _default(name: str) -> "Choice":
     from coterie.environments.registry import Choice, is_micro_world
 
     choice = _own(name)
-    if choice == Choice() and (known := played_by(name)):
-        first = known[0]
-        choice = Choice(None, first) if is_micro_world(first) else Choice(first)
+    if choice == Choice() and (played := played_by(name)):
+        name_ = played[0]
+        choice = Choice(None, name_) if is_micro_world(name_) else Choice(name_)
     if choice == Choice():
         raise UserError(
             f"{name} has no default environment or data set", "add environment=NAME or dataset=NAME"
@@ -183,7 +188,9 @@ def settings(
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
-    own = played_type(base, choice)
+    method_settings_type = played_type(base, choice)
+    # Each layer overrides those before it. The names come once more, because a preset has names
+    # too.
     layers = [
         choice.values(),
         _declared(base, choice),
@@ -192,7 +199,7 @@ def settings(
         over or {},
         stored,
     ]
-    return resolve(own, layers, [word for word in words if not is_name_word(word)])
+    return resolve(method_settings_type, layers, [word for word in words if not is_name_word(word)])
 
 
 def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
@@ -207,6 +214,7 @@ def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) ->
     from coterie.environments.registry import Choice
 
     stored_choice, choice = Choice.of(stored), Choice.among(words)
+    # A data set with a preset is played in the method's own environment.
     if choice.environment is None and choice.dataset in _presets(name).values:
         choice = Choice(choice.dataset, _own(name).environment)
     if stored_choice.environment is None:
@@ -231,6 +239,8 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     from coterie.environments.registry import NAMES
 
     presets, dataset = _presets(name), choice.dataset or choice.environment or ""
+    # A method with a closed list refuses built-in data sets without a preset; plug-ins get the
+    # common values.
     closed = bool(presets.values) and not presets.open
     if dataset in presets.values or (closed and dataset in NAMES):
         return _packaged(presets, dataset, name)
@@ -243,11 +253,11 @@ def _of_run(word: str) -> str:
         return word
     from coterie.runs.folder import find_run
 
-    if (found := find_run(text)) is None:
+    if (run_and_step := find_run(text)) is None:
         return word
     from coterie.recipes.base import policy_of
 
-    return f"model={policy_of(*found)}"
+    return f"model={policy_of(*run_and_step)}"
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":
@@ -268,11 +278,13 @@ def _read_presets(package: str, name: str) -> "Presets":
     return read_presets(table) if table.is_file() else NONE
 
 
-def _packaged(presets: "Presets", dataset: str, who: str) -> dict[str, Any]:
+def _packaged(presets: "Presets", dataset: str, subject: str) -> dict[str, Any]:
     from coterie.config.resolve import overlaid
 
-    known = list(presets.values)
-    if dataset not in known:
-        problem = f"{who} has no preset for {dataset}"
-        raise UserError(problem, f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}")
+    datasets = list(presets.values)
+    if dataset not in datasets:
+        problem = f"{subject} has no preset for {dataset}"
+        raise UserError(
+            problem, f"{did_you_mean(dataset, datasets)}use one of: {', '.join(datasets)}"
+        )
     return overlaid(presets.values[dataset])

@@ -59,6 +59,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
         ),
         commands=run.commands()[-MAX_COMMANDS:],
         headlines=(
+            # The recipe's own results come first, and may leave no place for the usual ones.
             *recipe.headlines(run),
             *page.headlines(evaluations, metric, recipe.settings.rounds),
         )[:HEADLINES],
@@ -94,10 +95,12 @@ def selected_examples(
     ``reason`` is the selection rule. ``facts`` returns the credit of a turn to show, the most important values first.
     """
     by_task: dict[str, list[Selection]] = {}
-    for task, one in run.store.selections(iteration, "select"):
+    for task, selection in run.store.selections(iteration, "select"):
+        # All selections of the first tasks, and none of other tasks.
         if task in by_task or len(by_task) < count:
-            by_task.setdefault(task, []).append(one)
+            by_task.setdefault(task, []).append(selection)
     reward = Step(iteration, "reward")
+    # The store also keeps credit that was computed under other settings.
     settings = recipe.fingerprint(reward) if reward in recipe.steps() else ""
     examples = []
     for task, selections in by_task.items():
@@ -106,48 +109,53 @@ def selected_examples(
         for credit in run.store.credit_of(tree):
             if credit.settings == settings:
                 numbers.setdefault(credit.node, {})[credit.name] = credit.value
-        own = {node: facts(of_node) for node, of_node in numbers.items()}
+        node_facts = {node: facts(of_node) for node, of_node in numbers.items()}
+        # Pairs of the same turn are shown together.
         groups: dict[str, list[Selection]] = {}
-        for one in selections:
-            groups.setdefault(_parent(tree, one), []).append(one)
+        for selection in selections:
+            groups.setdefault(_parent(tree, selection), []).append(selection)
         for chosen in [*groups.values()][:MAX_OF_TASK]:
             draw = _sides if chosen[0].rejected else _demonstrations
-            samples = draw(tree, chosen, own, partial(recipe.training_view, run))
+            samples = draw(tree, chosen, node_facts, partial(recipe.training_view, run))
             examples.append(example(run.store.task(task), samples, recipe.renderer, reason))
     return tuple(examples[:count])
 
 
-def _parent(tree: Tree, one: Selection) -> str:
-    parents = {tree.turns[node].parent for node in (one.leaf, one.rejected or "") if node}
-    return parents.pop() if one.rejected and len(parents) == 1 else ""
+def _parent(tree: Tree, selection: Selection) -> str:
+    # Selections without a common parent form one group.
+    parents = {
+        tree.turns[node].parent for node in (selection.leaf, selection.rejected or "") if node
+    }
+    return parents.pop() if selection.rejected and len(parents) == 1 else ""
 
 
 def _sides(
     tree: Tree, pairs: Sequence[Selection], numbers: Mapping[str, Numbers], look: Look
 ) -> list[Shown]:
     """Return the turns, or the whole rollouts, that pairs compare, and their siblings."""
-    first = pairs[0]
-    assert first.rejected is not None, "these selections are pairs"
-    chosen, rejected = ({one.leaf for one in pairs}, {one.rejected for one in pairs})
-    parent = tree.turns[first.leaf].parent
-    are_siblings = tree.turns[first.rejected].parent == parent
-    nodes = dict.fromkeys(node for one in pairs for node in (one.leaf, one.rejected) if node)
+    first_pair = pairs[0]
+    assert first_pair.rejected is not None, "these selections are pairs"
+    chosen, rejected = ({pair.leaf for pair in pairs}, {pair.rejected for pair in pairs})
+    parent = tree.turns[first_pair.leaf].parent
+    are_siblings = tree.turns[first_pair.rejected].parent == parent
+    nodes = dict.fromkeys(node for pair in pairs for node in (pair.leaf, pair.rejected) if node)
     if are_siblings:
         nodes |= dict.fromkeys(turn.id for turn in tree.children(parent))
     replies = []
     for node in nodes:
         side = "chosen" if node in chosen else "rejected" if node in rejected else ""
-        own: list[Row] = [row for row in rows(look(tree, first, node)) if row.targets]
+        trained_rows: list[Row] = [row for row in rows(look(tree, first_pair, node)) if row.targets]
         if are_siblings:  # only the turn itself is compared
-            own = [replace(row, targets=row.targets[-1:]) for row in own[-1:]]
+            trained_rows = [replace(row, targets=row.targets[-1:]) for row in trained_rows[-1:]]
         side = f"{side} and rejected" if node in chosen & rejected else side
         texts = described(tree.outcomes.get(node), numbers.get(node, {}))
-        named = tuple((first.agent, row) for row in own)
+        named = tuple((first_pair.agent, row) for row in trained_rows)
         if named:
             replies.append((node, Shown("", texts, named, trained=bool(side), side=side)))
-    replies.sort(key=lambda one: (-_first(numbers.get(one[0])), one[1].side != "chosen"))
-    what = "reply" if are_siblings else "rollout"
-    return [replace(one, name=f"{what} {n}") for n, (_, one) in enumerate(replies, 1)]
+    # By falling value, and the chosen side first if values are equal.
+    replies.sort(key=lambda reply: (-_first(numbers.get(reply[0])), reply[1].side != "chosen"))
+    unit = "reply" if are_siblings else "rollout"
+    return [replace(sample, name=f"{unit} {n}") for n, (_, sample) in enumerate(replies, 1)]
 
 
 def _demonstrations(
@@ -156,18 +164,25 @@ def _demonstrations(
     """Return the rollouts of a task by falling reward, with the selected rollouts as trained."""
     rollouts = []
     for outcome, path in tree.trajectories():
-        own = [one for one in chosen if one.leaf == outcome.leaf]
-        one = rollout(
+        selected = [selection for selection in chosen if selection.leaf == outcome.leaf]
+        sample = rollout(
             *(tree, outcome, path, f"rollout {outcome.sample}", numbers.get(outcome.leaf)),
-            trained=bool(own),
-            side="chosen" if own else "",
+            trained=bool(selected),
+            side="chosen" if selected else "",
         )
-        if own:
-            trained = ((s.agent, row) for s in own for row in rows(look(tree, s, s.leaf)))
-            one = replace(one, rows=tuple((agent, row) for agent, row in trained if row.targets))
-        rollouts.append((outcome.leaf, one))
-    rollouts.sort(key=lambda one: (-_first(numbers.get(one[0])), not one[1].side))
-    return [one for _, one in rollouts]
+        if selected:
+            trained = ((s.agent, row) for s in selected for row in rows(look(tree, s, s.leaf)))
+            sample = replace(
+                sample, rows=tuple((agent, row) for agent, row in trained if row.targets)
+            )
+        rollouts.append((outcome.leaf, sample))
+    rollouts.sort(
+        key=lambda leaf_and_sample: (
+            -_first(numbers.get(leaf_and_sample[0])),
+            not leaf_and_sample[1].side,
+        )
+    )
+    return [sample_ for _, sample_ in rollouts]
 
 
 def _first(numbers: Numbers | None) -> float:
@@ -183,6 +198,7 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
         heldout = recipe.heldout_tasks()
     except UserError:  # its file has moved, or its server has ended
         return ()
+    # Only the first held-out tasks are read, which is fast for large sets too.
     for task in heldout[: 4 * EXAMPLES]:
         sides, scores = list[Shown](), list[float]()
         for version in dict.fromkeys((versions[0], versions[-1])):
@@ -195,11 +211,13 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
                 sides.append(rollout(tree, outcome, path, name))
                 scores.append(outcome.score or 0.0)
         if sides:
+            # Negative, so that sorting puts the largest improvements first; the number breaks ties.
             tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
-    tasks.sort(key=lambda one: one[:2])
+    tasks.sort(key=lambda entry: entry[:2])
+    # Mostly improvements, but also the two tasks that became worst.
     picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
-    shown = [(example(task, sides, recipe.renderer), task, sides) for *_, task, sides in picks]
-    return add_pictures(shown, recipe.environment, run.folder / "pictures")
+    examples = [(example(task, sides, recipe.renderer), task, sides) for *_, task, sides in picks]
+    return add_pictures(examples, recipe.environment, run.folder / "pictures")
 
 
 UNLISTED = ("seconds", "settings", "weights")
@@ -227,13 +245,15 @@ def _stages(run: Run, done: Sequence[Step]) -> Section:
 def _preset(recipe: Recipe) -> dict[str, object] | None:
     from coterie.recipes.registry import settings
 
-    own = recipe.settings
-    choice = Choice.of(own.model_dump())
+    run_settings = recipe.settings
+    # The preset is resolved for the run's own data set and environment.
+    choice = Choice.of(run_settings.model_dump())
     names = (("dataset", choice.dataset), ("environment", choice.environment))
     words = [f"{group}={name}" for group, name in names if name]
-    if source := getattr(own.dataset, "source", None):
+    if source := getattr(run_settings.dataset, "source", None):
         words.append(f"dataset.source={source}")
     try:
-        return flatten(settings(own.recipe, words).model_dump(mode="json"))
+        return flatten(settings(run_settings.recipe, words).model_dump(mode="json"))
     except UserError:
+        # A file or plug-in may be missing by now; the page then compares with the defaults.
         return None

@@ -78,6 +78,7 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
 
     Raises ``UserError`` if the settings cannot work.
     """
+    # Imports the user's own reward functions, so that errors in them show first.
     PathReward(s.reward)
     s = planned(s)
     if s.steps.minibatches > s.rollout.tasks:
@@ -96,16 +97,19 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
         check_room(name, training, result.context, result.shortest_prompt)
     memory = _training_memory(s, result)
     memory.check(result.available, result.device, s.model)
+    # One evaluation every `evaluate_every` steps, rounded up.
     during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
     evaluations = result.evaluations + during * result.heldout
     return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
 
 
 def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
+    # Without a limit of turns, only the context bounds a dialogue.
     turns = plan.turns or plan.context
     longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
     length, engine = min(plan.context, longest), s.engine
     attention = engine.attention or "sdpa"
+    # The entropy bonus needs gradients of the entropies; without it they are only shown.
     reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
@@ -114,6 +118,7 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
             critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
             continue
         policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
+        # A sampler in this process keeps its cache while the policy trains.
         if engine.kind == "inprocess":
             dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
             size = weight_dtype(s).itemsize
@@ -150,6 +155,8 @@ async def reinforce(
 
     players, updates = recipe.players(), s.steps.updates
     policies, critic = list[LearnerConfig](), None
+    # Log-probs are taken at the temperature of sampling, so that rho compares the same
+    # distributions.
     training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)
     for role in roles:
         version = recipe.newest(run, role, iteration)
@@ -157,8 +164,10 @@ async def reinforce(
         objective = PolicyGradient(loss)
         policies.append(LearnerConfig(role, version, agents, objective, training, updates))
     if s.has_critic:
+        # A critic needs a single policy, which the settings guarantee.
         (policy,) = policies
         training = recipe.seeded(s.critic_training, iteration)
+        # The critic starts from the weights of the policy, with a new head.
         critic = replace(
             policy,
             role=CRITIC,
@@ -182,9 +191,9 @@ class Reinforce(Recipe):
     settings: RLSettings
 
     def stages(self) -> list[Stage]:
-        before, uses = self.evaluation(0), reinforce_uses(self.settings)
+        first_evaluation, uses = self.evaluation(0), reinforce_uses(self.settings)
         training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
-        return [before, training, self.evaluation(1, [training])]
+        return [first_evaluation, training, self.evaluation(1, [training])]
 
     def sections(self, run: Run) -> tuple[Section, ...]:
         return step_sections(self, self.settings, run, 0)
@@ -271,6 +280,7 @@ def step_sections(
         charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))
     roles = trained_roles(records[max(records)])
     several, id_ = len(roles) > 1, f"reinforce-{iteration}"
+    # With several roles, the whole step has one section, and each role another.
     if several:
         sections.append(_steps(records, id_, COLUMNS, charts))
         charts = []
@@ -308,6 +318,7 @@ def _steps(
 ) -> Section:
     """Return the rewards by step, and a table of the columns in which anything happened."""
     numbers, points = sorted(records), []
+    # Columns in which nothing happened are left out.
     columns = [
         (head, name)
         for head, name in columns
@@ -350,14 +361,18 @@ def _groups(
     records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         count, stage = 0, step_stage(REINFORCE, number)
+        # A step may train on groups that an earlier draw sampled, so its record names the draws.
         groups = [
             (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
         ]
         groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
-        for drawn, task in groups:
-            paths = paths_of(run.store, iteration, drawn, [task], agents, PathReward(s.reward))
+        for drawn_iteration, task in groups:
+            paths = paths_of(
+                run.store, iteration, drawn_iteration, [task], agents, PathReward(s.reward)
+            )
             for agent in agents:
                 group = [path for path in paths if path.agent == agent]
+                # Only groups with different rewards have advantages that are not 0.
                 totals = {path.sampled.total for path in group}
                 if len(totals) > 1 and count < GROUPS:
                     informative.append(_group(recipe, s, run, number, group))
@@ -378,6 +393,7 @@ def _group(
         # Computed again, for the report only.
         group = group_advantages([path.sampled for path in paths], s.advantage.baseline)
         advantages = group.values
+    # Rollouts without a reward come last.
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples = []
     for n in sorted(range(len(paths)), key=lambda n: -order[n]):
@@ -386,21 +402,22 @@ def _group(
         side = (
             "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
         )
-        shown = described(path.outcome, _facts(path, advantage))
+        facts = described(path.outcome, _facts(path, advantage))
         rows = tuple((path.agent, row) for row in path.rows)
+        # With a critic, each token has its own advantage, and all rollouts are trained on.
         is_trained = (bool(advantage) or s.has_critic) and not left_out
         name = f"rollout {path.outcome.sample}"
-        samples.append(Shown(name, shown, rows, trained=is_trained, side=side))
+        samples.append(Shown(name, facts, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
-    why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:
-        why += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
+        intro += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
     else:
         same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
-        why += f"{same} nothing is learned from this group."
+        intro += f"{same} nothing is learned from this group."
     if s.reward.kl:
-        why += " The divergence from the reference is also taken off for each token."
-    return example(run.store.task(paths[0].task), samples, recipe.renderer, why)
+        intro += " The divergence from the reference is also taken off for each token."
+    return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
 
 
 def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
@@ -419,6 +436,7 @@ def _text(record: Metrics, name: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _spaced(numbers: Sequence[int], most: int) -> list[int]:
-    every = -(-len(numbers) // most)
+def _spaced(numbers: Sequence[int], limit: int) -> list[int]:
+    # Counted from the end, so that the last step is always included.
+    every = -(-len(numbers) // limit)
     return sorted({*numbers[::-1][::every]})

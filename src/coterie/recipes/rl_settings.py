@@ -16,6 +16,7 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
     @model_validator(mode="after")
     def _refuse_shared_weights(self) -> Self:
         training, engine = self.policy_training, self.engine
+        # In one process, a step would change the weights while rollouts are sampled from them.
         on_ranks = training.processes is not None or training.launch is not None
         if self.rollout.max_staleness and engine.kind == "inprocess" and not on_ranks:
             raise ValueError(

@@ -33,27 +33,10 @@ MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugg
 GPUType = Literal["A100", "L40S", "H100", "H200", "B200"]
 
 
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """Figures of a GPU from its data sheet, in bytes and seconds."""
-
-    flops: float
-    """Dense bfloat16."""
-    bandwidth: float
-    memory: int
-    link: float
-    """To another GPU of the node, in one direction (NVLink, or PCIe)."""
-    network: float
-    """To another node, for each GPU, in one direction."""
-
-
-GPUS: Mapping[GPUType, GPU] = {
-    "A100": GPU(312e12, 2.04e12, 80 * 10**9, 300e9, 25e9),
-    "L40S": GPU(362e12, 0.864e12, 48 * 10**9, 32e9, 12.5e9),
-    "H100": GPU(989e12, 3.35e12, 80 * 10**9, 450e9, 50e9),
-    "H200": GPU(989e12, 4.8e12, 141 * 10**9, 450e9, 50e9),
-    "B200": GPU(2250e12, 8e12, 180 * 10**9, 900e9, 50e9),
-}
+GPU_MEMORY: Mapping[GPUType, int] = {
+    "A100": 80 * 10**9, "L40S": 48 * 10**9, "H100": 80 * 10**9, "H200": 141 * 10**9, "B200": 180 * 10**9
+}  # fmt: skip
+"""Bytes of memory of a GPU, from its data sheet."""
 
 
 class EvaluateSettings(Settings):
@@ -91,8 +74,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     @property
     def rounds(self) -> int:
         """Number of iterations."""
-        own: int = getattr(self, "iterations", 1)
-        return own
+        iterations: int = getattr(self, "iterations", 1)
+        return iterations
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -102,8 +85,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     @property
     def turn_tokens(self) -> int:
         """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
-        own: int = getattr(self, "max_tokens", 256)
-        return getattr(getattr(self, "rollout", None), "max_tokens", own)
+        max_tokens: int = getattr(self, "max_tokens", 256)
+        return getattr(getattr(self, "rollout", None), "max_tokens", max_tokens)
 
 
 S = TypeVar("S", bound=RecipeSettings)
@@ -119,13 +102,16 @@ def _method(
 ) -> type[S]:
     defaults: dict[str, Any] = {}
     if dataset:
+        # The defaults of a method name its data set and environment, which the command line may
+        # replace.
         defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
         defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
-    own: type[S] = create_model(
+    method_settings: type[S] = create_model(
         base.__name__, __base__=base, __module__=base.__module__, __doc__=meaning, **defaults
     )
-    own.recipe = name
-    return own
+    # In `create_model` the name would become a field, and it is a variable of the class.
+    method_settings.recipe = name
+    return method_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +138,7 @@ def read_presets(file: Traversable) -> Presets:
     return Presets(
         common,
         {
+            # The micro-world comes first, because the first entry is the default of a method.
             **({micro_world["environment"]["name"]: micro_world} if micro_world else {}),
             **{name: overlaid(common, rows[name]) for name in sorted(rows)},
         },

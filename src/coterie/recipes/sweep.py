@@ -86,12 +86,12 @@ def split_values(text: str) -> list[str]:
 def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the values of each key with several values, and the remaining words."""
     keys: dict[str, list[str]] = {}
-    others = []
+    rest = []
     for word in words:
         key, _, text = word.partition("=")
         values = split_values(text)
         if len(values) == 1:
-            others.append(word)
+            rest.append(word)
         elif not all(values) or len(set(values)) < len(values):
             raise UserError(f"{key} has an empty or repeated value", "give each value once")
         else:
@@ -99,38 +99,45 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     if not keys:
         fix = "separate the values of a key by commas, such as rollout.samples=2,5,15"
         raise UserError("no key has several values", fix)
-    return keys, others
+    return keys, rest
 
 
 def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> list[Point]:
     """Make and check the runs of every combination of values, for each seed."""
-    keys, others = split_words(words)
+    keys, rest = split_words(words)
     if "seed" in keys and seeds > 1:
         raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
     points: list[Point] = []
+    # Seeds are the outer loop, so that every value has one run before any has a second.
     for number, values in product(range(seeds), product(*keys.values())):
-        own_words = [*others, *map("=".join, zip(keys, values, strict=True))]
-        own = settings(name, own_words)
+        own_words = [*rest, *map("=".join, zip(keys, values, strict=True))]
+        point_settings = settings(name, own_words)
+        # Further seeds are counted up from the seed of the settings.
         if number:
             seeded = [word for word in own_words if not word.startswith("seed=")]
-            own = settings(name, [*seeded, f"seed={own.seed + number}"])
-        recipe, text = recipe_of(own), " ".join(own_words[len(others) :])
+            point_settings = settings(name, [*seeded, f"seed={point_settings.seed + number}"])
+        recipe, text = recipe_of(point_settings), " ".join(own_words[len(rest) :])
         _check(recipe, text)
         value = ",".join(values)
+        # Names of folders keep only safe characters; a collision is an error below.
         slug = re.sub(r"[^\w.+-]+", "_", value).strip("._") or "_"
-        path = folder / f"{slug}-seed-{own.seed}"
-        for other in points:
-            if other.recipe.settings == own:
-                raise UserError(f"{other.words} and {text} are the same", "remove one of them")
-            if other.folder == path:
-                problem = f"the runs of {other.value!r} and {value!r} have the same folder {path}"
+        path = folder / f"{slug}-seed-{point_settings.seed}"
+        for point in points:
+            if point.recipe.settings == point_settings:
+                raise UserError(f"{point.words} and {text} are the same", "remove one of them")
+            if point.folder == path:
+                problem = f"the runs of {point.value!r} and {value!r} have the same folder {path}"
                 raise UserError(problem, "sweep over one of them with another --folder")
+        # A run that exists must have been made with these settings.
         if (path / "config.yaml").is_file():
-            with open_run(path, recipe.name, own, write=False) as run:
+            with open_run(path, recipe.name, point_settings, write=False) as run:
                 check_finished(recipe, run)
-        shared = [(other, shared_steps(recipe, other.recipe)) for other in points]
+        shared = [(point_, shared_steps(recipe, point_.recipe)) for point_ in points]
+        # The earlier run with the most equal stages saves the most work.
         source, steps = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
-        points.append(Point(value, text, own.seed, path, recipe, source if steps else None, steps))
+        points.append(
+            Point(value, text, point_settings.seed, path, recipe, source if steps else None, steps)
+        )
     return points
 
 
@@ -145,12 +152,17 @@ def _check(recipe: Recipe, text: str) -> None:
         raise UserError(f"{problem}, so its runs cannot be compared", fix)
 
 
-def shared_steps(recipe: Recipe, other: Recipe) -> list[Step]:
+def shared_steps(recipe: Recipe, other_recipe: Recipe) -> list[Step]:
     """Return the stages with equal settings in both recipes, including the stages that they read."""
-    theirs, common = set(other.steps()), list[Step]()
+    theirs, common = set(other_recipe.steps()), list[Step]()
     for stage in recipe.stages():
+        # A stage is shared only if all stages that it reads are shared.
         step, has_inputs = stage.step, all(required in common for required in stage.after)
-        if has_inputs and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
+        if (
+            has_inputs
+            and step in theirs
+            and recipe.fingerprint(step) == other_recipe.fingerprint(step)
+        ):
             common.append(step)
     return common
 
@@ -165,22 +177,37 @@ def run_sweep(
         say(f"run {number} of {len(points)}: {point.words} seed={point.seed}")
         make_folder(point.folder.parent)
         recipe = point.recipe
+        # Only a new run copies stages; one that exists is resumed.
         if point.source is not None and not point.folder.exists():
             copied = fork(recipe, point.source.folder, point.folder, recipe.settings)
             say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
         with open_run(point.folder, recipe.name, recipe.settings) as run:
             run_steps(recipe, run, progress)
             write_page(run_report(recipe, run), run.report)
-            last = [step.iteration for step in recipe.steps() if step.stage == EVALUATION][-1]
-            means = evaluation(run.store, last)
+            last_iteration = [
+                step.iteration for step in recipe.steps() if step.stage == EVALUATION
+            ][-1]
+            means = evaluation(run.store, last_iteration)
             score, low, high = (round(mean, 4) for mean in (means.score, means.low, means.high))
             tokens, folder = round(means.tokens, 2), str(point.folder)
-            loss = [round(value, 4) for value in recipe.heldout_loss(run, last) or ()]
-            first = (point.value, point.seed, last, means.n, score, low, high, tokens, folder)
-            rows.append(SweepRow(*first, *loss))
-            for task, result in held_out_results(run.store, last).items():
+            loss = [round(value, 4) for value in recipe.heldout_loss(run, last_iteration) or ()]
+            values = (
+                point.value,
+                point.seed,
+                last_iteration,
+                means.n,
+                score,
+                low,
+                high,
+                tokens,
+                folder,
+            )
+            rows.append(SweepRow(*values, *loss))
+            for task, result in held_out_results(run.store, last_iteration).items():
                 scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
+        # Frees the devices for the models of the next run.
         recipe.close()
+    # With several seeds, each value gets another row over all of them.
     if len(rows) > len(scores):
         rows += [mean_of_seeds(value, rows, tasks) for value, tasks in scores.items()]
     return rows
@@ -188,6 +215,7 @@ def run_sweep(
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
     seeds = [row for row in rows if row.value == value]
+    # Scores are averaged over seeds first, so that the interval is over tasks.
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
     tokens = round(fmean(row.tokens for row in seeds), 2)
@@ -253,6 +281,7 @@ def merge(
             "give their folders too, or --partial to let the merged run do their tasks",
         )
     steps = [step for step in full.steps() if step.stage in full.by_task]
+    # Only the first iteration is merged, because later ones need the policy that it trains.
     steps = [step for step in steps if step.iteration == steps[0].iteration]
     for part in parts:
         _check_sampled(part, steps[0])
@@ -263,6 +292,7 @@ def merge(
             _copy(part, steps, run)
         for step in steps:
             run.begin(step, full.fingerprint(step))
+        # With missing parts, the merged run still has to sample their tasks.
         if not missing:
             run_steps(full, run, progress, steps)
         tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
@@ -271,24 +301,34 @@ def merge(
 
 def _part(folder: Path) -> Part:
     name, stored = read_config(folder)
-    own = settings(name, (), stored)
-    recipe = recipe_of(own)
-    if not recipe.by_task or SHARD not in flatten(own.model_dump()):
+    part_settings = settings(name, (), stored)
+    recipe = recipe_of(part_settings)
+    if not recipe.by_task or SHARD not in flatten(part_settings.model_dump()):
         problem = f"{folder} is a run of {name}, whose runs cannot be merged"
         raise UserError(problem, f"merge runs of a recipe with the key {SHARD}")
+    # With part 0 of 1, the recipe has the tasks of all parts.
     return Part(folder, recipe, recipe_of(settings(name, [f"{SHARD}=[0,1]"], stored)))
 
 
-def _check_same_run(first: Part, part: Part) -> None:
+def _check_same_run(first_part: Part, part: Part) -> None:
     """Check that two parts have the same settings, ignoring settings that no stage depends on."""
-    alike = first.shard[1] == part.shard[1]
-    one, other = (first.full, part.full) if alike else (first.recipe, part.recipe)
-    if one.name == other.name and alike and shared_steps(one, other) == one.steps():
+    # Parts of different counts are not parts of one run, and the message then shows their shards.
+    alike = first_part.shard[1] == part.shard[1]
+    first_recipe, part_recipe = (
+        (first_part.full, part.full) if alike else (first_part.recipe, part.recipe)
+    )
+    if (
+        first_recipe.name == part_recipe.name
+        and alike
+        and shared_steps(first_recipe, part_recipe) == first_recipe.steps()
+    ):
         return
-    lines = differences(one.settings.model_dump(mode="json"), other.settings)
-    if one.name != other.name:
-        lines.insert(0, f"recipe: {one.name} -> {other.name}")
-    problem = "\n    ".join([f"{first.folder} and {part.folder} have different settings:", *lines])
+    lines = differences(first_recipe.settings.model_dump(mode="json"), part_recipe.settings)
+    if first_recipe.name != part_recipe.name:
+        lines.insert(0, f"recipe: {first_recipe.name} -> {part_recipe.name}")
+    problem = "\n    ".join(
+        [f"{first_part.folder} and {part.folder} have different settings:", *lines]
+    )
     raise UserError(problem, f"merge parts of one run, which differ only in {SHARD}")
 
 
@@ -303,13 +343,15 @@ def _check_sampled(part: Part, step: Step) -> None:
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
     """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
     stages, iteration = part.recipe.by_task, steps[0].iteration
+    # Credit is stored under the fingerprint of its stage, which depends on the shard.
     renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
-    first = [stage.step for stage in part.full.stages() if not stage.after]
-    same = [step for step in shared_steps(part.full, part.recipe) if step in first]
+    # A stage without inputs, such as the evaluation of the base, is equal in all parts.
+    first_steps = [stage.step for stage in part.full.stages() if not stage.after]
+    same = [step for step in shared_steps(part.full, part.recipe) if step in first_steps]
     with part.open() as old:
         common = set[str]()
         for stage in stages:
-            tasks = (set(one.store.tasks_of(iteration, stage)) for one in (old, run))
+            tasks = (set(copied_run.store.tasks_of(iteration, stage)) for copied_run in (old, run))
             common |= set.intersection(*tasks)
         if common:
             named = sorted(common)[:MAX_NAMED] + ["..."] * (len(common) > MAX_NAMED)

@@ -105,15 +105,18 @@ class SweetRL(Recipe):
     def __init__(self, settings: SweetSettings) -> None:
         super().__init__(settings)
         check_no_tools(settings, self.name)
+        # Programs are graded by tests, and web pages by a similarity without a fixed limit of
+        # success.
         self.min_difference = getattr(settings, "min_difference", None)
-        kind, dataset = (
+        environment_type, dataset = (
             (Coding, "colbench_code") if self.min_difference is None else (Frontend, "websight")
         )
-        if not isinstance(self.environment, kind):
+        if not isinstance(self.environment, environment_type):
             raise UserError(
-                f"{self.name} needs an environment for {kind.__name__.lower()}, and {settings.played} is not one",
+                f"{self.name} needs an environment for {environment_type.__name__.lower()}, and {settings.played} "
+                "is not one",
                 f"remove dataset and environment, use dataset={dataset}, or derive your environment from "
-                f"{kind.__module__}.{kind.__name__}",
+                f"{environment_type.__module__}.{environment_type.__name__}",
             )
 
     def roles(self) -> tuple[Role, ...]:
@@ -125,10 +128,12 @@ class SweetRL(Recipe):
         """Return the stages of the method. A judge needs no training stage."""
         s, talk = self.settings, ("rollout.max_tokens", "engine")
         evaluation = partial(self.evaluation, uses=talk)
+        # The settings only name the file of dialogues, and the stage depends on its content.
         offline = self.offline_content
         rollout = self.stage(FIRST, "rollout", self.rollout, (), offline, uses=(*talk, "rollout"))
         stages = [evaluation(FIRST), rollout]
         critic = list[Stage]()
+        # A judge is not trained, so it needs no pairs of dialogues.
         if not (self.has_critic and s.critic.kind == "judge"):
             method = (self.has_critic, s.method == "rejection_ft")
             uses = ["min_reward", *(["min_difference"] if self.min_difference else [])]
@@ -179,7 +184,7 @@ class SweetRL(Recipe):
 
         A pair is a success and a failure, or of web pages two dialogues whose similarities differ enough.
         """
-        selections, shares, least = (
+        selections, shares, min_share = (
             list[Selection](),
             rewards(run, self.environment.reward),
             self.settings.min_reward,
@@ -187,12 +192,14 @@ class SweetRL(Recipe):
         for tree in run.store.trees(FIRST, "rollout"):
             leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                selections += [Selection(leaf, AGENT) for leaf, share in leaves if share >= least]
+                selections += [
+                    Selection(leaf, AGENT) for leaf, share in leaves if share >= min_share
+                ]
             else:
                 pairs = (
                     difference_pairs(leaves, self.min_difference)
                     if self.min_difference
-                    else trajectory_pairs(leaves, least)
+                    else trajectory_pairs(leaves, min_share)
                 )
                 selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
         run.select(FIRST, selections)
@@ -206,13 +213,16 @@ class SweetRL(Recipe):
             return imitate(self, run, FIRST, training, progress, role=POLICY)
         if s.method == "multi_turn_dpo":
             return self.prefer(run, FIRST, "multi_turn_dpo", progress)
+        # A classifier learns from single dialogues, other critics from pairs.
         classifier = s.critic.kind == "classifier"
         items: list[Any] = (
             self.labeled_dialogues(run) if classifier else self.pairs(run, FIRST, CRITIC)
         )
+        # With log-ratios as advantages (equation 3), the loss of equation 2 is DPO on whole
+        # dialogues.
         if s.critic.kind == "likelihood":
-            own = (s.critic.objective, self.trainings()["critic.train"])
-            return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
+            objective_and_training = (s.critic.objective, self.trainings()["critic.train"])
+            return prefer(self, run, FIRST, items, *objective_and_training, progress, role=CRITIC)
         from coterie.training.losses import (
             Classifier,
             Objective,
@@ -229,6 +239,7 @@ class SweetRL(Recipe):
     async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
         s = self.settings
+        # Candidates come from the base policy pi_ref, which is version 0.
         sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
         async with self.actors(run) as actors:
             driver = actors.driver({AGENT: sampler}, s.seed)
@@ -236,10 +247,10 @@ class SweetRL(Recipe):
                 count, reward = s.candidates.count, self.environment.reward
                 branching = CandidateSampling(driver, sampler, sessions, SECOND, "rollout", count)
                 items = {
-                    ItemKey(SECOND, "rollout", one.task.id, one.key): partial(
-                        _branch_dialogue, branching, one
+                    ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key): partial(
+                        _branch_dialogue, branching, dialogue
                     )
-                    for one in dialogues_to_branch(run, s.candidates.share, reward)
+                    for dialogue in dialogues_to_branch(run, s.candidates.share, reward)
                 }
                 await do_items(
                     *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
@@ -275,6 +286,7 @@ class SweetRL(Recipe):
             for group in groups:
                 if any(turn.id not in scores for turn in group):
                     continue  # the critic failed on this turn and its item records the error
+                # Each turn draws its pairs with its own seed, whatever other turns were scored.
                 seed = digest("pairs", s.seed, group[0].id)
                 group_scores = {turn.id: scores[turn.id] for turn in group}
                 for best, worse in ranked_pairs(group_scores, s.pairs, seed):
@@ -297,6 +309,7 @@ class SweetRL(Recipe):
     def critic_fingerprint(self, run: Run) -> str:
         """Return a hash of the critic's settings and weights. Raises ``UserError`` if it is not trained."""
         settings = self.fingerprint(Step(SECOND, "reward"))
+        # A judge has no trained weights.
         if self.settings.critic.kind == "judge":
             return settings
         final = run.training_folder(FIRST, CRITIC) / "final"
@@ -312,6 +325,7 @@ class SweetRL(Recipe):
         s = self.settings.critic
         if s.kind == "judge":
             settings = s.judge
+            # The base model of the run is the judge by default.
             if settings.url is None and settings.model == POLICY:
                 settings = settings.model_copy(update={"model": self.settings.model})
             async with open_chat(settings) as chat:
@@ -324,9 +338,12 @@ class SweetRL(Recipe):
             return
         models = self.models(run)
         if s.kind == "likelihood":
+            # The critic's version 1 is trained in round 0. The reference pi_ref is the base policy.
             engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
-            whole = s.objective.normalise == "none"
-            step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
+            # Without normalization, log-ratios are summed over a turn and not divided by its length
+            # L.
+            is_sum = s.objective.normalise == "none"
+            step: StepCritic = LikelihoodCritic(engine, base, "none" if is_sum else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
         critic = models.load(CRITIC, FIRST + 1, merge=False)
@@ -365,6 +382,7 @@ class SweetRL(Recipe):
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens of a turn, plus the tokens of the longest reference if the critic reads it."""
         critic, reference_tokens = self.settings.critic, 0
+        # Only a trained critic that sees the reference has longer prompts than the policy.
         if self.has_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
@@ -380,20 +398,23 @@ class SweetRL(Recipe):
         for tree, selection in load_selections(run, iteration):
             yield role, tree, selection
 
-    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+    def training_view(
+        self, run: Run, tree: Tree, selection: Selection, leaf: str | None = None
+    ) -> View:
         """Return a dialogue as the policy saw it; the critic's prompts may contain the reference c."""
-        leaf = leaf or one.leaf
+        leaf = leaf or selection.leaf
+        # Only the critic's rows contain the reference, never the policy's.
         if not (self.trains_critic(tree.iteration) and self.settings.critic.privileged):
             return view(tree, leaf, AGENT)
         render = partial(self.renderers[CRITIC].render, privileges=CRITIC)
         edit = with_reference(run.store.task(tree.task))
         return recontext(tree, leaf, AGENT, name=PRIVILEGED, edit=edit, render=render)
 
-    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+    def make_pair(self, tree: Tree, selection: Selection, chosen: View, rejected: View) -> Pair:
         """Pair whole dialogues in round 0, and turns in round 1."""
         if tree.iteration == FIRST:
             return trajectory_pair(chosen, rejected, group=tree.task)
-        return turn_pair(chosen, rejected, group=tree.turns[one.leaf].parent)
+        return turn_pair(chosen, rejected, group=tree.turns[selection.leaf].parent)
 
     def prefer(self, run: Run, iteration: int, phase: str, progress: Progress) -> Metrics:
         """Train the policy by DPO on the selected pairs, starting from the base model."""
@@ -425,9 +446,9 @@ class SweetRL(Recipe):
         shares, items = rewards(run, self.environment.reward), []
         for tree in run.store.trees(FIRST, "rollout"):
             for outcome, _ in tree.trajectories():
-                own = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
+                agent_view = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
                 succeeded = shares[tree.task, outcome.sample] >= self.settings.min_reward
-                items.append(labeled_trajectory(own, succeeded, group=tree.task))
+                items.append(labeled_trajectory(agent_view, succeeded, group=tree.task))
         return items
 
 
@@ -456,6 +477,7 @@ async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogu
     try:
         tree = await branching.branch(dialogue)
     except EngineGone:
+        # Without an engine every further dialogue would fail, so the stage stops.
         raise
     except EngineError as error:
         return Done(key, {"candidates": 0}, failure=str(error))
@@ -480,6 +502,7 @@ class TrainedCritic:
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         """Return A(o_t, a_t, c) of each candidate ``a_t`` of one turn. Raises ``EngineError``."""
         assert group[0].prompt is not None, "a candidate answers a request"
+        # The prompt of the candidates, with the reference added if the critic may see it.
         messages, render = tree.messages(tree.requests[group[0].prompt]), self.renderer.render
         if self.privileged:
             prompt = render(with_reference(task)(messages), tree, AGENT, privileges=CRITIC)
@@ -520,6 +543,7 @@ async def score_candidates(
 ) -> Done:
     """Score a tree's candidates and count the turns that the critic failed on. Raises ``EngineGone``."""
     groups = candidates(tree)
+    # Errors are collected, so that a turn that fails does not discard the others.
     results = await asyncio.gather(
         *(critic.advantages(task, tree, group) for group in groups), return_exceptions=True
     )
@@ -534,6 +558,7 @@ async def score_candidates(
                 Credit(turn.id, "advantage", value, settings)
                 for turn, value in zip(group, values, strict=True)
             ]
+    # The item fails only if the critic failed on all turns.
     failure = str(errors[0]) if errors and not credit else None
     metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
     return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
@@ -543,9 +568,9 @@ async def score_candidates(
 
 
 def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
-    who, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
+    trained_model, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
     passes = f"passes a share of {s.min_reward:g} or more of the tests"
-    if least := recipe.min_difference:
+    if min_difference := recipe.min_difference:
         passes = f"has a similarity of {s.min_reward:g} or more"
     if i == SECOND:
         reason = (
@@ -554,15 +579,15 @@ def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
         )
     elif s.method == "rejection_ft":
         reason = f"Selected: the answer {passes}."
-    elif least:
-        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {least:g} higher."
+    elif min_difference:
+        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {min_difference:g} higher."
     else:
         reason = f"A pair: the answer of the chosen dialogue {passes}, the other one does not."
-    privileged = who == "critic" and s.critic.privileged
+    privileged = trained_model == "critic" and s.critic.privileged
     return Section(
         f"pairs-{i}",
-        f"{'Turns' if i == SECOND else 'Dialogues'} that the {who} was trained on",
-        f"Marked tokens are trained into the {who}. "
+        f"{'Turns' if i == SECOND else 'Dialogues'} that the {trained_model} was trained on",
+        f"Marked tokens are trained into the {trained_model}. "
         + "It sees the reference; the policy never does." * privileged,
         examples=selected_examples(recipe, run, i, reason=reason),
     )

@@ -26,7 +26,6 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.coding import BackendProgramming
 from coterie.environments.collaboration import visible
 from coterie.environments.protocol import AGENT, Grade, Shared, State, faults_of
-from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON, with_leaks
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -34,7 +33,7 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_rl_settings import FIRST, SweetSettings
-from coterie.record.tree import TURNS, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.tree import ANSWERED, TURNS, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded_turns import recorded_response
@@ -91,9 +90,13 @@ class Replay:
         """Rebuild and grade a dialogue. Fails the item if the context is too short or grading fails."""
         tree, state, room = self._tree(task, int(key.sample), row)
         tokens: Metrics = {"tokens": dialogue_tokens(state.turns)}
+        # A dialogue that exceeds the context could not have been sampled from this model.
         if room > self.context:
-            why = f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
-            return Done(key, tokens, failure=why)
+            reason = (
+                f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
+            )
+            return Done(key, tokens, failure=reason)
+        # A reward in the file replaces the tests, which would have to run in the sandbox.
         if row.reward is not None:
             turns = sum(turn.speaker.name == AGENT for turn in state.turns)
             grade = Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
@@ -115,23 +118,29 @@ class Replay:
         for line in row.dialogue_history:
             node = turns[-1].id if turns else tree.root
             if line.role == "user":
+                # The first message is the request of the task, later ones are the user's replies.
                 part = Part(line.content, source=PERSON if turns else "task")
                 turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
                 tree.add(turn)
             else:
                 messages = self.environment.see(State(task, 0, turns=turns), AGENT)
                 prompt = Prompt(tree, node, AGENT, messages, 0, sample)
+                # The raw completion is trained on; the visible text may lack parts of it.
                 text = line.content if line.output is None else line.output
                 replayed = recorded_response(prompt, context, text, self.author, self.renderer)
                 turn = replayed.turn
                 context = context.after(turn, replayed.request)
                 tree.add(turn, replayed.request)
-                before = len(context.ids) - len(turn.ids)
-                room = max(room, before + max(len(turn.ids), MIN_ROOM))
+                # As in sampling, a prompt must leave room for a reply of at least `MIN_ROOM`
+                # tokens.
+                prompt_length = len(context.ids) - len(turn.ids)
+                room = max(room, prompt_length + max(len(turn.ids), MIN_ROOM))
             turns += (turn,)
-        last = turns[-1].text
-        tagged = self.environment.answer(last)
-        answer = row.answer or tagged or visible(last).strip()
+        last_text = turns[-1].text
+        tagged = self.environment.answer(last_text)
+        # Without an answer in the file or in tags, the visible part of the last message is the
+        # answer.
+        answer = row.answer or tagged or visible(last_text).strip()
         ending = TURNS if tagged is None else ANSWERED
         return tree, State(task, 0, turns=turns, answer=answer, end=ending), room
 
@@ -148,6 +157,7 @@ async def play_offline(
     renderer, context = load_renderer(s.model, s.engine.template)
     async with AsyncExitStack() as stack:
         shared = Shared()
+        # The sandbox starts only if a dialogue has no reward.
         if any(row.reward is None for _, row in dialogues.values()):
             sandbox = Sandbox(s.sandbox)
             shared = Shared(await stack.enter_async_context(sandbox))
@@ -163,6 +173,7 @@ def _dialogues(
     environment: BackendProgramming, s: SweetSettings, file: Path, progress: Progress
 ) -> tuple[dict[ItemKey, tuple[Task, OfflineDialogue]], int]:
     """Return the dialogues within ``rollout.tasks`` and ``rollout.repeats``, and the number of held-out dialogues."""
+    # A file may have its own ids, so held-out tasks are also recognized by content.
     held_out = {
         key
         for task in environment.tasks("heldout", 10**9, s.seed)

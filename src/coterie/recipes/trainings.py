@@ -137,21 +137,23 @@ def prefer(
 
     role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
     model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
+    # The reference is the policy before this training, so with its adapter if it has one.
     adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
     folder = run.training_folder(iteration, role)
+    # The same ranks compute the reference and train, because starting them is slow.
     with ranks_for(run, model, seeded, folder) as ranks:
         with RankScorer(*ranks, seeded) if ranks else nullcontext() as scorer:
             pairs_with_reference, measured = (
                 with_reference(
-                    *(model.model, some, seeded, folder / name),
+                    *(model.model, pairs_of_split, seeded, folder / name),
                     adapter=adapter,
                     normalise=objective.normalise,
                     progress=progress,
                     scorer=scorer,
                 )
-                if some
+                if pairs_of_split
                 else []
-                for name, some in (("reference", pairs), ("reference-heldout", heldout))
+                for name, pairs_of_split in (("reference", pairs), ("reference-heldout", heldout))
             )
         return train_role(
             *(run, iteration, model, pairs_with_reference, seeded, progress),
@@ -175,24 +177,30 @@ class RankLikelihood:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
+        # Rows of concurrent requests form one list, and each request remembers its part.
         start = len(self._rows)
-        for one in continuations:
-            ids = (*prefix, *one)
+        for continuation in continuations:
+            ids = (*prefix, *continuation)
             self._rows.append(Row(ids, (Target(len(prefix), len(ids), ""),)))
         stop = len(self._rows)
+        # The first request starts a call, which those after it join.
         self._call = self._call or asyncio.create_task(self._score())
+        # A request that is cancelled must not cancel the call for the others.
         values = (await asyncio.shield(self._call))[start:stop]
         if None in values:
             raise EngineError("a prompt with its target is longer than the model's context")
-        return [list(one or ()) for one in values]
+        return [list(value or ()) for value in values]
 
     async def _score(self) -> list[tuple[float, ...] | None]:
         async with self._lock:
+            # Requests from here on belong to the next call.
             rows, self._rows, self._call = self._rows, [], None
-            longest, own = max(len(row.ids) for row in rows), self._scorer.settings
-            tokens = max(longest, own.tokens_per_microbatch)
+            # The limits grow to the longest row, so that none is dropped.
+            longest, scorer_settings = max(len(row.ids) for row in rows), self._scorer.settings
+            tokens = max(longest, scorer_settings.tokens_per_microbatch)
             room = {"max_length": longest, "tokens_per_microbatch": tokens}
-            scorer = replace(self._scorer, settings=own.model_copy(update=room))
+            scorer = replace(self._scorer, settings=scorer_settings.model_copy(update=room))
+            # In a thread, so that the event loop can accept further requests.
             return await asyncio.to_thread(scorer.row_values, "reference", rows, 1.0)
 
     async def finish(self) -> None:
@@ -218,5 +226,6 @@ async def likelihood_model(
         try:
             yield model
         finally:
+            # All requests must end before the ranks do.
             await model.finish()
     shutil.rmtree(folder)

@@ -37,9 +37,10 @@ def export(
 
     Without ``secrets``, secrets of tasks and prompts with secrets are omitted (:func:`redact`).
     """
+    # A snapshot, since a run may write to the store meanwhile.
     with whole_file(Path(path)) as part, store.snapshot(), part.open("w", encoding="utf-8") as file:
-        for kind, fields in _lines(store, iterations, secrets):
-            file.write(json_of({"kind": kind, **fields}) + "\n")
+        for line_kind, fields in _lines(store, iterations, secrets):
+            file.write(json_of({"kind": line_kind, **fields}) + "\n")
 
 
 Line = tuple[str, dict[str, object]]
@@ -48,15 +49,18 @@ Line = tuple[str, dict[str, object]]
 def _lines(store: Store, iterations: Collection[int] | None, secrets: bool) -> Iterator[Line]:
     """Yield the kind and fields of each line; without ``iterations``, also tasks that have no items."""
     yield "header", {"format": "coterie-2"}
+    # Only the keys are in memory; each tree is read when its lines are written.
     trees = [key for key in store.tree_keys() if iterations is None or key[1] in iterations]
-    items = [one for one in store.items() if iterations is None or one.key.iteration in iterations]
+    items = [
+        item for item in store.items() if iterations is None or item.key.iteration in iterations
+    ]
     tasks = {key[3] for key in trees} | {item.key.task for item in items}
     for id_ in store.task_ids():
         if iterations is None or id_ in tasks:
             task = store.task(id_)
             texts = {
-                name: {"text": one.reveal(min(one.readers)), "readers": one.readers}
-                for name, one in task.secrets.items()
+                name: {"text": secret.reveal(min(secret.readers)), "readers": secret.readers}
+                for name, secret in task.secrets.items()
                 if secrets
             }
             gold = {"secrets": texts} if texts else {}
@@ -67,6 +71,7 @@ def _lines(store: Store, iterations: Collection[int] | None, secrets: bool) -> I
     for item in items:
         yield "item", {"item": item}
     for where, tree, selection in store.selected():
+        # A selection may be of a tree from an earlier iteration, which must be in the file, too.
         if iterations is None or {where.iteration, tree[1]} <= set(iterations):
             yield "selection", {"item": where, "selection": selection}
 
@@ -75,18 +80,20 @@ def _tree_lines(store: Store, key: TreeKey, secrets: bool, images: set[str]) -> 
     """Yield the lines of a tree, with new images first; ``images`` already have a line."""
     _, iteration, stage, task = key
     item = ItemKey(iteration, stage, task)
-    whole = store.read_tree(key)
-    tree = whole if secrets else redact(whole)
+    full_tree = store.read_tree(key)
+    tree = full_tree if secrets else redact(full_tree)
+    # Sorted, so that equal stores give equal files.
     for image in sorted(shown_images(tree) - images):
         yield "blob", {"base64": base64.b64encode(store.image(image)).decode()}
         images.add(image)
     for request in tree.requests.values():
         yield "request", {"item": item, "request": request}
+    # The store knows the sample of each turn; its content comes from the redacted tree.
     for sample, turn in store.turns(key):
         yield "turn", {"item": replace(item, sample=sample), "turn": tree.turns[turn.id]}
     for outcome in tree.outcomes.values():
         yield "outcome", {"item": item, "outcome": outcome}
-    for credit in store.credit_of(whole):
+    for credit in store.credit_of(full_tree):
         yield "credit", {"credit": credit}
 
 
@@ -97,6 +104,7 @@ def redact(tree: Tree) -> Tree:
     deltas on it. The turns for such prompts stay as text of their writer (``POLICY@VERSION`` of a sampled turn), even
     if their own text repeats the secret.
     """
+    # Ids of tokens reveal a secret as well as its text, so removing parts is not enough.
     hidden = {r.id for r in tree.requests.values() if _shows_secret(tree, r)}
     result = Tree(tree.task, tree.stage, tree.iteration)
     result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
@@ -108,19 +116,22 @@ def redact(tree: Tree) -> Tree:
 
 
 def _shows_secret(tree: Tree, request: Request) -> bool:
+    # A later prompt contains all earlier ones, since it is a delta on them.
     link: Request | None = request
     while link is not None:
         if any(_is_secret(part) for message in link.messages for part in message.parts):
             return True
-        before = tree.turns[link.previous].prompt if link.previous else None
-        link = tree.requests[before] if before else None
+        previous_prompt = tree.turns[link.previous].prompt if link.previous else None
+        link = tree.requests[previous_prompt] if previous_prompt else None
     return False
 
 
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
     if turn.prompt in hidden:
+        # The sample refers to the hidden prompt. Its writer stays as the author of the text.
         turn = replace(turn, sample=None, author=turn.writer, request=None)
     if any(map(_is_secret, turn.parts)):
+        # Unsampled ids are the tokens of the text, with the secret in it.
         marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
         parts = tuple(mark if _is_secret(part) else part for part, mark in marked)
         turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
@@ -158,51 +169,76 @@ class TrainedSelection:
     """Recontext rule of ``selection.context``; ``None`` for the recorded context."""
 
     def metadata(self) -> dict[str, Any]:
-        one, tree = self.selection, self.tree
-        where = {"iteration": tree.iteration, "task": tree.task, "agent": one.agent}
-        return {**where, "role": self.role, "context": one.context, "weight": one.weight}
+        selection, tree = self.selection, self.tree
+        where = {"iteration": tree.iteration, "task": tree.task, "agent": selection.agent}
+        return {
+            **where,
+            "role": self.role,
+            "context": selection.context,
+            "weight": selection.weight,
+        }
 
 
-def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | None]:
+def export_rows(trained: TrainedSelection, form: Form) -> Iterator[dict[str, Any] | None]:
     """Yield the rows of a selected path; ``None`` for a row that the program would train on other tokens of.
 
     Only ``jsonl`` has ids, labels and log-probs, exactly as trained.
     """
-    leaf, agent, name = one.selection.leaf, one.selection.agent, str(one.selection.context)
-    if one.edit is None:
-        agent_view = view(one.tree, leaf, agent)
+    leaf, agent, name = (
+        trained.selection.leaf,
+        trained.selection.agent,
+        str(trained.selection.context),
+    )
+    # Exported chats have the same context as the rows that were trained.
+    if trained.edit is None:
+        agent_view = view(trained.tree, leaf, agent)
     else:
-        agent_view = recontext(one.tree, leaf, agent, name=name, edit=one.edit, render=one.render)
+        agent_view = recontext(
+            trained.tree, leaf, agent, name=name, edit=trained.edit, render=trained.render
+        )
     for segment, row in zip(
-        agent_view.segments, rows(agent_view, one.selection.weight), strict=True
+        agent_view.segments, rows(agent_view, trained.selection.weight), strict=True
     ):
         turns = [piece.turn for piece in segment.pieces if piece.turn is not None]
-        chat, tools = _chat(one, turns[-1]), _tools(one, turns[-1])
+        # The last turn's chat contains all turns of the segment: each prompt extends the previous
+        # one.
+        chat, tools = _chat(trained, turns[-1]), _tools(trained, turns[-1])
         if form == "jsonl":
-            before = len(_prompt(one, turns[0]))
-            fields = {"prompt": _merge(chat[:before]), "completion": _merge(chat[before:])}
-            labels = [id_ if own else IGNORED for id_, own in zip(row.ids, row.mask, strict=True)]
+            # Everything after the first prompt is completion, observations included; labels tell
+            # them apart.
+            prompt_length = len(_prompt(trained, turns[0]))
+            fields = {
+                "prompt": _merge(chat[:prompt_length]),
+                "completion": _merge(chat[prompt_length:]),
+            }
+            labels = [
+                id_ if is_trained else IGNORED
+                for id_, is_trained in zip(row.ids, row.mask, strict=True)
+            ]
             exact = {"input_ids": row.ids, "labels": labels, "logprobs": row.logprobs}
-            yield {**one.metadata(), **fields, **tools, **exact}
+            yield {**trained.metadata(), **fields, **tools, **exact}
         elif _has_inline(chat):
             yield None
         elif form == "trl":
-            yield from (_turn_row(one, turn) for turn in turns)
+            yield from (_turn_row(trained, turn) for turn in turns)
         elif any(turn.truncated for turn in turns):
             yield None
         else:
+            # These programs train every assistant message, and end each with an end of turn. A row
+            # fits only if its assistant messages are exactly the agent's own turns.
             messages = begin_with_user(_merge(chat))
             replies = sum(message["role"] == "assistant" for message in messages)
             fits = _alternates(messages) if form == "llamafactory" else not tools
             yield {"messages": messages, **tools} if fits and replies == len(turns) else None
 
 
-def _turn_row(one: TrainedSelection, turn: Turn) -> dict[str, Any] | None:
-    *before, own = _chat(one, turn)
-    prompt = begin_with_user(_merge(before))
+def _turn_row(trained: TrainedSelection, turn: Turn) -> dict[str, Any] | None:
+    *context, reply = _chat(trained, turn)
+    prompt = begin_with_user(_merge(context))
+    # A trainer would add an end of turn that was never sampled, or merge two assistant messages.
     if turn.truncated or prompt[-1]["role"] == "assistant":
         return None
-    return {"prompt": prompt, "completion": _merge([own]), **_tools(one, turn)}
+    return {"prompt": prompt, "completion": _merge([reply]), **_tools(trained, turn)}
 
 
 def _has_inline(chat: Iterable[tuple[str, str]]) -> bool:
@@ -213,30 +249,37 @@ def _has_inline(chat: Iterable[tuple[str, str]]) -> bool:
 def _alternates(messages: Chat) -> bool:
     """Return True if every second message is the assistant's; LLaMA-Factory drops other rows."""
     roles = [message["role"] for message in messages]
+    # A leading system message is outside of the alternation.
     roles = roles[roles[0] == "system" :]
     return set(roles[::2]) <= {"user", "tool"} and set(roles[1::2]) <= {"assistant"}
 
 
-def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
+def export_pair(trained: TrainedSelection, form: Form) -> dict[str, Any] | None:
     """Return a preference pair; ``None`` for sides of equal text, and for a pair that the program can't represent."""
-    leaf, rejected = one.selection.leaf, one.selection.rejected
+    leaf, rejected = trained.selection.leaf, trained.selection.rejected
     assert rejected is not None, "a pair has a rejected turn"
-    last = [prompts(one.tree, node, one.selection.agent)[-1][1] for node in (leaf, rejected)]
-    chats = [_chat(one, turn) for turn in last]
-    before = min(len(commonprefix(chats)), *(len(chat) - 1 for chat in chats))  # noqa: RUF071
-    while before and chats[0][before][0] != "assistant":
-        before -= 1
-    sides = [_merge(chat[before:]) for chat in chats]
-    is_other = any(map(_has_inline, chats)) or any(turn.truncated for turn in last)
+    last_turns = [
+        prompts(trained.tree, node, trained.selection.agent)[-1][1] for node in (leaf, rejected)
+    ]
+    chats = [_chat(trained, turn) for turn in last_turns]
+    # The common beginning of both chats, but each side keeps at least its last message. Sides have
+    # to begin with the assistant's message.
+    prompt_length = min(len(commonprefix(chats)), *(len(chat) - 1 for chat in chats))  # noqa: RUF071
+    while prompt_length and chats[0][prompt_length][0] != "assistant":
+        prompt_length -= 1
+    sides = [_merge(chat[prompt_length:]) for chat in chats]
+    # Only JSONL can mark tokens within a message as not trained.
+    is_other = any(map(_has_inline, chats)) or any(turn.truncated for turn in last_turns)
     if sides[0] == sides[1] or (form != "jsonl" and is_other):
         return None
-    fields = {"prompt": _merge(chats[0][:before]), "chosen": sides[0], "rejected": sides[1]}
-    tools = _tools(one, last[0])
+    fields = {"prompt": _merge(chats[0][:prompt_length]), "chosen": sides[0], "rejected": sides[1]}
+    tools = _tools(trained, last_turns[0])
     if form == "jsonl":
-        return {**one.metadata(), **fields, **tools, "nodes": [leaf, rejected]}
+        return {**trained.metadata(), **fields, **tools, "nodes": [leaf, rejected]}
     prompt = begin_with_user(fields["prompt"])
     if form == "trl":
         return {**fields, "prompt": prompt, **tools}
+    # LLaMA-Factory takes one message for each side, after an alternating prompt.
     if any(len(side) > 1 for side in sides) or not _alternates([*prompt, *sides[0]]):
         return None
     return {"conversations": prompt, "chosen": sides[0][0], "rejected": sides[1][0], **tools}
@@ -246,21 +289,28 @@ def chat(tree: Tree, messages: Iterable[Message], agent: str) -> Chat:
     return _merge([(message.role, _text(tree, message, agent)) for message in messages])
 
 
-def _prompt(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
+def _prompt(trained: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
     assert turn.prompt is not None, "own turns have prompts"
-    messages = one.tree.messages(one.tree.requests[turn.prompt])
-    if one.edit is not None:
-        messages = one.edit(messages)
-    return [(message.role, _text(one.tree, message, one.selection.agent)) for message in messages]
+    messages = trained.tree.messages(trained.tree.requests[turn.prompt])
+    if trained.edit is not None:
+        messages = trained.edit(messages)
+    return [
+        (message.role, _text(trained.tree, message, trained.selection.agent))
+        for message in messages
+    ]
 
 
-def _chat(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
-    own = Message("assistant", turn=turn.id)
-    return [*_prompt(one, turn), ("assistant", _text(one.tree, own, one.selection.agent))]
+def _chat(trained: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
+    reply = Message("assistant", turn=turn.id)
+    return [
+        *_prompt(trained, turn),
+        ("assistant", _text(trained.tree, reply, trained.selection.agent)),
+    ]
 
 
 def _text(tree: Tree, message: Message, agent: str) -> str:
     turn = None if message.turn is None else tree.turns[message.turn]
+    # Only the agent's own view: the thought of another agent is not visible to it.
     parts = (*message.parts, *(turn.parts if turn else ()))
     text = "".join(part.text for part in parts if part.visible_to(agent))
     return text or "\n".join(result.text for result in (turn.results if turn else ()))
@@ -271,10 +321,13 @@ def _merge(messages: Iterable[tuple[str, str]]) -> Chat:
     chat: Chat = []
     inside = False
     for role, text in messages:
+        # Inline text has no message of its own: it is the environment's text inside an agent's
+        # turn.
         inline = role == "inline"
-        last = chat[-1]["role"] if chat else ""
-        role = ("assistant" if last == "assistant" else "user") if inline else role
-        if role == last:
+        last_role = chat[-1]["role"] if chat else ""
+        role = ("assistant" if last_role == "assistant" else "user") if inline else role
+        if role == last_role:
+            # Text around an inline result was one turn, so nothing separates it.
             chat[-1]["content"] += ("" if inline or inside else "\n\n") + text
         else:
             chat.append({"role": role, "content": text})
@@ -289,11 +342,11 @@ def begin_with_user(prompt: Chat) -> Chat:
     return prompt
 
 
-def _tools(one: TrainedSelection, turn: Turn) -> dict[str, str]:
+def _tools(trained: TrainedSelection, turn: Turn) -> dict[str, str]:
     assert turn.prompt is not None, "own turns have prompts"
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-        for tool in one.tree.requests[turn.prompt].tools
+        for tool in trained.tree.requests[turn.prompt].tools
     ]
     functions = [{"type": "function", "function": tool} for tool in tools]
     return {"tools": json.dumps(functions, ensure_ascii=False)} if functions else {}

@@ -62,6 +62,7 @@ class Row:
     """Number of predicted targets in all rows of its path; ``None`` for a row without a path."""
 
     def __post_init__(self) -> None:
+        # Losses and masks align values with targets by order alone.
         position = 0
         for target in self.targets:
             if not position <= target.start < target.stop <= len(self.ids):
@@ -81,6 +82,7 @@ class Row:
     @property
     def predicted(self) -> list[range]:
         """Positions of each target with a token before them, which have log-probs; without empty ranges."""
+        # A model predicts each token from those before it, so it can't predict the first.
         ranges = [range(max(target.start, 1), target.stop) for target in self.targets]
         return [positions for positions in ranges if positions]
 
@@ -127,6 +129,7 @@ class View:
 def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
     """Yield a row for each segment of a view, with the agent's own turns as targets."""
     segments = [_row(view, index, weight) for index in range(len(view.segments))]
+    # A path's mean needs its tokens of all rows, which may be in other micro-batches.
     total = sum(len(positions) for row in segments for positions in row.predicted)
     for row in segments:
         yield replace(row, path_tokens=total)
@@ -136,10 +139,13 @@ def _row(view: View, index: int, weight: float) -> Row:
     segment = view.segments[index]
     targets: list[Target] = []
     logprobs: list[float] = []
+    # Log-probs are of the recorded context. They are dropped as a whole if the context was edited
+    # or a target was not sampled, since they are aligned with the targets by order.
     sampled = view.context is None
     position = 0
     for piece in segment.pieces:
         stop = position + len(piece.ids)
+        # A turn without ids was never tokenized, so there is nothing to train.
         if piece.turn is not None and piece.ids:
             targets.append(_target(position, stop, piece.turn))
             logprobs.extend(piece.turn.sample.logprobs if piece.turn.sample else ())
@@ -198,12 +204,14 @@ def trajectory_pair(chosen: View, rejected: View, *, weight: float = 1.0, group:
 def turn_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str = "") -> Pair:
     """Pair two alternatives of one turn; the targets are the last turn of each view."""
     _check_agents(chosen, rejected)
+    # The last row has the last turn. Log-probs of the other targets would not align any more.
     sides = [(replace(_side(v)[-1], targets=_side(v)[-1].targets[-1:], logprobs=None),)
              for v in (chosen, rejected)]  # fmt: skip
     return Pair(sides[0], sides[1], None, weight, group)
 
 
 def _side(view: View) -> tuple[Row, ...]:
+    # A segment may consist of turns without ids, which are no targets.
     side = tuple(row for row in rows(view) if row.targets)
     if not side:
         raise ValueError(
@@ -218,6 +226,7 @@ def _check_agents(chosen: View, rejected: View) -> None:
 
 
 def _trained(side: Sequence[Row]) -> list[tuple[object, ...]]:
+    # Metadata (weights, writers) does not change the log-probs of a side.
     return [(row.ids, [(t.start, t.stop) for t in row.targets]) for row in side]
 
 
@@ -266,6 +275,7 @@ def prompts(tree: Tree, leaf: str, agent: str) -> list[tuple[tuple[int, ...], Tu
     pairs = []
     for turn in _own(tree, leaf, agent):
         request = tree.requests[turn.prompt]  # type: ignore[index]
+        # Requests are deltas on the running tokens: the agent's previous prompt and turn.
         prompt = running[: request.keep] + request.ids
         pairs.append((prompt, turn))
         running = prompt + turn.ids
@@ -280,6 +290,7 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
     edited = []
     for turn in _own(tree, leaf, agent):
         request = tree.requests[turn.prompt]  # type: ignore[index]
+        # Rendered again, with the agent's own turns as their sampled tokens (`Render`).
         messages = edit(tree.messages(request))
         edited.append((render(messages, tree, agent, tools=request.tools), turn))
     return View(agent, leaf, assemble(edited), context=name)
@@ -289,6 +300,8 @@ def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, 
     segments: list[Segment] = []
     running: tuple[int, ...] = ()
     for prompt, turn in prompts:
+        # As tokens, not as text: only then the model had exactly these tokens as its context. A
+        # prompt that rewrites history begins a new row, so that no target has a wrong context.
         if segments and prompt[: len(running)] == running:
             segments[-1].pieces.append(Piece(prompt[len(running) :]))
         else:
@@ -301,6 +314,7 @@ def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, 
 def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
     return [
         turn
+        # A turn without a prompt was written for the agent (a demonstration), and is only context.
         for turn in tree.path(leaf)
         if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.prompt
     ]

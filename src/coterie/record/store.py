@@ -50,6 +50,9 @@ SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
 """FUSE file systems on a local disk; others may be remote."""
 WAIT = 30.0
 RESTORE = "restore it from a copy, or start a new run folder"
+REPAIR = "restore it from a copy, or drop its damaged items (coterie repair RUN) and run again"
+SYMPTOMS = ("user-defined function raised", "Could not decode", "unsupported file format")
+"""Parts of SQLite's messages about damage that have no error code: invalid UTF-8, and a version of the format."""
 PROBLEMS = {
     (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR): (
         "could not write or read {path}: {error} ({free:.1f} MiB free on its disk); the current item was rolled "
@@ -78,9 +81,9 @@ def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
         # Of equal mount points, the later one hides the earlier one.
         if real.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
             best = (mount.mountpoint, mount.fstype.lower())
-    kind = best[1]
-    foreign_fuse = kind.startswith("fuse.") and kind not in SAFE_FUSE
-    return kind if kind in UNSAFE or foreign_fuse else None
+    filesystem = best[1]
+    foreign_fuse = filesystem.startswith("fuse.") and filesystem not in SAFE_FUSE
+    return filesystem if filesystem in UNSAFE or foreign_fuse else None
 
 
 @contextmanager
@@ -106,8 +109,10 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenRecord as error:
-        raise UserError(f"{path} is damaged: {error}", RESTORE) from error
+        raise UserError(f"{path} is damaged: {error}", REPAIR) from error
     except sqlite3.DatabaseError as error:
+        if any(symptom in str(error) for symptom in SYMPTOMS):
+            raise UserError(f"{path} is damaged: {error}", REPAIR) from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         for codes, (problem, fix) in PROBLEMS.items():
             if code in codes:
@@ -160,12 +165,12 @@ def copy_step(
         f"FROM source.selection WHERE :marks AND item IN {items}",
     ):
         db.execute(statement, values)
-    for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
-        own = kind_key(db, renamed.get(settings, settings), name)
+    for setting_name, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
+        kind_id = kind_key(db, renamed.get(settings, settings), name)
         db.execute(
             "INSERT INTO main.credit SELECT :own, tree + :trees, node, value, digest FROM source.credit "
             f"WHERE kind = :kind AND tree IN {trees}",
-            {**values, "own": own, "kind": kind},
+            {**values, "own": kind_id, "kind": setting_name},
         )
 
 
@@ -181,15 +186,20 @@ class Store:
     path: Path
     _db: sqlite3.Connection
     _files: ExitStack
+    _is_sealed: bool
+    """False for a read-only file of an earlier version, of which only the values of rows are checked."""
     _joined: bool = False
 
     @classmethod
-    def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
-        """Open a store, or create it (not with ``read_only``). Raises ``UserError`` if another process writes it."""
+    def open(cls, path: Path | str, *, read_only: bool = False, check: bool = True) -> "Store":
+        """Open a store, or create it (not with ``read_only``).
+
+        Raises ``UserError`` if another process writes it, or if it is damaged (not without ``check``).
+        """
         path = Path(path).absolute()
-        if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
+        if filesystem := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
             raise UserError(
-                f"{path} is on a {kind} file system, where SQLite can lose committed work",
+                f"{path} is on a {filesystem} file system, where SQLite can lose committed work",
                 "put the run folder on a local disk; copy or export it when the run has ended",
             )
         if read_only and not path.exists():
@@ -201,9 +211,8 @@ class Store:
                 uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
                 db = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None)
                 files.enter_context(closing(db))
-                db.create_function("digest_of", -1, tables.digest_of, deterministic=True)
-                tables.prepare(db, path, read_only=read_only)
-            return cls(path, db, files.pop_all())
+                is_sealed = tables.prepare(db, path, read_only=read_only, check=check)
+            return cls(path, db, files.pop_all(), is_sealed)
 
     def close(self) -> None:
         self._files.close()
@@ -235,10 +244,10 @@ class Store:
                 self._joined = False
 
     @contextmanager
-    def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
+    def beside(self, other_path: Path) -> Iterator[sqlite3.Connection]:
         """Open a :meth:`transaction` with another store attached read-only as ``source``, for :func:`copy_step`."""
-        with explained(other):
-            self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
+        with explained(other_path):
+            self._db.execute("ATTACH ? AS source", (f"{other_path.absolute().as_uri()}?mode=ro",))
         try:
             with self.transaction() as db:
                 yield db
@@ -269,6 +278,32 @@ class Store:
         with self.transaction() as db:
             for task in tasks:
                 tables.add_task(db, task)
+
+    def repair(self) -> list[str]:
+        """Drop damaged rows, and whole trees with a damaged or missing row together with their items.
+
+        Returns the names of what was dropped. A run plays dropped items again, unless their stage is finished.
+        """
+        dropped = []
+        with self.transaction() as db:
+            for key in self.tree_keys():
+                try:
+                    self.read_tree(key)
+                    self.items(*key[1:])
+                except UserError:
+                    dropped.append(_name(key))
+                    of_step = "(iteration, stage, task) = (?, ?, ?)"
+                    db.execute(f"DELETE FROM item WHERE {of_step}", key[1:])
+                    db.execute("DELETE FROM tree WHERE key = ?", key[:1])
+            # Rows of trees that were dropped, now or when the file was damaged.
+            for table in tables.OF_TREES:
+                db.execute(f"DELETE FROM {table} WHERE tree NOT IN (SELECT key FROM tree)")
+            for table in tables.PLACES:
+                count = db.execute(f"DELETE FROM {table} WHERE NOT ({whole(table)})").rowcount
+                dropped += [f"{count} rows of {table}"] * bool(count)
+            db.execute("DELETE FROM selection WHERE item NOT IN (SELECT key FROM item)")
+            tables.make_seals(db)
+        return dropped
 
     # -- reads --------------------------------------------------------------------------------
 
@@ -396,7 +431,7 @@ class Store:
         )
         with explained(self.path):
             for calls, results in self._checked(find, (), "the tool calls"):
-                by_call = {one.call_id: one for one in value_of(tables.RESULTS, results)}
+                by_call = {result.call_id: result for result in value_of(tables.RESULTS, results)}
                 for call in value_of(tables.CALLS, calls):
                     if call.id in by_call:
                         yield call, by_call[call.id]
@@ -431,6 +466,9 @@ class Store:
 
     def credit_of(self, tree: Tree) -> list[Credit]:
         keys = self.tree_keys(tree.iteration, tree.stage, tree.task)
+        with explained(self.path):
+            for key in keys:
+                self._check_tree(key)
         find = (
             f"SELECT c.node, k.name, c.value, k.settings, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN "
             "credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node"
@@ -466,12 +504,17 @@ class Store:
             "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id"
         )
         with explained(self.path):
-            tree = self._fill(key, (one for _, one in self.turns(key)))
+            tree = self._fill(key, (turn for _, turn in self.turns(key)))
             for row in self._checked(find, key[:1], _name(key)):
-                id_, agent, parent, previous, keep, ids, kept, messages, tools = row
-                shown, offered = value_of(tables.MESSAGES, messages), _tools(tools) if tools else ()
-                place = (id_, agent, parent, previous, keep)
-                request = Request(*place, numbers_of(ids, IDS), kept, shown, offered)
+                id_, agent, parent, previous, keep, ids, kept_messages, messages, tools = row
+                message_delta, offered = (
+                    value_of(tables.MESSAGES, messages),
+                    _tools(tools) if tools else (),
+                )
+                header = (id_, agent, parent, previous, keep)
+                request = Request(
+                    *header, numbers_of(ids, IDS), kept_messages, message_delta, offered
+                )
                 tree.requests[request.id] = request
             return tree
 
@@ -495,6 +538,7 @@ class Store:
 
     def _fill(self, key: TreeKey, turns: Iterable[Turn]) -> Tree:
         tree = Tree(key[3], key[2], key[1])
+        self._check_tree(key)
         try:
             for turn in turns:
                 tree.add(turn)
@@ -503,6 +547,14 @@ class Store:
         for outcome in self._outcomes(key):
             tree.end(outcome)
         return tree
+
+    def _check_tree(self, key: TreeKey) -> None:
+        """Raise :class:`BrokenRecord` if rows of a tree are missing or have other keys."""
+        if self._is_sealed:
+            try:
+                tables.check_seals(self._db, tables.OF_TREES, key[0])
+            except BrokenRecord as error:
+                raise BrokenRecord(f"{_name(key)}: {error}") from error
 
     def _outcomes(self, key: TreeKey) -> list[Outcome]:
         columns = "leaf, sample, reason, truncated, answer, score"

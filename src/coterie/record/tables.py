@@ -1,7 +1,8 @@
 """Tables of a store: schema, encodings, and writes of the record.
 
 Functions take a connection inside a transaction. They skip equal existing rows and raise ``ValueError`` if an existing
-row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`).
+row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`). Seals count
+rows and sum hashes of their keys, so that missing rows and changed keys are found.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,12 +42,15 @@ class BrokenRecord(Exception):
 
 def digest_of(*values: object) -> bytes:
     """Return a digest of a row's values as SQLite returns them."""
+    # `repr` is exact for floats, and differs for 1 and 1.0 as SQLite's types do.
     back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
     return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
 def plain(value: object) -> Any:
     """Convert a dataclass of the record to JSON-able values, without fields at their default."""
+    # Leaving out defaults saves space, and a field that is added later with a default does not
+    # change the digests of existing rows.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             name: plain(getattr(value, name))
@@ -55,6 +60,7 @@ def plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
+        # Sets have no order, and equal rows need equal text.
         return sorted(value)
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
@@ -67,19 +73,21 @@ def json_of(value: object) -> str:
 
 def value_of(adapter: TypeAdapter[T], text: str) -> T:
     """Parse a value of :func:`json_of`."""
+    # Strict: a number in place of a text is damage, not something to convert.
     return adapter.validate_json(text, strict=True)
 
 
 @cache
-def _defaults(kind: type) -> list[tuple[str, object]]:
+def _defaults(record_type: type) -> list[tuple[str, object]]:
     """Return the fields of a dataclass with their defaults (``MISSING`` without one)."""
     missing = dataclasses.MISSING
     return [
-        (one.name, one.default if one.default_factory is missing else one.default_factory())
-        for one in dataclasses.fields(kind)
+        (field.name, field.default if field.default_factory is missing else field.default_factory())
+        for field in dataclasses.fields(record_type)
     ]
 
 
+# Little-endian on all machines, so that stores can be copied.
 IDS, LOGPROBS = "<i4", "<f4"
 
 
@@ -88,9 +96,11 @@ def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
     return tuple(np.frombuffer(blob, dtype=dtype).tolist())
 
 
+# "COTE" in ASCII: SQLite's header field for the type of a file.
 APPLICATION = 0x434F5445
 VERSION = 4
 
+NAMES = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 TABLES = """
 CREATE TABLE task (
     id TEXT PRIMARY KEY NOT NULL, public TEXT NOT NULL, digest BLOB NOT NULL
@@ -153,36 +163,135 @@ CREATE TABLE selection (
 ) WITHOUT ROWID;
 """
 
+SEAL = """CREATE TABLE seal (
+    scope TEXT PRIMARY KEY NOT NULL, rows INTEGER NOT NULL, sum INTEGER NOT NULL
+) WITHOUT ROWID"""
+"""Seals of whole tables, and of the rows of each tree. Files of earlier versions get them when they are written."""
+OF_TREES = ("turn", "request", "outcome", "credit")
+"""Tables whose seals are checked when a tree is read; those of :data:`OF_FILE` are checked when a file is opened."""
+OF_FILE = ("task", "secret", "item", "tree", "toolset", "credit_kind", "selection")
 PLACES = {
     "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
 }  # fmt: skip
 """Number of first columns of each table that the digest excludes."""
+NAMED = {"item": 4, "secret": 2}
+"""Number of columns that name a row in messages, if it is not 1."""
 
 
 @cache
+def _schema() -> tuple[set[tuple[str, str]], dict[str, list[str]]]:
+    """Return names and statements of all tables and indices, and the columns of each table."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES + SEAL)
+        made = set(db.execute(NAMES))
+        columns = {
+            table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            for table in (*OF_FILE, *OF_TREES)
+        }
+    return made, columns
+
+
 def whole(table: str, alias: str = "") -> str:
     """Return an SQL condition that is true if a row's digest fits its values."""
-    db = sqlite3.connect(":memory:")
-    db.executescript(TABLES)
-    columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-    values = ", ".join(f"{alias or table}.{name}" for name in columns[PLACES[table] : -1])
+    # Column names come from the schema itself, so that the two can't differ.
+    columns = _schema()[1][table][PLACES[table] : -1]
+    values = ", ".join(f"{alias or table}.{name}" for name in columns)
     return f"digest_of({values}) = {alias or table}.digest"
+
+
+def seal_of(*values: object) -> int:
+    """Return a hash of a row for a seal: 40 bits, of which an SQLite integer holds the sum of 8 million."""
+    return int.from_bytes(digest_of(*values)[:5])
+
+
+def _sealed(table: str, row: str = "") -> tuple[str, str]:
+    """Return SQL expressions of the scope and the hash of a row.
+
+    Digests protect the values of large rows, so the hash has only their keys and digests.
+    """
+    columns = _schema()[1][table]
+    if table in OF_FILE:
+        scope = f"'{table}'"
+    else:
+        scope, columns = f"'{table} ' || {row}tree", [*columns[: PLACES[table]], "digest"]
+    return scope, f"seal_of({', '.join(row + name for name in columns)})"
+
+
+def keep_seals(db: sqlite3.Connection) -> None:
+    """Update seals with every row that this connection writes."""
+    for table in (*OF_FILE, *OF_TREES):
+        changes = []
+        for row, sign in (("OLD.", -1), ("NEW.", 1)):
+            scope, sealed = _sealed(table, row)
+            changes.append(
+                f"INSERT INTO seal VALUES ({scope}, {sign}, {sign} * {sealed}) ON CONFLICT (scope) "
+                "DO UPDATE SET rows = rows + excluded.rows, sum = sum + excluded.sum;"
+            )
+        for event, change in (
+            ("DELETE", changes[0]),
+            ("INSERT", changes[1]),
+            ("UPDATE", "".join(changes)),
+        ):
+            db.execute(
+                f"CREATE TEMP TRIGGER {event}_{table} AFTER {event} ON main.{table} BEGIN {change} END"
+            )
+
+
+def make_seals(db: sqlite3.Connection) -> None:
+    """Seal the rows as they are."""
+    db.execute("DELETE FROM seal")
+    for table in (*OF_FILE, *OF_TREES):
+        scope, sealed = _sealed(table)
+        db.execute(
+            f"INSERT INTO seal SELECT {scope}, count(*), sum({sealed}) FROM {table} GROUP BY 1"
+        )
+
+
+def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None = None) -> None:
+    """Raise :class:`BrokenRecord` unless the rows of tables, all or those of a tree, are the sealed ones."""
+    for table in names:
+        scope = table if tree is None else f"{table} {tree}"
+        rows, where = f"main.{table}", "" if tree is None else f"WHERE tree = {tree}"
+        if table == "credit":  # its primary key begins with the kind
+            rows = f"main.credit_kind k CROSS JOIN {rows} ON kind = k.key"
+        # One statement, since a reader's file may be written between two.
+        count, total, sealed = db.execute(
+            f"SELECT count(*), coalesce(sum({_sealed(table)[1]}), 0), "
+            f"(SELECT rows || ' ' || sum FROM seal WHERE scope = ?) FROM {rows} {where}",
+            (scope,),
+        ).fetchone()
+        if (sealed or "0 0") != f"{count} {total}":
+            if tree is None and table in PLACES:
+                find = f"SELECT * FROM {table} WHERE NOT ({whole(table)}) LIMIT 1"
+                start = PLACES[table]
+                for row in db.execute(find):  # a secret's text is not named
+                    name = "/".join(map(str, row[start : start + NAMED.get(table, 1)]))
+                    raise BrokenRecord(f"{table} {name} differs from its digest")
+            expected = (sealed or "0").partition(" ")[0]
+            raise BrokenRecord(f"it has {count} of {expected} rows of '{scope}', or changed keys")
 
 
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     """Insert a row with the digest of its values, and return its row id."""
-    places = ", ".join("?" * (len(row) + 1))
+    placeholders = ", ".join("?" * (len(row) + 1))
+    # Keys that are numbered in order of insertion differ between equal stores, so the digest skips
+    # them.
     values = (*row, digest_of(*row[PLACES[table] :]))
-    return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
+    return db.execute(f"INSERT INTO {table} VALUES ({placeholders})", values).lastrowid or 0
 
 
-def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files."""
+def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool = True) -> bool:
+    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files.
+
+    Returns False for a file without seals, which an earlier version wrote.
+    """
 
     def pragma(name: str) -> Any:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
 
     (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    # An empty file is new, or was left by a process that was killed before this transaction.
+    # Another program's file without tables has an application id or a version.
     if not (read_only or count or pragma("application_id") or pragma("user_version")):
         db.executescript(
             f"BEGIN IMMEDIATE; {TABLES}"
@@ -199,12 +308,33 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
             "open it with the version that wrote it, or start a new run folder",
         )
     if not read_only:
+        # In this mode readers (such as a report of a running run) and the writer don't block each
+        # other.
         if pragma("journal_mode = WAL") != "wal":
             raise UserError(
                 f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"
             )
         # A commit reaches the operating system, but does not wait for the disk (4 ms).
         db.execute("PRAGMA synchronous = NORMAL")
+    made = set(db.execute(NAMES))
+    is_sealed = any(name == "seal" for name, _ in made)
+    if made | {("seal", SEAL)} != _schema()[0]:
+        raise BrokenRecord("its tables are not those of a store")
+    db.create_function("digest_of", -1, digest_of, deterministic=True)
+    db.create_function("seal_of", -1, seal_of, deterministic=True)
+    if is_sealed and check:
+        for table in OF_FILE:
+            if (found := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
+                raise BrokenRecord(found[0])
+        check_seals(db, OF_FILE)
+    if not read_only:
+        if not is_sealed:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(SEAL)
+            make_seals(db)
+            db.execute("COMMIT")
+        keep_seals(db)
+    return is_sealed or not read_only
 
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:
@@ -213,17 +343,19 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     try:
         text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        what = f"public fields of task {task.id!r} are not JSON: {error}"
-        raise UserError(what, "use numbers, strings, lists and dicts") from error
+        problem = f"public fields of task {task.id!r} are not JSON: {error}"
+        raise UserError(problem, "use numbers, strings, lists and dicts") from error
     if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
         raise UserError(
             f"public fields of task {task.id!r} are not plain JSON",
             "use lists instead of tuples, and strings as keys",
         )
     secrets = [
+        # Any reader's name opens it; readers are stored, and apply again when it is read.
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
         for name, secret in sorted(task.secrets.items())
     ]
+    # A resumed run adds its tasks again; only a difference is an error.
     old = db.execute("SELECT public FROM task WHERE id = ?", (task.id,)).fetchone()
     if old:
         stored = db.execute(
@@ -245,16 +377,18 @@ def write_item(
     selections: Sequence[Selection] = (),
 ) -> None:
     """Write an item that is not finished yet, with its results."""
+    # A finished item is final: a resumed run must not do it twice.
     if item_row(db, item.key) is not None:
         raise ValueError(f"{item.key} is finished already")
     key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
     row = insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
     if tree is not None:
         write_tree(db, item.key, tree)
-    for one in credit:
-        _add_credit(db, one)
+    for credit_value in credit:
+        _add_credit(db, credit_value)
     for position, selection in enumerate(selections):
         for turn in (selection.leaf, selection.rejected):
+            # A selection may be of a tree that an earlier stage has written.
             find = "SELECT 1 FROM turn WHERE id = ?"
             if turn is not None and not db.execute(find, (turn,)).fetchone():
                 raise ValueError(f"turn {turn} of a selection is not in the store")
@@ -279,11 +413,14 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     """
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
-    place = (tree.iteration, tree.stage, tree.task, tree.root)
-    db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", place)
+    # All samples of a task are items of their own, and add their turns to one tree.
+    tree_key = (tree.iteration, tree.stage, tree.task, tree.root)
+    db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", tree_key)
     find = "SELECT key FROM tree WHERE root = ?"
     row: int = db.execute(find, (tree.root,)).fetchone()[0]
     db.executemany("INSERT OR IGNORE INTO blob VALUES (?, ?)", tree.images.items())
+    # A request gets its place right before its first turn. Several turns may have the same request
+    # (candidates), and some requests no turn.
     waiting, position = dict(tree.requests), -1
     for turn in tree.turns.values():
         position += 1
@@ -293,15 +430,18 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
         find = "SELECT sample, position FROM turn WHERE id = ?"
         old = db.execute(find, (turn.id,)).fetchone()
         if old is None:
+            # A turn whose references are missing could never be trained or shown.
             if turn.prompt is not None and turn.prompt not in tree.requests:
                 raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
             if turn.parent != tree.root and not db.execute(find, (turn.parent,)).fetchone():
                 raise ValueError(f"parent of turn {turn.id}: node {turn.parent} is not in its tree")
+            # Images may have been written with an earlier tree, so they are looked up in the store.
             for image in filter(None, (part.image for part in turn.parts)):
                 if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
                     raise ValueError(f"image {image} of turn {turn.id} is not in the store")
             _insert_turn(db, row, turn, key.sample, position)
         elif (key.sample, position) < old:
+            # Equal turns of several samples are one row; the digest excludes these two columns.
             move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
             db.execute(move, (key.sample, position, turn.id))
     for request in waiting.values():
@@ -315,13 +455,15 @@ def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
         return
     toolset = None
     if request.tools:
+        # Nearly all requests of a run offer the same tools, so they are stored once.
         text = json_of(request.tools)
         row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
         toolset = row[0] if row else insert(db, "toolset", (None, text))
-    place = (request.agent, request.parent, request.previous, request.keep)
+    header = (request.agent, request.parent, request.previous, request.keep)
+    # Four bytes for each token, less than as JSON text.
     ids = np.array(request.ids, dtype=IDS).tobytes()
-    shown = (request.keep_messages, json_of(request.messages))
-    insert(db, "request", (tree, toolset, request.id, *place, ids, *shown))
+    message_delta = (request.keep_messages, json_of(request.messages))
+    insert(db, "request", (tree, toolset, request.id, *header, ids, *message_delta))
 
 
 def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, position: int) -> None:
@@ -332,6 +474,7 @@ def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, pos
         int(turn.truncated),
     )
     result = turn.sample
+    # Columns of the sample are NULL for an unsampled turn.
     sampled = result and (
         np.array(result.logprobs, dtype=LOGPROBS).tobytes(),
         result.finish,
@@ -346,8 +489,8 @@ def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, pos
 
 def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
     ending, score = outcome.ending, None if outcome.score is None else float(outcome.score)
-    place = (outcome.leaf, outcome.sample, ending.reason, int(ending.truncated))
-    row = (*place, outcome.answer, score)
+    header = (outcome.leaf, outcome.sample, ending.reason, int(ending.truncated))
+    row = (*header, outcome.answer, score)
     find = "SELECT leaf, sample, reason, truncated, answer, score FROM outcome WHERE (tree, leaf) = (?, ?)"
     old = db.execute(find, (tree, outcome.leaf)).fetchone()
     if old is None:
@@ -360,15 +503,17 @@ def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
 
 
 def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
+    # Credit is on a turn or on a root. Its own tree need not be given: node ids are unique.
     find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
     trees = db.execute(find, (credit.node, credit.node)).fetchone()
     if trees is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
-    (tree,), kind = trees, kind_key(db, credit.settings, credit.name)
+    (tree,), kind_id = trees, kind_key(db, credit.settings, credit.name)
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
-    old = db.execute(find, (kind, tree, credit.node)).fetchone()
+    old = db.execute(find, (kind_id, tree, credit.node)).fetchone()
     if old is None:
-        insert(db, "credit", (kind, tree, credit.node, float(credit.value)))
+        insert(db, "credit", (kind_id, tree, credit.node, float(credit.value)))
+    # Repeating a stage must give the same number; new settings have another kind.
     elif old != (credit.value,):
         raise ValueError(
             f"node {credit.node} already has {credit.name} = {old[0]} under settings {credit.settings}, "

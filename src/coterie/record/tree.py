@@ -18,6 +18,7 @@ class Secret:
     __slots__ = ("_text", "name", "readers")
 
     def __init__(self, text: str, *, name: str, readers: frozenset[str]) -> None:
+        # Without readers, a secret could never be opened again.
         if not readers:
             raise ValueError(f"secret {name!r} has no readers")
         self._text = text
@@ -38,6 +39,7 @@ class Secret:
         return Part(self.reveal(role), audience=self.readers, source=f"secret:{self.name}")
 
     def __str__(self) -> str:
+        # Logs, errors and prompts format values by accident; the text must not get into them.
         return f"<secret {self.name}>"
 
     __repr__ = __str__
@@ -100,6 +102,7 @@ class Credit:
     """Fingerprint of the settings of the stage that computed it."""
 
     def __post_init__(self) -> None:
+        # NaN compares false with everything, so it would be sorted anywhere in a selection.
         if math.isnan(self.value):
             raise ValueError(f"credit {self.name!r} of node {self.node} is not a number")
 
@@ -126,6 +129,7 @@ class Ending:
     """True if a limit cut the path off, False if the environment ended it."""
 
 
+ANSWERED = Ending("answered")
 TURNS = Ending("turns", truncated=True)
 LENGTH = Ending("length", truncated=True)
 """A turn was cut off at its token limit."""
@@ -145,6 +149,7 @@ class Outcome:
     """Metric of the benchmark, any finite number; ``None`` if the path could not be graded, which differs from 0."""
 
     def __post_init__(self) -> None:
+        # An infinite score would make every mean and interval infinite.
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"the score of leaf {self.leaf} is {self.score}; it must be finite")
 
@@ -170,10 +175,13 @@ class Tree:
 
     def add(self, turn: Turn, request: Request | None = None) -> None:
         """Add a turn and its request, unless the tree has an equal turn."""
+        # Parents come first: paths and the order of the store rely on it.
         if turn.parent != self.root and turn.parent not in self.turns:
             raise KeyError(f"parent {turn.parent} of turn {turn.id} is not in tree {self.task}")
         if request is not None:
             self.requests[request.id] = request
+        # Samples of one task share their first turns (such as an observation), which each of them
+        # adds.
         if turn.id not in self.turns:
             self.turns[turn.id] = turn
             self._children.setdefault(turn.parent, []).append(turn.id)
@@ -185,6 +193,8 @@ class Tree:
 
     def end(self, outcome: Outcome) -> None:
         """Add the outcome of a path; a leaf belongs to one sample."""
+        # Two samples with equal tokens would be one path with one reward. Separate draws
+        # (`Turn.draw`) keep them apart.
         old = self.outcomes.get(outcome.leaf)
         if old is not None and old.sample != outcome.sample:
             raise ValueError(
@@ -205,6 +215,7 @@ class Tree:
 
     def path(self, node: str) -> list[Turn]:
         turns = []
+        # Collected from the leaf upwards; reversed at the end.
         while node != self.root:
             turns.append(self.turns[node])
             node = self.turns[node].parent
@@ -216,15 +227,19 @@ class Tree:
             yield outcome, self.path(outcome.leaf)
 
     def messages(self, request: Request) -> tuple[Message, ...]:
+        # Each request is a delta on the agent's previous one. Go back to the first, then apply
+        # them.
         deltas = [request]
         while (previous := deltas[-1].previous) is not None:
-            before = self.turns[previous].prompt
-            assert before is not None, "the previous turn has a request"
-            deltas.append(self.requests[before])
+            previous_prompt = self.turns[previous].prompt
+            assert previous_prompt is not None, "the previous turn has a request"
+            deltas.append(self.requests[previous_prompt])
         messages = deltas.pop().messages
-        for one in reversed(deltas):
-            messages = (*messages, Message("assistant", turn=one.previous))
-            messages = messages[: one.keep_messages] + one.messages
+        for delta in reversed(deltas):
+            # Running messages: the previous prompt and the turn that answered it. The next prompt
+            # keeps the first of them, and adds its own.
+            messages = (*messages, Message("assistant", turn=delta.previous))
+            messages = messages[: delta.keep_messages] + delta.messages
         return messages
 
 

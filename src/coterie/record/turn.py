@@ -56,8 +56,8 @@ class ToolResult:
     """Number of characters removed from its text."""
 
 
-def call_id(place: int) -> str:
-    return f"c{place}"
+def call_id(index: int) -> str:
+    return f"c{index}"
 
 
 def place(id_: str) -> int:
@@ -175,10 +175,14 @@ class Request:
         tools: tuple[Tool, ...] = (),
     ) -> "Request":
         """Build a request as a delta on the running prompt. The id hashes the arguments, ``tools`` only if any."""
+        # Prompts of a dialogue repeat each other. As deltas, a dialogue takes space linear in its
+        # length.
         keep = common_length(prompt, running)
         keep_messages = common_length(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
         content = [[m.role, m.turn, [[p.text, p.source, p.image] for p in m.parts]] for m in new]
+        # Fields at their default are left out of the key, so that ids of earlier records do not
+        # change.
         offered = [[[t.name, t.description, t.parameters, t.alone] for t in tools]] if tools else []
         key = (agent, parent, previous, keep, delta, keep_messages, content, *offered)
         id_ = digest("request", *key)
@@ -210,6 +214,7 @@ class Sample:
             raise ValueError(f"{len(self.logprobs)} log-probs of {len(self.ids)} tokens")
         if self.versions and sum(count for _, count in self.versions) != len(self.ids):
             raise ValueError(f"versions {self.versions} of {len(self.ids)} tokens")
+        # A sample in memory equals the one read back from the store, which keeps float32.
         object.__setattr__(self, "logprobs", tuple(array("f", self.logprobs)))
 
 
@@ -237,6 +242,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         if self.sample is not None:
+            # The sample knows; a second value could contradict it.
             object.__setattr__(self, "truncated", self.sample.finish == "length")
 
     @property
@@ -247,6 +253,7 @@ class Turn:
     @property
     def text(self) -> str:
         """Text without the agent's thought, which others see and answers are read from."""
+        # Answers, similarity and other agents must not see the thought.
         return "".join(part.text for part in self.parts if part.source != THOUGHT)
 
     @property
@@ -269,6 +276,7 @@ class Turn:
         """Copy the turn under another parent, with other calls. Its request stays."""
         if (self.parent, self.speaker, self.calls) == (parent, speaker, calls):
             return self
+        # The id contains the parent, so it changes. The prompt that was sampled from does not.
         return _with_id(replace(self, parent=parent, speaker=speaker, calls=calls))
 
 
@@ -293,6 +301,7 @@ def make_turn(
     """
     if calls:
         check_calls(calls)
+    # Of a sampled turn, only the engine's ids are true; text may tokenize differently.
     parts, ids = tuple(parts), sample.ids if sample else ids
     results = in_order(results) if results else ()
     turn = Turn(
@@ -303,6 +312,8 @@ def make_turn(
 
 def _with_id(turn: Turn) -> Turn:
     """Set the id of a new turn."""
+    # Tokens identify a turn better than its text: different tokens may decode to the same text.
+    # Optional fields are in the hash only if set, which keeps ids of earlier records.
     content: object = turn.ids or [
         [[p.text, p.image] for p in turn.parts],
         [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in turn.calls],
@@ -311,6 +322,7 @@ def _with_id(turn: Turn) -> Turn:
     ]
     speaker = turn.speaker
     id_ = digest("turn", turn.parent, speaker.kind, speaker.name, content, turn.draw)
+    # The class is frozen, and the id depends on all other fields, so it is set last.
     object.__setattr__(turn, "id", id_)
     return turn
 
@@ -329,6 +341,7 @@ def digest(*values: object) -> str:
 
 def common_length(new: tuple[object, ...], old: tuple[object, ...]) -> int:
     """Return the number of first elements that two tuples share."""
+    # The usual case, in which a prompt extends the previous one, is one comparison in C.
     if new[: len(old)] == old:
         return len(old)
     for index, (a, b) in enumerate(zip(new, old, strict=False)):

@@ -73,7 +73,7 @@ class Sample:
     @property
     def trained(self) -> int:
         """Number of trained tokens."""
-        pieces = (piece for one in self.stretches for piece in one.pieces)
+        pieces = (piece for stretch in self.stretches for piece in stretch.pieces)
         return sum(piece.tokens for piece in pieces if piece.kind == "trained")
 
 
@@ -125,9 +125,10 @@ def example(
         reason += f" {len(picks)} samples; the best and the worst are shown."
         picks = picks[: MAX_SAMPLES // 2] + picks[-MAX_SAMPLES // 2 :]
     firsts: dict[str, list[Row]] = {}
-    for one in picks:
+    for pick in picks:
+        # A later row of an agent continues its dialogue, so only first rows share a prompt.
         seen = set[str]()
-        for agent, row in one.rows:
+        for agent, row in pick.rows:
             if agent not in seen:
                 firsts.setdefault(agent, []).append(row)
             seen.add(agent)
@@ -136,10 +137,11 @@ def example(
         Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
         for agent, several in firsts.items()
     ]
+    # Replies of a server have no tokens, so the environment writes the prompts.
     if not prompts and task is not None and environment is not None:
         prompts = _openings(environment, task)
     shown_samples = [
-        Sample(one.name, one.facts, _rest(one, shared, decoder), one.side) for one in picks
+        Sample(pick.name, pick.facts, _rest(pick, shared, decoder), pick.side) for pick in picks
     ]
     name = title or (question_of(task) if task else "")
     answers = right_answers(task) if task else ()
@@ -160,14 +162,20 @@ def rollout(
 ) -> Shown:
     """Return a finished rollout with its score, answer and ending; all its agents' own tokens are targets."""
     agents = dict.fromkeys(turn.speaker.name for turn in path if turn.prompt and turn.ids)
-    own = tuple(
+    agent_rows = tuple(
         (agent, row)
         for agent in agents
         for row in rows(view(tree, outcome.leaf, agent))
         if row.targets
     )
-    text = "" if own else "\n\n".join(f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
-    return Shown(name, described(outcome, facts or {}), own, text, trained, side, outcome.answer)
+    text = (
+        ""
+        if agent_rows
+        else "\n\n".join(f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
+    )
+    return Shown(
+        name, described(outcome, facts or {}), agent_rows, text, trained, side, outcome.answer
+    )
 
 
 def described(
@@ -186,6 +194,7 @@ def described(
 def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
     """Return the privileged fields of a task: right answers, references, tests."""
     return tuple(
+        # The page is for the author of the run, who may see every secret.
         (name, _short(secret.reveal(min(secret.readers)), MAX_REPLY))
         for name, secret in task.secrets.items()
     )
@@ -201,19 +210,22 @@ def _openings(environment: Environment, task: Task) -> list[Stretch]:
             agent,
             tuple(
                 _piece(f"{message.role}: {''.join(part.text for part in message.parts)}\n", "context", 0, MAX_PROMPT)
-                for message in one.messages
+                for message in prompt.messages
             ),
         )
-        for agent, one in openings.items()
+        for agent, prompt in openings.items()
     ]  # fmt: skip
 
 
 def _shared(several: Sequence[Row], renderer: ChatRenderer) -> int:
     """Return how many tokens rows share before the first target of any; whole lines or messages if prompts differ."""
+    # The first target belongs to a sample, so the shared prompt ends before it.
     stops = {row.targets[0].start for row in several}
     ids = several[0].ids[: len(commonprefix([row.ids[: min(stops)] for row in several]))]  # noqa: RUF071
+    # All rows have the same prompt.
     if stops == {len(ids)}:
         return len(ids)
+    # Prompts differ, so they are cut at the end of a message or line and not within a word.
     special = renderer.tokenizer.all_special_ids
     ends = (
         n
@@ -224,15 +236,16 @@ def _shared(several: Sequence[Row], renderer: ChatRenderer) -> int:
 
 
 def _rest(
-    one: Shown, shared: Mapping[str, int], decoder: Callable[[str], ChatRenderer]
+    sample: Shown, shared: Mapping[str, int], decoder: Callable[[str], ChatRenderer]
 ) -> tuple[Stretch, ...]:
-    if one.text:
-        return (Stretch("", (_piece(one.text, "sampled", 0),)),)
+    if sample.text:
+        return (Stretch("", (_piece(sample.text, "sampled", 0),)),)
     stretches, agents = [], set[str]()
-    for agent, row in one.rows:
+    for agent, row in sample.rows:
+        # Only the first row of an agent begins with the shared prompt.
         start = 0 if agent in agents else shared[agent]
         agents.add(agent)
-        pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=one.trained)
+        pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=sample.trained)
         stretches.append(Stretch(agent, pieces))
     return tuple(stretches)
 
@@ -241,15 +254,19 @@ def _pieces(
     renderer: ChatRenderer, row: Row, start: int, stop: int, *, trained: bool = False
 ) -> tuple[Piece, ...]:
     """Return the text of a part of a row, cut where trained tokens begin and end."""
-    own, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
-    counts = [(is_own, len([*some])) for is_own, some in groupby(row.mask[start:stop])]
-    text, pieces, at = renderer.decode(row.ids[:stop]), [], start
+    own_kind, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
+    counts = [(is_own, len([*run])) for is_own, run in groupby(row.mask[start:stop])]
+    # Texts are decoded from the start of the row, because a token's text may depend on earlier
+    # tokens.
+    text, pieces, position = renderer.decode(row.ids[:stop]), [], start
     done = _common(text, renderer.decode(row.ids[:start]))
     for is_own, count in counts:
-        at += count
+        position += count
         # Text that depends on a later token (a character of several tokens) belongs to that token.
-        end = max(done, _common(text, text if at == stop else renderer.decode(row.ids[:at])))
-        pieces.append(_piece(text[done:end], own if is_own else "context", count, limit))
+        end = max(
+            done, _common(text, text if position == stop else renderer.decode(row.ids[:position]))
+        )
+        pieces.append(_piece(text[done:end], own_kind if is_own else "context", count, limit))
         done = end
     return tuple(pieces)
 

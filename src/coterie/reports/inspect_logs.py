@@ -59,17 +59,20 @@ def eval_log(store: Store, iteration: int, stage: str, head: LogHead, *, secrets
                 "metadata": writer.credit.get(tree.root, {}),
                 "model_usage": _usage(tree, path),
             })  # fmt: skip
-    for key, why in store.failures(iteration, stage):
+    # A failed dialogue is a sample with an error.
+    for key, reason in store.failures(iteration, stage):
         if key.task:
             number = int(key.sample) if key.sample.isdecimal() else 0
-            error = {"message": why, "traceback": "", "traceback_ansi": ""}
+            error = {"message": reason, "traceback": "", "traceback_ansi": ""}
             samples.append({**_sample(store.task(key.task), number), "error": error})
     samples.sort(key=lambda sample: (sample["id"], sample["epoch"]))
+    # Tasks that cannot be graded do not lower the mean.
     ungradable = left_out(store, iteration, stage)
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
     all_scores = [sample.get("scores") for sample in samples if sample["id"] not in ungradable]
     values = [scores[head.metric]["value"] for scores in all_scores if scores]
     mean = {"name": "mean", "value": sum(values) / max(1, len(all_scores))}
+    # The id depends on the samples, so that a second export is the same log.
     leaves = [sample.get("uuid") for sample in samples]
     name = digest(head.task, head.model, iteration, stage, leaves)[:22]
     return {
@@ -120,8 +123,8 @@ def _sum(usages: Iterable[Usage]) -> Usage:
     total: dict[str, Counter[str]] = {}
     for usage in usages:
         for model, counts in usage.items():
-            whole = sum(counts[name] for name in ("input_tokens", "output_tokens"))
-            total.setdefault(model, Counter()).update({**counts, "total_tokens": whole})
+            all_tokens = sum(counts[name] for name in ("input_tokens", "output_tokens"))
+            total.setdefault(model, Counter()).update({**counts, "total_tokens": all_tokens})
     return total
 
 
@@ -141,6 +144,8 @@ class _MessageWriter:
             if turn.prompt is not None:
                 yield from self._prompt(turn, history.setdefault(name, Counter()))
             metadata = {"speaker": name, **self.credit.get(turn.id, {})}
+            # Ids of calls are unique only within a turn, so the id of the calling turn precedes
+            # them.
             for result in turn.results:
                 error = {"type": "unknown", "message": result.text} if result.error else None
                 yield {
@@ -155,6 +160,7 @@ class _MessageWriter:
             if turn.speaker.kind == "agent":
                 calls = [_call(turn, call) for call in turn.calls]
                 yield {"role": "assistant", "model": turn.writer, "tool_calls": calls, **fields}
+            # Results of tools are messages already.
             elif not turn.results:
                 yield {"role": "user", **fields}
 
@@ -165,6 +171,7 @@ class _MessageWriter:
             content = self._content([part for part in message.parts if part.visible_to(agent)])
             if message.turn is None and content:
                 role = "user" if message.role == "inline" else message.role
+                # A prompt repeats earlier messages of the agent, so only additional copies are new.
                 counts[key := f"{role} {content}"] += 1
                 if counts[key] > history[key]:
                     yield {"role": role, "content": content, "metadata": {"reader": agent}}
@@ -175,21 +182,23 @@ class _MessageWriter:
         for part in parts:
             is_secret = part.source.startswith("secret:") and not self._secrets
             text = f"<{part.source}>" if is_secret else part.text
-            kind = "reasoning" if part.source == THOUGHT else "text"
-            if content and content[-1]["type"] == kind:
-                content[-1][kind] += text
+            content_type = "reasoning" if part.source == THOUGHT else "text"
+            # Adjacent parts of the same kind become one.
+            if content and content[-1]["type"] == content_type:
+                content[-1][content_type] += text
             else:
-                content.append({"type": kind, kind: text})
+                content.append({"type": content_type, content_type: text})
             if part.image is not None:
                 data = base64.b64encode(self._store.image(part.image)).decode()
                 content.append({"type": "image", "image": f"data:image/png;base64,{data}"})
-        is_text = all(one["type"] == "text" for one in content)
-        return "".join(one["text"] for one in content) if is_text else content
+        is_text = all(part_["type"] == "text" for part_ in content)
+        return "".join(part_["text"] for part_ in content) if is_text else content
 
 
 def _call(turn: Turn, call: ToolCall) -> Fields:
     try:
         arguments = dict(json.loads(call.arguments))
+    # The arguments of a malformed call are no JSON object.
     except (TypeError, ValueError):
         arguments = {"arguments": call.arguments}
     fields = {"arguments": arguments, "parse_error": call.error or None}

@@ -112,6 +112,7 @@ def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("coterie.reports", "."),
         autoescape=True,
+        # A missing value is an error of the template, and not an empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -126,6 +127,7 @@ def write_page(report: Report, path: Path) -> None:
     # The hash by which a content security policy allows an inline style.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     text = _template().render(report=report, style=style, style_hash=f"sha256-{digest}")
+    # The page is renamed at the end, so that a browser never loads half of it.
     partial = path.with_name(f".{path.name}.partial")
     try:
         # A model's text may contain a lone surrogate, which cannot be encoded.
@@ -142,35 +144,43 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
     """Return score and tokens of a run's policies on held-out tasks, before and after training."""
     if not evaluations:
         return ()
-    first, last = evaluations[0], evaluations[-1]
-    trained = last is not first
-    when = f"after iteration {first.version}" if first.version else "before training"
-    interval = interval_text(first)
+    base, latest = evaluations[0], evaluations[-1]
+    trained = latest is not base
+    when = f"after iteration {base.version}" if base.version else "before training"
+    interval = interval_text(base)
     if trained:
-        interval = f"{interval} → {interval_text(last)}"
-    change = f"{signed(100 * (last.tokens / first.tokens - 1))}%" if first.tokens else ""
+        interval = f"{interval} → {interval_text(latest)}"
+    change = f"{signed(100 * (latest.tokens / base.tokens - 1))}%" if base.tokens else ""
     scores = tuple(
-        score_point(one.version, f"iteration {one.version}: {metric}", one.score, one.low, one.high)
-        for one in evaluations
+        score_point(
+            result.version,
+            f"iteration {result.version}: {metric}",
+            result.score,
+            result.low,
+            result.high,
+        )
+        for result in evaluations
     )
     tokens = tuple(
-        Point(one.version, one.tokens, f"iteration {one.version}: {one.tokens:.1f} tokens")
-        for one in evaluations
+        Point(
+            result.version, result.tokens, f"iteration {result.version}: {result.tokens:.1f} tokens"
+        )
+        for result in evaluations
     )
     return (
         Headline(
             f"Score ({metric})",
-            number(first.score, 3),
-            number(last.score, 3) if trained else None,
-            signed(last.score - first.score, 3) if trained else when,
-            f"95% interval {interval}, {last.n:,} held-out tasks",
+            number(base.score, 3),
+            number(latest.score, 3) if trained else None,
+            signed(latest.score - base.score, 3) if trained else when,
+            f"95% interval {interval}, {latest.n:,} held-out tasks",
             Chart("score", f"{metric} by iteration", "iteration", metric, (Series(metric, scores),),
                   y_range=(0, 1), last=planned),
         ),
         Headline(
             "Tokens per rollout",
-            number(first.tokens, 1),
-            number(last.tokens, 1) if trained else None,
+            number(base.tokens, 1),
+            number(latest.tokens, 1) if trained else None,
             change if trained else when,
             "mean number of sampled tokens, all agents, on the same tasks",
             Chart("tokens", "Tokens by iteration", "iteration", "tokens per rollout",
@@ -179,13 +189,13 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
     )  # fmt: skip
 
 
-def interval_text(one: Evaluation) -> str:
-    return f"{number(one.low, 3)}–{number(one.high, 3)}"
+def interval_text(evaluation: Evaluation) -> str:
+    return f"{number(evaluation.low, 3)}–{number(evaluation.high, 3)}"
 
 
 def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
     """Scores of policies on held-out tasks, with their intervals and other measures."""
-    names = list(dict.fromkeys(name for _, one in rows for name in one.means))
+    names = list(dict.fromkeys(name for _, result in rows for name in result.means))
     return Section(
         "scores",
         "Scores on held-out tasks",
@@ -194,14 +204,14 @@ def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
         tuple(
             (
                 label,
-                f"{one.n:,}",
-                number(one.score, 3),
-                interval_text(one),
-                number(one.tokens, 1),
-                f"{one.failed:,}",
-                *(number(one.means[name], 3) if name in one.means else "" for name in names),
+                f"{result.n:,}",
+                number(result.score, 3),
+                interval_text(result),
+                number(result.tokens, 1),
+                f"{result.failed:,}",
+                *(number(result.means[name], 3) if name in result.means else "" for name in names),
             )
-            for label, one in rows
+            for label, result in rows
         ),
     )
 
@@ -227,11 +237,11 @@ def _words(name: str) -> str:
 
 def tools(calls: Iterable[tuple[ToolCall, ToolResult]]) -> Section:
     """Calls by tool."""
-    known: dict[str, list[ToolResult]] = {}
+    results_of: dict[str, list[ToolResult]] = {}
     for call, result in calls:
-        known.setdefault(call.name, []).append(result)
+        results_of.setdefault(call.name, []).append(result)
     rows = []
-    for name, results in sorted(known.items()):
+    for name, results in sorted(results_of.items()):
         seconds = sorted(result.seconds for result in results if result.seconds)
         times = ("", "")
         if seconds:
@@ -262,23 +272,24 @@ def failures(run: Run) -> Section:
     return Section("failures", "Failures", "Items that failed for good.", heads, rows)
 
 
-def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
+def changes(settings: Settings, preset: Mapping[str, object] | None) -> Section:
     """Return the settings that differ from a preset, or from the defaults without one."""
     base = "defaults" if preset is None else "preset"
     if preset is None:
-        defaults = type(own).model_construct()
+        # Built without validation, because some settings have no default.
+        defaults = type(settings).model_construct()
         preset = flatten(defaults.model_dump(mode="json", warnings="none"))
     rows = tuple(
         (name, f"{preset.get(name, '')}", f"{value}")
-        for name, value in flatten(own.model_dump(mode="json")).items()
+        for name, value in flatten(settings.model_dump(mode="json")).items()
         if name not in preset or preset[name] != value
     )
     title = f"Settings that differ from the {base}"
     return Section("changes", title, "", ("setting", base, "here"), rows)
 
 
-def settings(own: Settings) -> Section:
+def settings(run_settings: Settings) -> Section:
     """Return all settings."""
-    values = flatten(own.model_dump(mode="json"))
+    values = flatten(run_settings.model_dump(mode="json"))
     rows = tuple((name, f"{value}") for name, value in values.items())
     return Section("settings", "All settings", "", ("setting", "value"), rows, folded=True)

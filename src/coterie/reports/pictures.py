@@ -29,25 +29,33 @@ def add_pictures(
     folder: Path,
 ) -> tuple[Example, ...]:
     """Add pictures to the examples of web pages. Store them in ``folder``. Without a browser add none."""
-    own = innermost(environment)
-    if not isinstance(own, Frontend):
-        return tuple(one for one, *_ in examples)
+    frontend = innermost(environment)
+    if not isinstance(frontend, Frontend):
+        return tuple(example for example, *_ in examples)
     pages = [
         [("reference", task.secrets[REFERENCE].reveal(GRADER)), *map(_page, samples)]
         for _, task, samples in examples
     ]
+    # Files are named by their pages, so that equal pages are rendered once.
     files = {
-        html: folder / f"{digest(html)[:24]}.png" for some in pages for _, html in some if html
+        html: folder / f"{digest(html)[:24]}.png"
+        for sample_pages in pages
+        for _, html in sample_pages
+        if html
     }
     missing = {html: file for html, file in files.items() if not file.exists()}
     try:
         if missing:
-            asyncio.run(_render(own, missing))
+            asyncio.run(_render(frontend, missing))
+    # Pictures are optional, so a missing browser is no error of the report.
     except (UserError, EngineError):
-        return tuple(one for one, *_ in examples)
+        return tuple(example for example, *_ in examples)
     return tuple(
-        replace(one, pictures=tuple((name, _url(files.get(html or ""))) for name, html in some))
-        for (one, *_), some in zip(examples, pages, strict=True)
+        replace(
+            example,
+            pictures=tuple((name, _url(files.get(html or ""))) for name, html in sample_pages),
+        )
+        for (example, *_), sample_pages in zip(examples, pages, strict=True)
     )
 
 
@@ -68,6 +76,7 @@ async def _render(environment: Frontend, files: dict[str, Path]) -> None:
 def _small(png: bytes) -> bytes:
     image = need("PIL.Image", "frontend").open(BytesIO(png)).convert("RGB")
     image = image.resize((WIDTH, max(1, image.height * WIDTH // image.width)))
+    # Long pages are cut, and few colors keep the report small.
     image = image.crop((0, 0, WIDTH, min(image.height, MAX_HEIGHT))).quantize(64)
     image.save(data := BytesIO(), "png", optimize=True)
     return data.getvalue()

@@ -41,19 +41,22 @@ class SampledPath:
     @property
     def total(self) -> float | None:
         """Sum of all rewards; ``None`` if one is missing or not finite."""
+        # One missing reward makes the sum unknown. Treating it as 0 would reward or punish the path
+        # for a failure of the grader.
         rewards = [self.reward, *(reward for _, reward in self.steps)]
         finite = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
         return math.fsum(finite) if len(finite) == len(rewards) else None
 
     def token_rewards(self, tokens: int) -> list[float]:
         """Return a reward for each trained token; the last one includes the reward of the whole path."""
+        # A failed path has no advantage, so it must be left out before.
         if self.total is None or self.reward is None:
             raise ValueError(f"path {self.path} has failed: it has no reward")
         rewards = [0.0] * tokens
-        for place, reward in (*self.steps, (tokens - 1, self.reward)):
-            if not 0 <= place < tokens:
-                raise ValueError(f"path {self.path} has a reward at token {place} of {tokens}")
-            rewards[place] += reward
+        for position, reward in (*self.steps, (tokens - 1, self.reward)):
+            if not 0 <= position < tokens:
+                raise ValueError(f"path {self.path} has a reward at token {position} of {tokens}")
+            rewards[position] += reward
         return rewards
 
 
@@ -79,13 +82,17 @@ def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupA
     values: list[float | None] = [None] * len(paths)
     totals = [path.total for path in paths]
     for index, path in enumerate(paths):
+        # Also for a failed path: a group whose paths have all failed counts as too small.
         members.setdefault((path.group, path.actor), [])
         if totals[index] is not None:
             members[path.group, path.actor].append(index)
+    # A single path has no baseline other than itself.
     compared = [group for group in members.values() if len(group) > 1]
     flat = 0
     for group in compared:
         rewards = [total for total in (totals[index] for index in group) if total is not None]
+        # Groups of equal rewards teach nothing; their number shows whether tasks are too easy or
+        # hard.
         flat += max(rewards) == min(rewards)
         for index, value in zip(group, _relative_to_group(rewards, baseline), strict=True):
             values[index] = value
@@ -108,11 +115,13 @@ def gae(
         delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma lam A_{t+1};   return_t = A_t + V_t
     """
     advantages: list[float] = []
-    following, after = 0.0, bootstrap
+    # From the last token backwards; these are A_{t+1} and V_{t+1}.
+    following, next_value = 0.0, bootstrap
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        following = reward + gamma * after - value + gamma * lam * following
+        # delta_t + gamma lam A_{t+1}, with both terms of the docstring in one expression.
+        following = reward + gamma * next_value - value + gamma * lam * following
         advantages.append(following)
-        after = value
+        next_value = value
     advantages.reverse()
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
@@ -134,6 +143,7 @@ def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
     Equal advantages become 0; the standard deviation is at least :data:`WHITEN_FLOOR`.
     """
     tokens = [value for path in paths for value in path]
+    # Mean and deviation are over tokens of all paths, so a long path weighs more than a short one.
     white = iter(_standardize(tokens, WHITEN_FLOOR))
     return [[next(white) for _ in path] for path in paths]
 
@@ -153,11 +163,13 @@ def _check(paths: Iterable[SampledPath]) -> None:
 
 
 def _relative_to_group(rewards: Sequence[float], baseline: Baseline) -> list[float]:
+    # The mean of equal numbers may be rounded, and the difference would not be exactly 0.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     if baseline == "mean_std":
         return _standardize(rewards, STD_FLOOR)
     mean = math.fsum(rewards) / len(rewards)
+    # R - mean of the others = n / (n - 1) * (R - mean of all n).
     scale = len(rewards) / (len(rewards) - 1) if baseline == "leave_one_out" else 1.0
     return [scale * (reward - mean) for reward in rewards]
 
@@ -168,12 +180,14 @@ def _standardize(values: Sequence[float], floor: float) -> list[float]:
         return [0.0] * len(values)
     mean = math.fsum(values) / len(values)
     deltas = [value - mean for value in values]
+    # The floor keeps differences that are only rounding from becoming large advantages.
     deviation = math.sqrt(math.fsum(a * a for a in deltas) / (len(values) - 1))
     return [a / max(deviation, floor) for a in deltas]
 
 
 def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:
     """Return the rows with one advantage at every target."""
+    # Also a target at the first token, which no loss uses, gets a value to keep the order.
     return [replace(row, advantages=(advantage,) * row.target_count) for row in rows]
 
 
@@ -181,8 +195,9 @@ def with_advantages(
     rows: Sequence[Row], advantages: Sequence[float], returns: Sequence[float]
 ) -> list[Row]:
     """Return the rows with the result of :func:`gae` for the trained tokens."""
+    # A path's rows follow each other, and so do their tokens in the numbers of the path.
     by_row = zip(rows, _split(rows, advantages), _split(rows, returns), strict=True)
-    return [replace(row, advantages=own, returns=later) for row, own, later in by_row]
+    return [replace(row, advantages=advantages, returns=later) for row, advantages, later in by_row]
 
 
 def trained_values(rows: Sequence[Row]) -> list[float]:
@@ -193,12 +208,13 @@ def trained_values(rows: Sequence[Row]) -> list[float]:
 def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
     """Return the index of each trained turn's last token, which gets its reward, among the path's trained tokens."""
     ends: dict[str, int] = {}
-    before = 0
+    end = 0
     for row in rows:
         for target in row.targets:
-            before += target.stop - max(target.start, 1)
+            # A row's first token is never trained (nothing predicts it), so it does not count.
+            end += target.stop - max(target.start, 1)
             if target.stop > 1:
-                ends[target.turn] = before - 1
+                ends[target.turn] = end - 1
     return ends
 
 
@@ -208,5 +224,6 @@ def _split(rows: Sequence[Row], tokens: Sequence[float]) -> Iterator[tuple[float
         raise ValueError(f"{len(tokens)} numbers for {sum(counts)} trained tokens")
     start = 0
     for row, count in zip(rows, counts, strict=True):
+        # Fill up the first token's place, so that numbers stay aligned with the row's targets.
         yield (*[UNPREDICTED] * row.unpredicted, *tokens[start : start + count])
         start += count

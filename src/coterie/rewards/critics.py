@@ -72,6 +72,8 @@ class Judge:
         """
         pairs = self._pairs(situation.key, len(replies))
         sides = ((replies[a], replies[b]) for a, b in pairs)
+        # All comparisons run at once. If one fails, the others are canceled and awaited, so that no
+        # request continues in the background.
         tasks = [asyncio.ensure_future(self._first_wins(situation, *both)) for both in sides]
         try:
             results = await asyncio.gather(*tasks)
@@ -83,10 +85,14 @@ class Judge:
         for (a, b), share in zip(pairs, results, strict=True):
             won[a] += share
             won[b] += 1 - share
+        # Every reply is in equally many comparisons: with the next and with the previous
+        # candidates.
         each = 2 * len(pairs) // max(len(replies), 1)
         return [share / each if each else 0.5 for share in won]
 
     def _pairs(self, key: str, count: int) -> list[tuple[int, int]]:
+        # In a circle each reply is A as often as B, so that a judge's preference for a position
+        # cancels. It is random, so that opponents do not depend on the order of sampling.
         circle = list(range(count))
         random.Random(f"{self.seed}/{key}").shuffle(circle)
         steps = range(1, min(self.opponents, count - 1) + 1)
@@ -104,7 +110,9 @@ class Judge:
 
 def judge_question(situation: Situation, a: str, b: str) -> list[Utterance]:
     """Build the prompt of one comparison."""
-    dialogue = "\n".join(f"{who}: {what}" for who, what in situation.dialogue) or "(nothing yet)"
+    dialogue = (
+        "\n".join(f"{speaker}: {text}" for speaker, text in situation.dialogue) or "(nothing yet)"
+    )
     blocks = {
         "Task": situation.task,
         "Reference solution": situation.reference,
@@ -122,10 +130,12 @@ def judge_question(situation: Situation, a: str, b: str) -> list[Utterance]:
 def read_verdict(answer: str) -> str | None:
     """Return ``A`` or ``B``: a letter alone on the first or last line, else the only reply named in the last line."""
     lines = [line for line in answer.splitlines() if line.strip()]
+    # Models answer first and explain, or reason and then answer.
     ends = lines[:1] + lines[-1:]
     letters = {alone[1].upper() for line in ends if (alone := _LETTER.fullmatch(line))}
     if not letters:
         letters = {letter.upper() for line in lines[-1:] for letter in _NAMED.findall(line)}
+    # Two different letters are no verdict.
     return letters.pop() if len(letters) == 1 else None
 
 
@@ -158,9 +168,15 @@ class LikelihoodCritic:
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
     ) -> list[float]:
         """Return log-ratios in nats, with one pass over the prompt for each model."""
-        both = (one.logprobs(prompt, candidates) for one in (self.critic, self.reference))
-        ours, before = await asyncio.gather(*both)
-        ratios = [sum(one) - sum(other) for one, other in zip(ours, before, strict=True)]
+        # SWEET-RL, equation 3: log pi_critic - log pi_ref of each candidate, under the critic's
+        # prompt.
+        both = (engine.logprobs(prompt, candidates) for engine in (self.critic, self.reference))
+        ours, reference = await asyncio.gather(*both)
+        ratios = [
+            sum(critic_logprobs) - sum(reference_logprobs)
+            for critic_logprobs, reference_logprobs in zip(ours, reference, strict=True)
+        ]
+        # The sum favors long or short candidates; the paper takes the mean over tokens.
         if self.normalise == "tokens":
             lengths = map(len, candidates)
             ratios = [ratio / length for ratio, length in zip(ratios, lengths, strict=True)]
@@ -191,10 +207,12 @@ class HeadCritic:
         if not prompt or not all(map(len, candidates)):
             raise EngineError("values need a prompt and candidates, none of them empty")
         sequences = [(*prompt, *candidate) for candidate in candidates]
-        longest, most = max(map(len, sequences), default=0), self.loaded.context_length
-        if longest > most:
-            raise EngineError(f"context overflow: {longest} tokens, but the critic takes {most}")
+        longest, limit = max(map(len, sequences), default=0), self.loaded.context_length
+        if longest > limit:
+            raise EngineError(f"context overflow: {longest} tokens, but the critic takes {limit}")
         start = len(prompt)
+        # All candidates have the same prompt, which runs once in a trie, and tries are kept within
+        # the budget of a pass.
         splitter = Splitter([[ids] for ids in sequences], self.rule, SCORED_TOKENS)
         scores = [0.0] * len(sequences)
         for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
@@ -210,10 +228,11 @@ class HeadCritic:
         from coterie.models.adapters import token_values
 
         chosen = [sequences[i] for i in part]
+        # Pool over the candidate's own tokens only, not over the prompt.
         begin = start if self.pool == "mean" else -1
-        places = [range(len(ids))[begin:] for ids in chosen]
+        positions = [range(len(ids))[begin:] for ids in chosen]
         with torch.inference_mode():
-            values = token_values(self.loaded.model, chosen, places, self.rule)
+            values = token_values(self.loaded.model, chosen, positions, self.rule)
             return [float(value.mean()) for value in values]
 
 
@@ -227,9 +246,12 @@ def _checked(numbers: list[float]) -> list[float]:
 Verdict = Literal["accepted", "corrected", "unreadable"]
 
 ACCEPTED = "ACCEPT"
+# Chat models decorate the lines (`**Corrected actions:**`), or write the text on the next line. The
+# lookahead keeps a line without text from taking the next heading as its text.
 _LINE = r"^[^\w\n]*corrected {}[^\w\n:]*:[^\w\n]*\n{{0,3}}(?!\W*corrected )(.+)$"
 _SUBGOALS = re.compile(_LINE.format("subgoals"), re.IGNORECASE | re.MULTILINE)
 _ACTIONS = re.compile(_LINE.format("actions"), re.IGNORECASE | re.MULTILINE)
+# "I do not ACCEPT" is no acceptance.
 _REFUSED = re.compile(rf"(\bnot|n't|\bcannot|\bnever)\s+{ACCEPTED}\b", re.IGNORECASE)
 _CORRECTION_RULES = (
     "You check the actions that an agent wrote for the subgoals of a task.\n"
@@ -259,23 +281,27 @@ def correction_question(task: str, subgoals: str, actions: str, tools: str) -> l
 def read_correction(reply: str) -> Correction:
     """Read a reply: both lines of a correction, or acceptance, and not both."""
     subgoals, actions = _SUBGOALS.findall(reply), _ACTIONS.findall(reply)
+    # The word in capitals only: "acceptable" or "accept" occur in explanations.
     accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", reply) and not _REFUSED.search(reply)
     if accepted and not subgoals and not actions:
         return Correction("accepted")
     if accepted or not (subgoals and actions):
         return Correction("unreadable")
+    # A critic that reasons first may write the lines several times; the last is its result.
     return Correction("corrected", subgoals[-1].strip(), actions[-1].strip())
 
 
 async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:
     """Return the mean loss (nats a token) of each own turn of views; pass all of a tree, for its shared prefixes."""
+    # Engines score tokens after a prompt of at least one token: the first of a segment. All
+    # segments with this token are one call, in which the engine shares longer prefixes.
     beginnings: dict[int, list[Segment]] = {}
     for view in views:
         for segment in view.segments:
             beginnings.setdefault(segment.pieces[0].ids[0], []).append(segment)
     losses: dict[str, float] = {}
-    for first, segments in beginnings.items():
-        scores = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
+    for first_token, segments in beginnings.items():
+        scores = await engine.logprobs([first_token], [segment.ids[1:] for segment in segments])
         for segment, logprobs in zip(segments, scores, strict=True):
             losses |= _of_turns(segment, logprobs)
     return losses
@@ -283,10 +309,12 @@ async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]
 
 def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
     """Return the mean loss of each turn of a segment from the log-probs of all its tokens but the first."""
+    # The first token has no log-prob, so all positions are shifted by one.
     losses, position = {}, -1
     for piece in segment.pieces:
         stop = position + len(piece.ids)
         if piece.turn is not None and piece.ids:
+            # Only own turns have a loss; prompts are context.
             losses[piece.turn.id] = -sum(logprobs[position:stop]) / len(piece.ids)
         position = stop
     return losses
@@ -300,10 +328,12 @@ async def mean_loglikelihoods(
         raise ValueError("an empty target has no likelihood")
     if not prompts:
         return []
+    # `commonprefix` works on any sequences, despite its module.
     shared = len(commonprefix(prompts))  # noqa: RUF071
     rest = [[*prompt[shared:], *target] for prompt in prompts]
     scores = await model.logprobs(list(prompts[0][:shared]), rest)
-    return [math.fsum(one[-len(target) :]) / len(target) for one in scores]
+    # Scores cover the rest of each prompt as well; only the target's tokens count.
+    return [math.fsum(logprobs[-len(target) :]) / len(target) for logprobs in scores]
 
 
 def perplexity(mean_loglikelihood: float) -> float:

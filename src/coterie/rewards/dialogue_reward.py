@@ -45,8 +45,11 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, P
     """
     ends = {}
     for name in names:
+        # From the shortest name to the longest: function, `FILE:FUNCTION`, with one folder, and so
+        # on.
         starts = [match.end() for match in re.finditer(r"[/\\]", name)]
         ends[name] = dict.fromkeys([label(name), *(name[n:] for n in starts[::-1]), name])
+    # An end that two terms share, or a built-in term has, would be ambiguous in reports.
     counts = Counter(end for name in names for end in ends[name]) + Counter(built_in)
     terms: dict[str, Plugin] = {}
     for name in names:
@@ -64,6 +67,7 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, P
 def _find(name: str) -> Plugin:
     term = find(REWARDS, name)
     try:
+        # Check the signature when the run starts, not after the first rollouts.
         if isinstance(term.thing, type):
             raise TypeError("it is a class")
         inspect.signature(term.thing).bind("sample")
@@ -99,6 +103,7 @@ class TermSettings(Settings):
         for (name, term), weight in zip(
             self.custom_terms().items(), self.terms.values(), strict=True
         ):
+            # Code of users may raise anything or never return; the error then names the term.
             value = guarded(f"{term} failed", partial(term.thing, sample), SECONDS)
             figure = as_number(value)
             if figure is None:
@@ -108,12 +113,14 @@ class TermSettings(Settings):
 
     def identity(self) -> str:
         """Return a hash of the weights and of the files of custom terms."""
+        # A term whose file was edited is another reward, whatever its name and folder are.
         sources = [(label(n), _find(n).source, weight) for n, weight in self.terms.items()]
         return digest(self.model_dump_json(exclude={"terms"}), sources)
 
 
 def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
     """Count the utterances with an agent's name as a prefix (``Bob:``), except the speaker's own at the beginning."""
+    # Optima's agents begin with their own name, which is no leak.
     texts = (turn.text.lstrip().removeprefix(f"{turn.speaker.name}:") for turn in path)
     return sum(any(f"{agent}:" in text for agent in agents) for text in texts)
 
@@ -133,7 +140,8 @@ _NAME = re.compile(r"^\s*\w+\s*=\s*")
 def quotes(text: str, hidden: Sequence[str]) -> bool:
     """Return True if a text contains a hidden text, ignoring spaces and the name of its result."""
     bare = _bare(text)
-    needles = (_bare(_NAME.sub("", one)) for one in hidden)
+    needles = (_bare(_NAME.sub("", secret)) for secret in hidden)
+    # Short values, such as a number, occur in a text by chance.
     return any(len(needle) >= SHORTEST and needle in bare for needle in needles)
 
 
@@ -199,6 +207,7 @@ class RewardSettings(TermSettings):
 
     @property
     def max_reward(self) -> float:
+        # Custom terms may return any number.
         if self.terms:
             return math.inf
         bound = 1.0 if self.loss_term == "bounded" else 1 / self.min_loss
@@ -247,6 +256,7 @@ def rewards(
 ) -> list[Reward]:
     """Return the rewards of a task's samples; ``max_tokens`` defaults to the maximum of those not truncated."""
     if max_tokens is None:
+        # A truncated dialogue is as long as its limit, and would make all others look short.
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
         max_tokens = max(counts, default=1)
     result = []
@@ -269,6 +279,7 @@ def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
 def task_term(sample: DialogueSample, settings: RewardSettings) -> float:
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
+    # An agent that writes its partner's part may solve the task alone.
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
 
 
@@ -277,6 +288,7 @@ def token_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int
     if not settings.lambda_token:
         return 0.0
     if sample.truncated or sample.tokens <= settings.short_tokens:
+        # Without the weight, as in the released code.
         return -1.0
     return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
@@ -289,6 +301,8 @@ def loss_term(sample: DialogueSample, settings: RewardSettings) -> float:
         return -1.0
     if sample.repeats and settings.repeats_lose_loss:
         return 0.0
+    # The paper's 1 / loss grows without bound for fluent text; the other form is at most
+    # lambda_loss.
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
@@ -306,8 +320,10 @@ def overlong_penalty(
     """
     if not 0 < buffer <= limit:
         raise ValueError(f"the buffer must be between 1 and the limit of {limit}, got {buffer}")
+    # A path that was cut off was too long, even if the cut came before the limit of this penalty.
     if finish == "length" or ending in (LENGTH, CONTEXT):
         return -weight
+    # DAPO, equation 13: linear in the last `buffer` tokens before the limit.
     return -weight * min(max(sampled - (limit - buffer), 0) / buffer, 1.0)
 
 
@@ -394,25 +410,28 @@ class PathReward:
 
     def __init__(self, settings: PathRewardSettings) -> None:
         self.settings = settings
+        # Load custom terms now, so that a missing file stops the run before its first rollout.
         settings.custom_terms()
 
     def terms(self, graded: GradedPath) -> dict[str, float] | None:
         """Return the terms of R by name; ``None`` for a path that was not graded. Raises ``UserError``."""
+        # A failed grader must not look like a wrong answer.
         if graded.environment_reward is None or graded.outcome.score is None:
             return None
         if self.settings.malformed is not None and _breaks_form(graded):
-            own = {"malformed": self.settings.malformed}
+            components = {"malformed": self.settings.malformed}
         else:
             measures = self._measures(graded)
-            own = {"environment": graded.environment_reward, "measures": measures}
+            components = {"environment": graded.environment_reward, "measures": measures}
         return {
-            **own,
+            **components,
             "repeats": -self.settings.repeats * count_repeats(graded.own_turns),
             "overlong": self._overlong(graded),
             **self._custom(graded),
         }
 
     def _measures(self, graded: GradedPath) -> float:
+        # Otherwise giving up early would be rewarded for few rounds or calls.
         if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
             return 0.0
         total = 0.0
@@ -430,10 +449,15 @@ class PathReward:
         s = self.settings
         if not s.overlong:
             return 0.0
-        limit, buffer, own = s.overlong_limit, s.overlong_buffer, graded.own_turns
+        limit, buffer, agent_turns = s.overlong_limit, s.overlong_buffer, graded.own_turns
         assert limit is not None and buffer is not None, "checked in the settings"
-        last, tokens = own[-1].sample if own else None, sum(len(turn.ids) for turn in own)
-        finish, ending = last.finish if last else "end", graded.outcome.ending
+        # Only the agent's tokens count, not observations. An unsampled turn (of a script) has no
+        # finish reason, and counts as ended.
+        last_sample, tokens = (
+            agent_turns[-1].sample if agent_turns else None,
+            sum(len(turn.ids) for turn in agent_turns),
+        )
+        finish, ending = last_sample.finish if last_sample else "end", graded.outcome.ending
         return overlong_penalty(
             tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong
         )
@@ -445,6 +469,7 @@ class PathReward:
         turns = [turn for turn in graded.path if turn.speaker.kind == "agent"]
         speakers = sorted({turn.speaker.name for turn in turns})
         counts = (count_leaks(turns, speakers), count_repeats(turns))
+        # No base model scores paths in reinforcement learning, hence the loss NaN.
         dialogue = DialogueSample(graded.outcome, tokens, math.nan, *counts, graded.path)
         return self.settings.custom_values(dialogue)
 

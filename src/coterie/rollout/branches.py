@@ -49,6 +49,7 @@ from coterie.rollout.sessions import ManagedSession, SessionError, SessionKey, S
 from coterie.tools.calls import NativeCalls, check_tools, template_tools, validate_calls
 
 Reply = TypeVar("Reply")
+# Ending of a path whose limit on tool calls is used up.
 CALLS = Ending("calls", truncated=True)
 
 
@@ -92,22 +93,26 @@ def make_step_result(
     _check_frozen(data)
     rewards = _rewards(actions, transition.rewards)
     observations = _observation_turns(node, transition.seen, syntax)
+    # An ending by the environment takes precedence over a limit that this step used up.
     end = _limit(state.left) if transition.end is None else transition.end
     answer = state.answer if transition.answer is None else transition.answer
     turns = (*state.turns, *observations)
     state = State(state.task, state.seed, state.variant, turns, data, answer, state.left, end)
-    last = observations[-1].id if observations else node
-    return StepResult(Position(last, state, contexts), observations, rewards)
+    # The next actor's turn becomes a child of the last observation, so a path has all that was
+    # seen.
+    last_node = observations[-1].id if observations else node
+    return StepResult(Position(last_node, state, contexts), observations, rewards)
 
 
-def left_after(left: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str, int]:
+def left_after(budgets: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str, int]:
     """Count actions against the limits."""
-    now = dict(left)
+    remaining = dict(budgets)
     for turn in actions:
         used = {"turns": 1, f"turns:{turn.speaker.name}": 1, "calls": len(turn.calls)}
-        for key in now.keys() & used.keys():
-            now[key] = max(0, now[key] - used[key])
-    return MappingProxyType(now)
+        # An environment limits only some of these counts; the rest is ignored.
+        for key in remaining.keys() & used.keys():
+            remaining[key] = max(0, remaining[key] - used[key])
+    return MappingProxyType(remaining)
 
 
 def _observation_turns(
@@ -115,12 +120,17 @@ def _observation_turns(
 ) -> tuple[Turn, ...]:
     """Chain observations as turns. Results without parts are rendered by the syntax."""
     turns: list[Turn] = []
-    for one in observations:
-        parts, results = one.parts, in_order(one.results) if one.results else ()
+    for observation in observations:
+        parts, results = (
+            observation.parts,
+            in_order(observation.results) if observation.results else (),
+        )
         if results and not parts and syntax is not None and (text := syntax.show(results)):
             parts = (Part(text, source="results"),)
         try:
-            turn = make_turn(parent, one.speaker, parts, results=results, author="environment")
+            turn = make_turn(
+                parent, observation.speaker, parts, results=results, author="environment"
+            )
         except UserError as error:  # invalid text: the fault of this item alone
             raise ValueError(error.what) from error
         turns.append(turn)
@@ -133,7 +143,9 @@ def _rewards(actions: Sequence[Turn], rewards: Mapping[str, float]) -> dict[tupl
     names = {turn.speaker.name for turn in actions}
     for name, reward in rewards.items():
         if name not in names:
-            raise ValueError(f"a reward is for {name!r}, who did not act")
+            raise ValueError(
+                f"a reward of a transition is for {name!r}, who did not act; give it in Grade(score, metrics, rewards)"
+            )
         if not math.isfinite(reward):
             raise ValueError(f"the reward of {name!r} is {reward}")
     return {(actions[-1].id, name): float(reward) for name, reward in rewards.items()}
@@ -141,21 +153,23 @@ def _rewards(actions: Sequence[Turn], rewards: Mapping[str, float]) -> dict[tupl
 
 def _check_frozen(data: object) -> None:
     """Refuse mutable data (without a hash, or with the identity hash), which would leak changes between branches."""
-    kind, fix = type(data), "give a tuple or a frozen dataclass, or keep it in a session"
+    data_type, fix = type(data), "give a tuple or a frozen dataclass, or keep it in a session"
     try:
         hash(data)
     except TypeError as error:
         raise TypeError(f"the state's data is not frozen ({error}): {fix}") from error
-    if data is not None and kind.__hash__ is object.__hash__:
-        params = getattr(kind, "__dataclass_params__", None)
+    # A class with the identity hash may be mutable. Only a frozen dataclass without ``eq`` is safe.
+    if data is not None and data_type.__hash__ is object.__hash__:
+        params = getattr(data_type, "__dataclass_params__", None)
         if params is None or not params.frozen:
-            raise TypeError(f"the state's data is not frozen (a {kind.__name__}): {fix}")
+            raise TypeError(f"the state's data is not frozen (a {data_type.__name__}): {fix}")
 
 
-def _limit(left: Mapping[str, int]) -> Ending | None:
-    exhausted = [key for key, count in left.items() if count <= 0]
+def _limit(budgets: Mapping[str, int]) -> Ending | None:
+    exhausted = [key for key, count in budgets.items() if count <= 0]
     if not exhausted:
         return None
+    # If turns and calls run out in the same step, the turns are reported.
     return CALLS if exhausted == ["calls"] else TURNS
 
 
@@ -166,6 +180,7 @@ async def sample_in_context(
     sample: Callable[[Prompt], Awaitable[Reply]],
 ) -> Reply:
     """Call ``sample`` with the prompt, or with the longest shorter prompt that fits; else raise ``OutOfContext``."""
+    # Nearly all prompts fit, so shorter ones are built only after a failure.
     try:
         return await sample(prompt)
     except OutOfContext:
@@ -179,6 +194,7 @@ async def sample_in_context(
             except OutOfContext:
                 if number == len(views):
                     raise
+        # The environment has no shorter prompt.
         raise
 
 
@@ -186,51 +202,64 @@ async def gather_all(work: Sequence[Coroutine[Any, Any, Reply]]) -> list[Reply]:
     """Run coroutines concurrently and return their results; wait for all even if one fails."""
     if len(work) == 1:  # cheaper than a task
         return [await work[0]]
+    # Without ``return_exceptions`` the first error would leave the other coroutines running.
     results: list[Reply] = []
-    for one in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(one, BaseException):
-            raise one
-        results.append(one)
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
     return results
 
 
 def chain(
-    environment: Environment, at: Position, responses: Sequence[Response]
+    environment: Environment, position: Position, responses: Sequence[Response]
 ) -> tuple[Turn, ...]:
     """Chain simultaneous turns in the tree, with their tool calls."""
     turns: list[Turn] = []
-    parent, left = at.node, at.state.left.get("calls")
-    for one in responses:
-        speaker = Speaker(environment.actors[one.turn.speaker.name], one.turn.speaker.name)
-        calls = _calls(environment, at, speaker, one.turn, left)
-        left = None if left is None else max(0, left - len(calls))
-        turn = one.turn.moved(parent, speaker, calls)
+    # The calls of simultaneous turns count against one limit, in the order of recording.
+    parent, calls_left = position.node, position.state.left.get("calls")
+    for response in responses:
+        speaker = Speaker(
+            environment.actors[response.turn.speaker.name], response.turn.speaker.name
+        )
+        calls = _calls(environment, position, speaker, response.turn, calls_left)
+        calls_left = None if calls_left is None else max(0, calls_left - len(calls))
+        # Sampled as a child of the position, the turn becomes a child of the turn recorded before
+        # it.
+        turn = response.turn.moved(parent, speaker, calls)
         turns.append(turn)
         parent = turn.id
     return tuple(turns)
 
 
 def _calls(
-    environment: Environment, at: Position, speaker: Speaker, turn: Turn, max_calls: int | None
+    environment: Environment,
+    position: Position,
+    speaker: Speaker,
+    turn: Turn,
+    max_calls: int | None,
 ) -> tuple[ToolCall, ...]:
     """Return the checked tool calls of a turn."""
     syntax = environment.syntax
     if syntax is None:
         return turn.calls
     with faults_of(environment):
-        tools = environment.tools(at.state, speaker.name)
+        tools = environment.tools(position.state, speaker.name)
+        # The actor may not call a tool now, so text that looks like a call is only text.
         if not tools:
             return ()
+        # A call before a stop string is complete; a call at the token limit may be cut off.
         stopped = turn.text.endswith(syntax.stop)
         finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
+        # Calls in the model's own syntax were already read from the sample.
         is_native = isinstance(syntax, NativeCalls)
         calls = turn.calls if is_native else syntax.parse(turn.text, finish)
         check_calls(calls)
         return validate_calls(calls, tools, max_calls=max_calls)
 
 
-def context_at(at: Position, actor: str) -> AgentContext:
-    return at.contexts.get(actor) or AgentContext()
+def context_at(position: Position, actor: str) -> AgentContext:
+    return position.contexts.get(actor) or AgentContext()
 
 
 T = TypeVar("T", StepResult, Grade)
@@ -268,6 +297,7 @@ class Branches:
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # 15 hexadecimal digits are 60 bits, which fit in a signed 64-bit seed.
         self.seed = int(digest("environment", self.seed, self.task.id)[:15], 16)
         self._faults = faults_of(self.environment)
 
@@ -275,11 +305,12 @@ class Branches:
         """Begin the task, or return its first position."""
 
         async def begin() -> StepResult:
-            known = set(self.tree.turns)
+            # In a tree from the store the first observations exist and must be repeated exactly.
+            recorded = set(self.tree.turns)
 
             async def work(live: Any) -> StepResult:
                 step = await self._begin(live)
-                if known and not known.issuperset(turn.id for turn in step.observations):
+                if recorded and not recorded.issuperset(turn.id for turn in step.observations):
                     raise self._mismatch(step.position)
                 return step
 
@@ -292,13 +323,17 @@ class Branches:
 
         In a tree from the store the environment runs again; raises ``ReplayMismatch`` if it returns other observations.
         """
-        here = await self._find_position(node)
-        outcome = self.tree.outcomes.get(here.node)
-        if here.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):
-            here = self._end_for_context(here)
-        if outcome is not None and outcome.ending != here.state.end:
-            raise self._mismatch(here)
-        return here
+        position = await self._find_position(node)
+        outcome = self.tree.outcomes.get(position.node)
+        # The environment knows nothing of the model's context, so a replay doesn't end there on its
+        # own.
+        if position.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):
+            position = self._end_for_context(position)
+        # The record says how this path ended. Another ending means that the environment has
+        # changed.
+        if outcome is not None and outcome.ending != position.state.end:
+            raise self._mismatch(position)
+        return position
 
     async def _find_position(self, node: str) -> Position:
         if node in self._steps:
@@ -307,64 +342,74 @@ class Branches:
             return self._positions[node]
         if node == self.tree.root:
             return await self.start()
+        # Repeat the recorded turns from the root on, with one step of the environment for each.
         path = [turn.id for turn in self.tree.path(node)]
-        here = self._check_on_path(path, await self.start())
-        while here.node != node:
-            actions = self._recorded_actions(path, here)
-            here = await self._follow(path, here, actions)
+        position = self._check_on_path(path, await self.start())
+        while position.node != node:
+            actions = self._recorded_actions(path, position)
+            position = await self._follow(path, position, actions)
+            # The position after an actor's turn includes the observations, so it may have a later
+            # id.
             if actions[-1].id == node:
                 break
-        return here
+        return position
 
-    def cut(self, at: Position, error: OutOfContext) -> Position:
+    def cut(self, position: Position, error: OutOfContext) -> Position:
         """End a branch whose next prompt does not fit the context. Raises ``error`` if no agent has spoken yet."""
-        if not any(turn.speaker.kind == "agent" for turn in at.state.turns):
+        # The very first prompt is too long, so there is no path that could end here.
+        if not any(turn.speaker.kind == "agent" for turn in position.state.turns):
             raise error
-        self._cut.add(at.node)
-        return self._end_for_context(at)
+        self._cut.add(position.node)
+        return self._end_for_context(position)
 
-    def _end_for_context(self, at: Position) -> Position:
-        end = CONTEXT if at.state.end is None else at.state.end
-        return replace(at, state=replace(at.state, end=end))
+    def _end_for_context(self, position: Position) -> Position:
+        end = CONTEXT if position.state.end is None else position.state.end
+        return replace(position, state=replace(position.state, end=end))
 
     def nodes(self) -> set[str]:
         """Return the nodes with a known position, which excludes nodes within simultaneous turns."""
         return {self.tree.root, *self._steps, *self._positions}
 
-    def acting(self, at: Position) -> tuple[str, ...]:
+    def acting(self, position: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
         with self._faults:
-            names: Any = self.environment.acting(at.state)
+            names: Any = self.environment.acting(position.state)
         actors, acting = self.environment.actors, tuple[str, ...]()
         if isinstance(names, tuple | list):
+            # Simultaneous turns are recorded in the order of ``actors``, whatever the environment's
+            # order.
             acting = tuple(name for name in actors if name in names)
+        # A repeated or unknown name makes the filtered tuple shorter than the returned one.
         if not acting or len(acting) < len(names):
             expected = f"a tuple of one or more different actors of {', '.join(actors)}"
             raise wrong_return(self.environment, "acting", names, expected)
         return acting
 
-    def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
+    def prompt(self, position: Position, actor: str, seed: int, draw: int) -> Prompt:
         """Build the prompt of an actor."""
         syntax, stop, offered = self.environment.syntax, tuple[str, ...](), tuple[Tool, ...]()
         with self._faults:
-            messages = messages_of(self.environment, at.state, actor)
-            tools = tuple(self.environment.tools(at.state, actor))
+            messages = messages_of(self.environment, position.state, actor)
+            tools = tuple(self.environment.tools(position.state, actor))
         if tools:
             if tools != self._tools.get(actor):
                 check_tools(tools)
                 self._tools[actor] = tools  # equal tools are one object, which is written once
+            # The stop strings of the call syntax are only needed while the actor may call a tool.
             stop = syntax.stop if syntax is not None else ()
             offered = template_tools(syntax, self._tools[actor])
-        return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
+        return Prompt(
+            self.tree, position.node, actor, messages, seed, draw, offered, stop, self.task
+        )
 
     async def respond(
-        self, at: Position, seeds: Mapping[str, int], draw: int
+        self, position: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
         """Sample the turns of the acting actors concurrently; ``seeds`` is by actor, in the order of :meth:`acting`."""
-        prompts = [self.prompt(at, actor, seed, draw) for actor, seed in seeds.items()]
+        prompts = [self.prompt(position, actor, seed, draw) for actor, seed in seeds.items()]
         if len(prompts) == 1:  # a task would double the cost of a step
-            return (await self._sample(at, prompts[0]),)
-        tasks = [asyncio.ensure_future(self._sample(at, prompt)) for prompt in prompts]
+            return (await self._sample(position, prompts[0]),)
+        tasks = [asyncio.ensure_future(self._sample(position, prompt)) for prompt in prompts]
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:  # stop the others when one fails
@@ -372,38 +417,44 @@ class Branches:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample(self, at: Position, prompt: Prompt) -> Response:
-        sampler, context = self.samplers[prompt.agent], context_at(at, prompt.agent)
+    async def _sample(self, position: Position, prompt: Prompt) -> Response:
+        sampler, context = self.samplers[prompt.agent], context_at(position, prompt.agent)
         return await sample_in_context(
-            self.environment, at.state, prompt, lambda shorter: sampler.respond(shorter, context)
+            self.environment,
+            position.state,
+            prompt,
+            lambda shorter: sampler.respond(shorter, context),
         )
 
     async def advance(
-        self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
+        self, position: Position, responses: Sequence[Response], *, others_follow: bool = False
     ) -> Position:
         """Add the responses of the acting actors, in their order, and step the environment once.
 
         With ``others_follow`` more branches continue from ``at``, so its session is forked if possible.
         """
-        actions = chain(self.environment, at, responses)
-        for turn, one in zip(actions, responses, strict=True):
-            self.tree.add(turn, one.request)
+        actions = chain(self.environment, position, responses)
+        for turn, response in zip(actions, responses, strict=True):
+            self.tree.add(turn, response.request)
 
         def act() -> Awaitable[StepResult]:
-            return self._run(at, lambda live: self._act(at, actions, live), others_follow)
+            return self._run(
+                position, lambda live: self._act(position, actions, live), others_follow
+            )
 
         return await self._step_once(actions[-1].id, act)
 
-    async def grade(self, at: Position) -> Grade:
+    async def grade(self, position: Position) -> Grade:
         """Grade an ended path; scores are scaled to 0 to 1."""
         environment = self.environment
 
         async def work(live: Any) -> Grade:
-            grade: Grade = await self._timed("grading", environment.grade, at.state, live)
+            grade: Grade = await self._timed("grading", environment.grade, position.state, live)
             check_return(environment, "grade", grade, Grade)
             return grade
 
-        grade = await self._run(at, work)
+        grade = await self._run(position, work)
+        # Numbers of user code are checked here: a NaN would spread into means and advantages.
         try:
             if grade.score is not None and not math.isfinite(grade.score):
                 raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
@@ -413,13 +464,14 @@ class Branches:
         except (TypeError, ValueError) as error:
             expected = f"a Grade of finite numbers: {error}"
             raise wrong_return(environment, "grade", grade, expected) from error
+        # Later stages compare scores of several environments, so every range is mapped to [0, 1].
         if grade.score is not None:
             low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
             if not low <= grade.score <= high:
                 expected = f"a score from {low:g} to {high:g}, or declare score_range = (low, high)"
                 raise wrong_return(environment, "grade", grade.score, expected)
             grade = replace(grade, score=(grade.score - low) / (high - low))
-        return await with_leaks(environment, at.state, grade)
+        return await with_leaks(environment, position.state, grade)
 
     def forget(self) -> None:
         """Drop the positions so far, which only branches and replays need."""
@@ -428,12 +480,14 @@ class Branches:
 
     async def prune(self, tree: Tree) -> None:
         """Continue with a part of the tree, with its observations, and close the sessions of dropped branches."""
-        known = self._steps.items()
-        self._steps = {n: step for n, step in known if n == tree.root or n in tree.turns}
+        steps = self._steps.items()
+        self._steps = {n: step for n, step in steps if n == tree.root or n in tree.turns}
+        # The observations of a kept step stay even if all rollouts after them have failed.
         for step in self._steps.values():
             for turn in step.observations:
                 tree.add(turn)
         self._cut &= tree.turns.keys()
+        # A session of a dropped branch is never used again, but takes a place in the pool.
         dropped = self._positions.keys() - tree.turns.keys() - {tree.root}
         await self._close(dropped)
         for node in dropped:
@@ -454,7 +508,9 @@ class Branches:
     async def _step_once(self, node: str, step: Callable[[], Awaitable[StepResult]]) -> Position:
         """Return the position after the step at a node; concurrent callers share one step."""
         if node not in self._steps:
+            # Several rollouts may reach a node at once: one of them runs the step, the others wait.
             async with self._locks.setdefault(node, asyncio.Lock()):
+                # The step may have finished while this caller waited for the lock.
                 if node not in self._steps:
                     result = await step()
                     for turn in result.observations:
@@ -462,42 +518,61 @@ class Branches:
                     self.rewards |= result.rewards
                     self._positions[result.position.node] = result.position
                     self._steps[node] = result
+            # Waiting callers hold the lock itself, and new ones find the stored step.
             self._locks.pop(node, None)
         return self._steps[node].position
 
     async def _act(
-        self, at: Position, actions: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
+        self,
+        position: Position,
+        actions: tuple[Turn, ...],
+        live: Any,
+        recorded: tuple[Turn, ...] = (),
     ) -> StepResult:
-        contexts = dict(at.contexts)
+        contexts = dict(position.contexts)
         for turn in actions:
+            # Turns without a request (of persons or endpoints) leave the running prompts unchanged.
             if turn.prompt is not None:
                 name, request = turn.speaker.name, self.tree.requests[turn.prompt]
-                contexts[name] = context_at(at, name).after(turn, request)
-        left = left_after(at.state.left, actions)
-        now, turns = at.state, (*at.state.turns, *actions)
-        now = State(now.task, now.seed, now.variant, turns, now.data, now.answer, left, now.end)
+                contexts[name] = context_at(position, name).after(turn, request)
+        # The environment sees the limits after these turns, so it knows whether this is the last
+        # step.
+        budgets = left_after(position.state.left, actions)
+        state_, turns = position.state, (*position.state.turns, *actions)
+        state_ = State(
+            state_.task,
+            state_.seed,
+            state_.variant,
+            turns,
+            state_.data,
+            state_.answer,
+            budgets,
+            state_.end,
+        )
         act, syntax = self.environment.act, self.environment.syntax
-        transition = await self._timed("an act", act, now, actions, live, recorded=recorded)
+        transition = await self._timed("an act", act, state_, actions, live, recorded=recorded)
         check_return(self.environment, "act", transition, Transition)
         with self._faults:
-            return make_step_result(actions[-1].id, now, actions, transition, contexts, syntax)
+            return make_step_result(actions[-1].id, state_, actions, transition, contexts, syntax)
 
     async def _begin(self, live: Any) -> StepResult:
         environment = self.environment
         transition = await self._timed("the beginning", environment.begin, self.task, live)
         check_return(environment, "begin", transition, Transition)
         with faults_of(environment):
-            left = left_after(environment.limits, ())
-            state = State(self.task, self.seed, self.variant, left=left)
+            # With no action this copies the limits into a read-only mapping.
+            budgets = left_after(environment.limits, ())
+            state = State(self.task, self.seed, self.variant, left=budgets)
             root, syntax = self.tree.root, environment.syntax
             step = make_step_result(root, state, (), transition, {}, syntax)
+        # Such a task would give a path without a turn that could be graded or trained on.
         if step.position.state.end is not None:
             fault = f"{environment.name}: task {self.task.id} ended before any actor acted"
             raise EnvironmentFault(fault)
         return step
 
     async def _timed(
-        self, what: str, work: Callable[..., Awaitable[Reply]], *args: Any, **named: Any
+        self, work_name: str, work: Callable[..., Awaitable[Reply]], *args: Any, **named: Any
     ) -> Reply:
         """Await a call of the environment within the time limit."""
         name = self.environment.name
@@ -509,41 +584,54 @@ class Branches:
             except TimeoutError as error:
                 if not limit.expired():  # raised by the environment itself
                     raise
-                late = f"{name}: {what} did not end within {self.seconds:g} seconds"
+                late = f"{name}: {work_name} did not end within {self.seconds:g} seconds"
                 raise SessionError(late) from error
             except asyncio.CancelledError as error:
+                # Cancellation of this task must stop it. Otherwise a library has canceled a task of
+                # its own.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                raise SessionError(f"{name}: {what} awaited a task that was cancelled") from error
+                raise SessionError(
+                    f"{name}: {work_name} awaited a task that was cancelled"
+                ) from error
 
     # -- replay -------------------------------------------------------------------------------
 
-    def _recorded_actions(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
-        if here.state.end is not None:
-            raise self._mismatch(here)
-        at, names = path.index(here.node) + 1 if here.node in path else 0, self.acting(here)
-        actions = tuple(self.tree.turns[node] for node in path[at : at + len(names)])
+    def _recorded_actions(self, path: Sequence[str], position: Position) -> tuple[Turn, ...]:
+        # The environment ended, but the record continues.
+        if position.state.end is not None:
+            raise self._mismatch(position)
+        # The turns of all acting actors follow the position on the path, one after another.
+        index, names = (
+            path.index(position.node) + 1 if position.node in path else 0,
+            self.acting(position),
+        )
+        actions = tuple(self.tree.turns[node] for node in path[index : index + len(names)])
+        # Other actors act than in the record.
         if tuple(turn.speaker.name for turn in actions) != names:
-            raise self._mismatch(here)
+            raise self._mismatch(position)
         return actions
 
     async def _follow(
-        self, path: Sequence[str], here: Position, actions: tuple[Turn, ...]
+        self, path: Sequence[str], position: Position, actions: tuple[Turn, ...]
     ) -> Position:
         """Step through recorded actions, whose observations may be recorded from an earlier run."""
 
         async def work(live: Any) -> StepResult:
-            step = await self._act(here, actions, live)
+            step = await self._act(position, actions, live)
+            # Before the end of the path, its next turn shows which observations were recorded.
             if actions[-1].id != path[-1]:
                 self._check_on_path(path, step.position)
                 return step
+            # At its end only the children do. Sampled siblings may be among them, so one match is
+            # enough.
             recorded = {turn.id for turn in self.tree.children(path[-1])}
             if recorded and step.observations and step.observations[0].id not in recorded:
                 raise self._mismatch(step.position)
             return step
 
-        return await self._step_once(actions[-1].id, lambda: self._run(here, work))
+        return await self._step_once(actions[-1].id, lambda: self._run(position, work))
 
     def _check_on_path(self, path: Sequence[str], position: Position) -> Position:
         if position.node not in (self.tree.root, *path):
@@ -557,20 +645,22 @@ class Branches:
             f"Last turn of the replay: {text[:200]!r}"
         )
 
-    async def _replay(self, at: Position) -> ManagedSession:
+    async def _replay(self, position: Position) -> ManagedSession:
         session = await self._open()
         try:
             live = await session.live(self.seconds)
-            path = [turn.id for turn in self.tree.path(at.node)]
+            path = [turn.id for turn in self.tree.path(position.node)]
             step = await self._begin(live)
             recorded = self._steps[self.tree.root]
-            while step.content == recorded.content and step.position.node != at.node:
+            # Stop at the first step that differs from this run's own result of the same step.
+            while step.content == recorded.content and step.position.node != position.node:
                 actions = self._recorded_actions(path, step.position)
                 recorded = self._steps[actions[-1].id]
                 step = await self._act(step.position, actions, live, recorded.observations)
             if step.content != recorded.content:
                 raise self._mismatch(step.position)
         except BaseException:
+            # Also after a cancellation the session's place in the pool must become free.
             await self.sessions.drop(session)
             raise
         self.replays += 1
@@ -579,29 +669,35 @@ class Branches:
     # -- sessions -----------------------------------------------------------------------------
 
     async def _run(
-        self, at: Position | None, work: Callable[[Any], Awaitable[T]], others_follow: bool = False
+        self,
+        position: Position | None,
+        work: Callable[[Any], Awaitable[T]],
+        others_follow: bool = False,
     ) -> T:
         """Run ``work`` on the live object at a position (``None``: at the beginning); an error closes its session."""
+        # The position holds the whole state of a pure environment.
         if self.environment.pure:
             return await work(self.shared)
-        session = await self._session(at, others_follow)
+        session = await self._session(position, others_follow)
         try:
             result = await work(await session.live(self.seconds))
         except BaseException:
             await self.sessions.drop(session)
             raise
-        here = result.position if isinstance(result, StepResult) else at
-        assert here is not None, "a grade has a position"
-        await self.sessions.keep(self._session_key(here.node), session)
+        # After a step the session belongs to the new node; grading leaves it where it was.
+        end_position = result.position if isinstance(result, StepResult) else position
+        assert end_position is not None, "a grade has a position"
+        await self.sessions.keep(self._session_key(end_position.node), session)
         return result
 
-    async def _session(self, at: Position | None, others_follow: bool) -> ManagedSession:
-        if at is None:
+    async def _session(self, position: Position | None, others_follow: bool) -> ManagedSession:
+        if position is None:
             return await self._open()
-        key = self._session_key(at.node)
+        key = self._session_key(position.node)
         with self._faults:
+            # A fork leaves the session idle at this node for the branches that follow.
             idle = await self.sessions.fork(key) if others_follow else self.sessions.take(key)
-        return idle or await self._replay(at)
+        return idle or await self._replay(position)
 
     async def _open(self) -> ManagedSession:
         with self._faults:

@@ -51,17 +51,21 @@ class TreeValues(dict[str, NodeValue]):
 
     def add(self, path: Sequence[str], reward: float) -> None:
         """Add a rollout: ids of the agent's turns, from first to last."""
+        # A path shares its beginning with earlier ones; only new nodes get a parent.
         for parent, node in zip((self.root, *path), path, strict=False):
             if node not in self.parents:
                 self.parents[node] = parent
                 self.children.setdefault(parent, []).append(node)
         leaf = path[-1] if path else self.root
+        # A repeated path ends in a known leaf, which must not count as another visit.
         new = leaf not in self._leaves
         self._leaves.add(leaf)
+        # From the leaf upward, so that the children's values are current before their parent's.
         for distance, node in enumerate((*reversed(path), self.root)):
             total, count, steps = self._sums.get(node, (0.0, 0, 0))
             total, count, steps = total + reward, count + 1, steps + distance
             self._sums[node] = total, count, steps
+            # DensePolicy's code takes the unweighted mean of the explored children.
             below = self.children.get(node, []) if self.rule == "children" else []
             mean = sum(self[c].mean for c in below) / len(below) if below else total / count
             visits = (self[node].visits if node in self else 0) + new
@@ -71,7 +75,7 @@ class TreeValues(dict[str, NodeValue]):
         """Return the values of a node's siblings."""
         if node not in self.parents:
             return []
-        return [self[one] for one in self.children[self.parents[node]] if one != node]
+        return [self[sibling] for sibling in self.children[self.parents[node]] if sibling != node]
 
 
 REQUEST = "request"
@@ -123,20 +127,29 @@ class InstructedSampler:
     async def _request(self, prompt: Prompt, context: AgentContext, seed: int) -> str:
         if self.kind == "fixed_instruct":
             return WORSE
+        # The step to rewrite serves only as part of the request and is not added to the tree.
         if self.kind == "contrast_instruct":
             (step,) = await self.plain.candidates(prompt, context, [seed])
             return REWRITE[self.better].format(step=step.turn.text.strip())
+        # The model first writes a principle in a separate reply, which is not added to the tree
+        # either.
         question = add_request(prompt, PRINCIPLE[self.better])
         (principle,) = await self.sampler.candidates(question, context, [seed])
+        # The principle is put on one line, since it becomes part of a sentence.
         return FOLLOW[self.better].format(principle=" ".join(principle.turn.text.split()))
 
 
 def add_request(prompt: Prompt, request: str) -> Prompt:
     """Append a request to the last message of a prompt."""
-    *before, last = prompt.messages
-    parts = last.parts if last.turn is None else prompt.tree.turns[last.turn].parts
-    instructed = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
-    return replace(prompt, messages=(*before, instructed))
+    *context, last_message = prompt.messages
+    # A message that refers to a turn has its text in the tree; the instructed copy is literal.
+    parts = (
+        last_message.parts
+        if last_message.turn is None
+        else prompt.tree.turns[last_message.turn].parts
+    )
+    instructed = Message(last_message.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
+    return replace(prompt, messages=(*context, instructed))
 
 
 def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -150,11 +163,11 @@ def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
     """Return samplers by label: greedy, then better and worse steps in turn (``fixed_instruct``: only worse ones)."""
-    others = [
+    instructed = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))
         for label in range(1, count)
     ]
-    return [greedy, *others]
+    return [greedy, *instructed]
 
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
@@ -212,6 +225,7 @@ class DenseSearchSettings(Settings):
             return 1.0
         if self.children == "temperature" and label:
             return self.temperatures[(label - 1) % len(self.temperatures)]
+        # Label 0 is greedy; instructed children are sampled at temperature 1.
         return float(label > 0)
 
 
@@ -234,24 +248,30 @@ class DenseSearch(Search):
         """Number of pairs among the children of each node."""
         self._labels: dict[str, tuple[int, ...]] = {self.tree.root: ()}
         """Labels of the first path to each node."""
+        # Child by (node, label): a label that was sampled once takes the same turn again.
         self._child: dict[tuple[str, int], str] = {}
+        # Last agent turns of finished rollouts, below which nothing can be sampled.
         self._ended: set[str] = set()
         self._starts: dict[str, int] = {}
         """Number of searches that started at each node."""
         self._indices: set[tuple[int, ...]] = set()
         """Indices of rollouts, up to their ends."""
+        # Rollouts of an interrupted run count as if this process had played them.
         self._add(self.rollouts)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
+        # The first search varies only the first step.
         if not self.rollouts:
             node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
-            return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
+            return [Rollout(search, n, node, labels=labels) for n, labels in enumerate(indices)]
         if self.is_done():
             return []
-        known = self.branches.nodes()
+        # A stored path whose environment no longer repeats it has no position to start from.
+        nodes = self.branches.nodes()
         for node in self.best_first(rng):
-            if node in known and (indices := self.new_indices(node, rng)):
-                return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
+            if node in nodes and (indices := self.new_indices(node, rng)):
+                return [Rollout(search, n, node, labels=labels) for n, labels in enumerate(indices)]
+        # No random index below any open node was new, so the tree counts as complete.
         return []
 
     def is_done(self) -> bool:
@@ -270,18 +290,20 @@ class DenseSearch(Search):
         C is the largest difference between its value and a sibling's, D its mean distance to the end, L the maximum
         number of steps, and N the number of its visits and of searches that started at it.
         """
-        own = self.values[node]
-        contrast = max((abs(own.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
-        count = own.visits + self._starts.get(node, 0)
+        value = self.values[node]
+        contrast = max((abs(value.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
+        count = value.visits + self._starts.get(node, 0)
         return (
             CONTRAST * contrast**0.25
-            + DEPTH * own.distance / self.steps
+            + DEPTH * value.distance / self.steps
             + NOVELTY * math.sqrt(1 + count) / (2 + count)
         )
 
     def new_indices(self, node: str, rng: random.Random) -> list[tuple[int, ...]]:
         """Draw up to a window of random indices below a node that earlier rollouts do not cover."""
+        # Labels from the root to the node. The remaining labels are drawn uniformly.
         prefix = self._labels[node]
+        # A dict drops repeated indices and keeps their order, which a set would not.
         indices = {
             (*prefix, *rng.choices(range(self.settings.base), k=self.steps - len(prefix))): None
             for _ in range(2 * self.settings.window)
@@ -290,6 +312,8 @@ class DenseSearch(Search):
         return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
 
     def is_covered(self, node: str, index: Sequence[int]) -> bool:
+        # Follow the existing nodes. A path that ended early covers all indices that begin with its
+        # own.
         for label in index[len(self._labels[node]) :]:
             child = self._child.get((node, label))
             if child is None:
@@ -297,18 +321,19 @@ class DenseSearch(Search):
             if child in self._ended:
                 return True
             node = child
+        # All labels were sampled, so an earlier rollout took this index.
         return True
 
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
-        return {self.agent: self.samplers[self._label(rollout, at)]}
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
+        return {self.agent: self.samplers[self._label(rollout, position)]}
 
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
         """Return the seed of a node and label, which all rollouts share."""
-        return int(self.key("dense", self._node(at), self._label(rollout, at))[:15], 16)
+        return int(self.key("dense", self._node(position), self._label(rollout, position))[:15], 16)
 
-    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
         """Return the node's child with the rollout's next label, if any."""
-        child = self._child.get((self._node(at), self._label(rollout, at)))
+        child = self._child.get((self._node(position), self._label(rollout, position)))
         return None if child is None else self.tree.turns.get(child)
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
@@ -318,16 +343,21 @@ class DenseSearch(Search):
 
     def _add(self, rollouts: Sequence[Rollout]) -> None:
         changed: dict[str, None] = {}
-        for node in {one.search: one.start for one in rollouts}.values():
+        # The rollouts of a search share one start node, which counts once. The root's count stays
+        # 0.
+        for node in {rollout_.search: rollout_.start for rollout_ in rollouts}.values():
             self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
-        for path, one in distinct_rollouts(self.tree, rollouts, self._indices):
+        for path, rollout in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
+            # Labels count agent steps only, so the n-th agent turn belongs to the n-th label.
             for step, (parent, node) in enumerate(zip(nodes, path, strict=False)):
-                self._child[parent, one.labels[step]] = node
-                self._labels.setdefault(node, one.labels[: step + 1])
+                self._child[parent, rollout.labels[step]] = node
+                # Equal texts of two labels are one node, which keeps the labels of its first path.
+                self._labels.setdefault(node, rollout.labels[: step + 1])
             self._ended.add(nodes[-1])
-            self.values.add(path, one.reward or 0.0)
+            self.values.add(path, rollout.reward or 0.0)
             changed |= dict.fromkeys(nodes[:-1])
+        # Pairs are formed among siblings, so only the nodes above new leaves can have new ones.
         for node in changed:
             below = [self.values[child] for child in self.values.children[node]]
             self.pairs[node] = self.pairs_among(below)
@@ -337,26 +367,28 @@ class DenseSearch(Search):
         rest = label if self.settings.children == "sampling" else 0
         return (label, *(rest,) * (self.steps - 1))
 
-    def _node(self, at: Position) -> str:
-        agent_turns = (t.id for t in reversed(at.state.turns) if t.speaker.kind == "agent")
+    def _node(self, position: Position) -> str:
+        # Observations are not nodes of this search, so go back to the last agent turn.
+        agent_turns = (t.id for t in reversed(position.state.turns) if t.speaker.kind == "agent")
         return next(agent_turns, self.tree.root)
 
-    def _label(self, rollout: Rollout, at: Position) -> int:
-        return rollout.labels[sum(turn.speaker.kind == "agent" for turn in at.state.turns)]
+    def _label(self, rollout: Rollout, position: Position) -> int:
+        return rollout.labels[sum(turn.speaker.kind == "agent" for turn in position.state.turns)]
 
 
 def distinct_rollouts(
     tree: Tree, rollouts: Sequence[Rollout], indices: set[tuple[int, ...]]
 ) -> Iterator[tuple[list[str], Rollout]]:
     """Yield finished rollouts with new indices up to their ends, each with its agent turns; add to ``indices``."""
-    for one in rollouts:
-        if one.leaf is None:
+    for rollout in rollouts:
+        if rollout.leaf is None:
             continue
-        path = agent_path(tree, one.leaf)
-        index = one.labels[: len(path)]
+        path = agent_path(tree, rollout.leaf)
+        # Labels after the end of the path were never used.
+        index = rollout.labels[: len(path)]
         if index not in indices:
             indices.add(index)
-            yield path, one
+            yield path, rollout
 
 
 def agent_path(tree: Tree, leaf: str) -> list[str]:

@@ -5,13 +5,15 @@ concurrent episodes.
 """
 
 import asyncio
+import contextvars
 import gc
+import itertools
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import WORK_NUMBER, EngineError, EngineGone
 from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
@@ -29,6 +31,7 @@ from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import Sessions
 
 T = TypeVar("T")
+_work_numbers = itertools.count(1)
 
 
 @asynccontextmanager
@@ -37,7 +40,8 @@ async def bounded_gather(
 ) -> AsyncIterator[AsyncIterator[T]]:
     """Yield the results of ``work`` in order of completion, with at most ``limit`` coroutines at a time.
 
-    When the block ends, also by an exception, unfinished coroutines are cancelled and awaited.
+    Engines prefer requests of those that began earlier. When the block ends, also by an exception, unfinished
+    coroutines are cancelled and awaited.
     """
     source = iter(work)
     running: set[asyncio.Task[T]] = set()
@@ -45,7 +49,9 @@ async def bounded_gather(
 
     def start() -> None:
         while len(running) < limit and (coroutine := next(source, None)) is not None:
-            task = asyncio.ensure_future(coroutine)
+            context = contextvars.copy_context()
+            context.run(WORK_NUMBER.set, next(_work_numbers))
+            task = asyncio.create_task(coroutine, context=context)
             task.add_done_callback(done.put_nowait)
             running.add(task)
 
@@ -75,15 +81,15 @@ def rare_collections() -> Iterator[None]:
 
     Blocks may overlap in any order; the end of the last one restores the thresholds.
     """
-    before = _thresholds[0] if _thresholds else gc.get_threshold()
-    _thresholds.append(before)
-    gc.set_threshold(before[0] and max(before[0], 500_000), *before[1:])
+    thresholds = _thresholds[0] if _thresholds else gc.get_threshold()
+    _thresholds.append(thresholds)
+    gc.set_threshold(thresholds[0] and max(thresholds[0], 500_000), *thresholds[1:])
     try:
         yield
     finally:
         _thresholds.pop()
         if not _thresholds:
-            gc.set_threshold(*before)
+            gc.set_threshold(*thresholds)
 
 
 def first_prompts(
@@ -101,9 +107,9 @@ async def first_prompts_async(
         async with Sessions(1, SECONDS) as sessions:
             resources = (sessions, 0, Shared(), SECONDS, variant)
             branches = Branches(environment, {}, task, tree, *resources)
-            at = await branches.start()
+            position = await branches.start()
             agents = agents_of(environment)
-            prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
+            prompts = {agent: branches.prompt(position, agent, seed=0, draw=0) for agent in agents}
             await branches.close()
     except EnvironmentFault as error:
         raise UserError(
@@ -161,6 +167,9 @@ def dialogue_tokens(path: Sequence[Turn]) -> int:
     return sum(len(turn.ids) for turn in path)
 
 
+DIALOGUES_PER_SLOT = 4
+"""Dialogues in flight for each request that an engine runs at a time; the others wait for users, tools and grades."""
+DEFAULT_WIDTH = 128
 SECONDS = 3600.0
 """Default time limit of each call of an environment, including waits for shared resources."""
 
@@ -180,6 +189,17 @@ class Driver:
         check_parts(self.environment)
         check_needs(self.environment, self.shared)
 
+    @property
+    def in_flight(self) -> int:
+        """Maximum number of concurrent episodes: sessions, or a multiple of the requests that the widest engine runs.
+
+        Results are recorded when episodes finish, so with all of them in flight a kill would lose nearly every reply.
+        """
+        if not self.environment.pure:
+            return self.environment.max_sessions
+        widths = [getattr(sampler, "width", 0) for sampler in self.samplers.values()]
+        return DIALOGUES_PER_SLOT * (max(widths, default=0) or DEFAULT_WIDTH)
+
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""
@@ -197,14 +217,13 @@ class Driver:
     async def play_all(
         self, episodes: Sequence[Episode], sessions: Sessions | None = None
     ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
-        """Play all episodes, at most one per session, and yield each result as it finishes. Raises ``EngineGone``.
+        """Play all episodes and yield each result as it finishes. Raises ``EngineGone``.
 
         They may share ``sessions`` with other episodes.
         """
-        limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with nullcontext(sessions) if sessions else self.sessions() as opened:
             work = (self.play(episode, opened) for episode in episodes)
-            async with bounded_gather(work, max(limit, 1)) as playing:
+            async with bounded_gather(work, self.in_flight) as playing:
                 yield playing
 
     async def play(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
@@ -221,39 +240,53 @@ class Driver:
         branches = self.branches(episode.task, tree, sessions, episode.variant)
         agent_responses: list[Response] = []
         try:
-            at = await branches.start()
-            while at.state.end is None:
-                acting = branches.acting(at)
-                seeds = {actor: self._seed(episode, at, n) for n, actor in enumerate(acting)}
+            position = await branches.start()
+            while position.state.end is None:
+                acting = branches.acting(position)
+                seeds = {actor: self._seed(episode, position, n) for n, actor in enumerate(acting)}
                 try:
-                    responses = await branches.respond(at, seeds, episode.sample)
+                    responses = await branches.respond(position, seeds, episode.sample)
                 except OutOfContext as error:
-                    at = branches.cut(at, error)
+                    position = branches.cut(position, error)
                     continue
                 kinds = [self.environment.actors[actor] for actor in acting]
                 answers = zip(kinds, responses, strict=True)
-                agent_responses += [one for kind, one in answers if kind == "agent"]
-                at = await branches.advance(at, responses)
+                agent_responses += [response for kind, response in answers if kind == "agent"]
+                position = await branches.advance(position, responses)
                 if self.environment.pure:
                     branches.forget()
-            grade = await branches.grade(at)
+            grade = await branches.grade(position)
         finally:
             await branches.close()
-        tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
+        tree.end(
+            Outcome(
+                position.node,
+                episode.sample,
+                position.state.end,
+                position.state.answer,
+                grade.score,
+            )
+        )
         tokens = sum(response.tokens for response in agent_responses)
         thought = sum(response.thought_tokens for response in agent_responses)
         truncated = sum(response.turn.truncated for response in agent_responses)
         metrics = {**grade.metrics, MESSAGES: len(agent_responses), CUT_OFF: truncated}
         metrics |= {THOUGHT_TOKENS: thought} if thought else {}
-        credit = _credit(branches, at.node, grade)
+        credit = _credit(branches, position.node, grade)
         return EpisodeResult(episode, tree, None, tokens, metrics, credit)
 
-    def _seed(self, episode: Episode, at: Position, place: int) -> int:
+    def _seed(self, episode: Episode, position: Position, index: int) -> int:
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
-        return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
+        return int(digest("seed", *key, len(position.state.turns) + index)[:15], 16)
 
 
 def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
-    rewards = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
-    rewards |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
-    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in rewards.items())
+    rewards = {
+        (node, f"{REWARD}:{actor}"): reward for (node, actor), reward in branches.rewards.items()
+    }
+    rewards |= {
+        (leaf, f"{FINAL_REWARD}:{actor}"): reward for actor, reward in grade.rewards.items()
+    }
+    return tuple(
+        Credit(node, name, reward, ENVIRONMENT) for (node, name), reward in rewards.items()
+    )

@@ -65,6 +65,7 @@ def recorded_response(
     end: bool = True,
 ) -> Response:
     """Return ``text`` by ``author`` as the agent's next turn. ``end=False``: it ends with a stop string of its own."""
+    # The request is the prompt that the policy would get, so the turn can become a training target.
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     ids = renderer.encode_turn(text, end=end)
@@ -93,28 +94,30 @@ class ScriptedSampler:
         """Return the next message. Raises ``EngineError`` after the last, and for one that no policy could sample."""
         assert prompt.task is not None, "a script needs a task"
         messages = self.script(prompt.task)
-        place = sum(
+        # The script continues after the agent's earlier turns on this path.
+        index = sum(
             turn.speaker.kind == "agent" and turn.speaker.name == prompt.agent
             for turn in prompt.tree.path(prompt.parent)
         )
-        if place >= len(messages):
+        if index >= len(messages):
             raise EngineError(
                 f"the script of task {prompt.task.id} has {len(messages)} messages, but another is needed"
             )
-        text = messages[place]
+        text = messages[index]
+        # A policy stops at the first stop string, so it could never produce text after it.
         stopped = stopped_at(text, prompt.stop)
         if stopped not in (None, len(text)):
             raise EngineError(
-                f"message {place + 1} of the script of task {prompt.task.id} continues after its stop string: "
+                f"message {index + 1} of the script of task {prompt.task.id} continues after its stop string: "
                 f"{text[:stopped][-40:]!r}"
             )
-        own = (text, self.author, self.renderer)
-        return recorded_response(prompt, context, *own, end=stopped is None)
+        reply = (text, self.author, self.renderer)
+        return recorded_response(prompt, context, *reply, end=stopped is None)
 
 
 def stopped_at(text: str, stops: Sequence[str]) -> int | None:
     """Return the end of the first stop string in a text; ``None`` without one."""
-    return min((text.index(one) + len(one) for one in stops if one in text), default=None)
+    return min((text.index(stop) + len(stop) for stop in stops if stop in text), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +142,23 @@ def write_path(
 ) -> list[Turn]:
     """Add a path of turns to the root of a tree and return them. Equal paths with the same ``draw`` are one branch."""
     path: list[Turn] = []
-    for one in turns:
+    for scripted in turns:
         state = State(task, 0, turns=tuple(path))
-        messages = messages_of(environment, state, one.actor)
+        messages = messages_of(environment, state, scripted.actor)
         parent = path[-1].id if path else tree.root
-        renderer = renderers[one.actor]
-        tools = template_tools(environment.syntax, environment.tools(state, one.actor))
-        prompt = renderer.render(messages, tree, one.actor, tools=tools)
-        request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
-        text = one.text if one.ids else renderer.format_turn(one.text)
-        speaker, parts = Speaker("agent", one.actor), renderer.parts(text, one.actor, "literal")
-        ids, author = one.ids or renderer.encode_turn(one.text), one.author
+        renderer = renderers[scripted.actor]
+        tools = template_tools(environment.syntax, environment.tools(state, scripted.actor))
+        # Render the prompt that the policy would get here, so the row equals a sampled dialogue's.
+        prompt = renderer.render(messages, tree, scripted.actor, tools=tools)
+        # The request holds the whole prompt instead of a delta: there is no running prompt here.
+        request = Request.make(scripted.actor, parent, None, prompt, messages, tools=tools)
+        # The text of sampled tokens is final; written text gets the form that the template expects.
+        text = scripted.text if scripted.ids else renderer.format_turn(scripted.text)
+        speaker, parts = (
+            Speaker("agent", scripted.actor),
+            renderer.parts(text, scripted.actor, "literal"),
+        )
+        ids, author = scripted.ids or renderer.encode_turn(scripted.text), scripted.author
         turn = make_turn(
             parent, speaker, parts, ids=ids, author=author, draw=draw, request=request.id
         )
@@ -194,39 +203,64 @@ class CandidateSampling:
         environment, task = self.driver.environment, dialogue.task
         tree = Tree(task.id, self.stage, self.iteration)
         branches = self.driver.branches(task, tree, self.sessions)
-        agents, places = agents_of(environment), list[tuple[Position, str, list[int]]]()
+        agents, branching = agents_of(environment), list[tuple[Position, str, list[int]]]()
         key = (self.driver.seed, self.iteration, self.stage, task.id, dialogue.sample)
-        first = FIRST_DRAW * (dialogue.sample + 1)
-        at = Position(tree.root, State(task, branches.seed))
+        # Each dialogue has a range of draws of its own, by which its candidates are grouped later.
+        first_draw = FIRST_DRAW * (dialogue.sample + 1)
+        position = Position(tree.root, State(task, branches.seed))
         for turn in dialogue.path:
-            contexts, agent = dict(at.contexts), turn.speaker.name
+            contexts, agent = dict(position.contexts), turn.speaker.name
             if agent in agents:
-                seeds = [digest("candidate", *key, len(places), n) for n in range(self.count)]
-                places.append((at, agent, [int(seed[:15], 16) for seed in seeds]))
-                prompt = branches.prompt(at, agent, 0, turn.draw)
-                again, request = _repeated(prompt, context_at(at, agent), turn, self.sampler)
-                contexts[agent] = context_at(at, agent).after(again, request)
-                tree.add(again, request)
+                # The seeds follow from the dialogue and the turn alone, so an interrupted stage
+                # repeats them.
+                seeds = [digest("candidate", *key, len(branching), n) for n in range(self.count)]
+                branching.append((position, agent, [int(seed[:15], 16) for seed in seeds]))
+                # Copy the agent's turn below a prompt of this tree, so that later requests are
+                # deltas on it.
+                prompt = branches.prompt(position, agent, 0, turn.draw)
+                copied_turn, request = _repeated(
+                    prompt, context_at(position, agent), turn, self.sampler
+                )
+                contexts[agent] = context_at(position, agent).after(copied_turn, request)
+                tree.add(copied_turn, request)
             else:
-                who = (turn.speaker, turn.parts)
-                again = make_turn(at.node, *who, author=turn.author, draw=turn.draw)
-                tree.add(again)
-            at = Position(again.id, await _state_after(environment, at.state, again), contexts)
-        work = [self._candidates(branches, *place, first) for place in places]
+                # A turn of a person or of the environment has no tokens, only content.
+                speaker_and_parts = (turn.speaker, turn.parts)
+                copied_turn = make_turn(
+                    position.node, *speaker_and_parts, author=turn.author, draw=turn.draw
+                )
+                tree.add(copied_turn)
+            position = Position(
+                copied_turn.id,
+                await _state_after(environment, position.state, copied_turn),
+                contexts,
+            )
+        # All turns of the dialogue are known now, so the candidates of all of them are sampled at
+        # once.
+        work = [
+            self._candidates(branches, *branching_point, first_draw)
+            for branching_point in branching
+        ]
         for group in await gather_all(work):
             for response in group:
                 tree.add(response.turn, response.request)
         return tree
 
     async def _candidates(
-        self, branches: Branches, at: Position, agent: str, seeds: Sequence[int], first: int
+        self,
+        branches: Branches,
+        position: Position,
+        agent: str,
+        seeds: Sequence[int],
+        first_draw: int,
     ) -> list[Response]:
         """Sample all candidates with one pass over the prompt."""
-        context, draws = context_at(at, agent), range(first, first + self.count)
+        # The seed and draw of the prompt are unused, since every candidate has its own.
+        context, draws = context_at(position, agent), range(first_draw, first_draw + self.count)
         return await sample_in_context(
             branches.environment,
-            at.state,
-            branches.prompt(at, agent, 0, 0),
+            position.state,
+            branches.prompt(position, agent, 0, 0),
             lambda prompt: self.sampler.candidates(prompt, context, seeds, draws),
         )
 
@@ -236,18 +270,21 @@ async def _state_after(environment: Environment, state: State, turn: Turn) -> St
 
     The state ends if the environment ends it at this turn, even if the recorded path continues.
     """
-    left = left_after(state.left or environment.limits, [turn])
-    now = replace(state, turns=(*state.turns, turn), left=left, end=None)
+    # The first state has no counts yet. An end is removed, because the recorded path continues.
+    budgets = left_after(state.left or environment.limits, [turn])
+    next_state = replace(state, turns=(*state.turns, turn), left=budgets, end=None)
     with faults_of(environment):
-        transition = await environment.act(now, (turn,), Shared())
+        transition = await environment.act(next_state, (turn,), Shared())
+        # The recorded observations are turns of the path already.
         silent = replace(transition, seen=(), rewards={})
-        return make_step_result(turn.id, now, (turn,), silent, {}, None).position.state
+        return make_step_result(turn.id, next_state, (turn,), silent, {}, None).position.state
 
 
 def _repeated(
     prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
 ) -> tuple[Turn, Request]:
     """Copy a turn with its ids to the same prompt in another tree."""
+    # Request ids differ between trees, so the sample must refer to the new one.
     prompt_ids = sampler.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
@@ -259,6 +296,7 @@ def candidates(tree: Tree) -> list[list[Turn]]:
     """Return the candidates of a tree, grouped by the turn and dialogue they are for, in order of draw."""
     groups: dict[tuple[str, int], list[Turn]] = {}
     for turn in tree.turns.values():
+        # Turns of the dialogue itself have draws below this number.
         if turn.sample is not None and turn.draw >= FIRST_DRAW:
             groups.setdefault((turn.parent, turn.draw // FIRST_DRAW), []).append(turn)
     return [sorted(turns, key=lambda turn: turn.draw) for turns in groups.values()]
@@ -275,12 +313,17 @@ class BestOfSampler:
     count: int
     score: Score
 
+    @property
+    def width(self) -> int:
+        return self.sampler.width
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Return the candidate with the highest score; the first one on ties."""
         seeds = [int(digest("best of", prompt.seed, n)[:15], 16) for n in range(self.count)]
-        first = FIRST_DRAW * (prompt.draw + 1)
-        draws = range(first, first + self.count)
+        first_draw = FIRST_DRAW * (prompt.draw + 1)
+        draws = range(first_draw, first_draw + self.count)
         candidates = await self.sampler.candidates(prompt, context, seeds, draws)
+        # The tree keeps all candidates for the record; adding the best one again changes nothing.
         for candidate in candidates:
             prompt.tree.add(candidate.turn, candidate.request)
         scores = await self.score(prompt.tree, [candidate.turn for candidate in candidates])
@@ -331,13 +374,13 @@ def pairs_from_messages(
     origin: str = "",
 ) -> Pair:
     """Return the preference pair of two continuations of a prompt; see :func:`rows_from_messages`."""
-    before, *sides = map(parse_messages, (prompt, chosen, rejected))
+    context, *sides = map(parse_messages, (prompt, chosen, rejected))
     schemas = parse_tools(tools)
-    if flaw := next(filter(None, (flaw_of((*before, *side), schemas) for side in sides)), ""):
+    if flaw := next(filter(None, (flaw_of((*context, *side), schemas) for side in sides)), ""):
         raise ValueError(flaw)
     preference = Preference(
-        id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
-        start=len(before), tools=schemas, origin=origin,
+        id="?", question="?", answer="?", messages=(*context, *sides[0]), rejected=sides[1],
+        start=len(context), tools=schemas, origin=origin,
     )  # fmt: skip
     return preference_pair(_renderer(tokenizer), preference)
 
@@ -352,6 +395,7 @@ def conversation_rows(
     if targets == "last" and not conversation.messages[-1].is_trained:
         return []
     rows = _rows_after(renderer, conversation, conversation.messages)
+    # Earlier replies stay in the row as context, without a loss on them.
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
@@ -377,13 +421,15 @@ def _rows_after(
         raise UserError(
             f"{where}{error.what}", f"{as_text}leave the row out, or use another model"
         ) from error
-    before = sum(message.role == ASSISTANT for message in messages[: conversation.start])
+    # Replies in the prompt (examples, or the common beginning of a pair) are context only.
+    count = sum(message.role == ASSISTANT for message in messages[: conversation.start])
     replies = [message for message in messages if message.role == ASSISTANT]
     trained = {
         turn.id
-        for (_, turn), message in zip(prompts[before:], replies[before:], strict=True)
+        for (_, turn), message in zip(prompts[count:], replies[count:], strict=True)
         if message.is_trained
     }
+    # A template that rewrites earlier messages, such as old thoughts, gives several rows.
     training_rows = []
     for number, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
         targets = tuple(target for target in row.targets if target.turn in trained)
@@ -399,30 +445,35 @@ def _renderer(tokenizer: "PreTrainedTokenizerBase | ChatRenderer") -> ChatRender
 def _prompts(
     renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], origin: str
 ) -> Prompts:
-    tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
+    tree, parent, prompts = Tree(origin, "file", 0), None, Prompts()
     history: list[Message] = []
+    # OpenAI's format has a message for each result; the results of one reply become one turn.
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         if is_result:
             results = tuple(ToolResult(message.results, message.content) for message in group)
-            turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
+            turn = make_turn(parent or tree.root, Speaker("tool", "tools"), (), results=results)
             history.append(Message("tool", turn=turn.id))
             tree.add(turn)
-            last = turn.id
+            parent = turn.id
             continue
         for message in group:
             if message.role != ASSISTANT:
                 history.append(Message(message.role, (Part(message.content),)))
                 continue
+            # Some data sets write the thought inside the content. Separate it, as in a sampled
+            # turn.
             marks = renderer.template.thoughts
             split = marks and marks.split(message.content, opened=False)
             if split and split.thought and not message.thought:
                 parts = {"content": split.content, "thought": split.thought}
                 message = message.model_copy(update=parts)
+            # Every reply is paired with its own prompt, since a template may rewrite the history
+            # before it.
             prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
-            ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
-            turn = _turn(renderer, message, last or tree.root, ids)
+            ids = _reply_ids(renderer, message, history, tree, parent or tree.root, tools, prompt)
+            turn = _turn(renderer, message, parent or tree.root, ids)
             tree.add(turn)
-            last = turn.id
+            parent = turn.id
             history.append(Message(ASSISTANT, turn=turn.id))
             prompts.append((prompt, turn))
     return prompts
@@ -430,8 +481,9 @@ def _prompts(
 
 def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
     text = renderer.format_turn(_whole(renderer, message))
-    whole = ids or message.thought
-    parts = renderer.parts(text, ASSISTANT, "data") if whole else (Part(message.content),)
+    # Without ids this is the trial turn of ``_reply_ids``, whose calls the template formats.
+    is_whole = ids or message.thought
+    parts = renderer.parts(text, ASSISTANT, "data") if is_whole else (Part(message.content),)
     return make_turn(
         parent, Speaker("agent", ASSISTANT), parts, ids=ids, calls=message.calls, author="data"
     )
@@ -456,39 +508,47 @@ def _reply_ids(
 ) -> tuple[int, ...]:
     """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
     template, marks = renderer.template, renderer.template.thoughts
+    # The prompt holds an empty thought (thinking is disabled), so no model would write one here.
     if marks and not marks.opened and template.opener.strip() and message.thought.strip():
         raise _not_written("a thought after its prompts; try template_args={enable_thinking: true}")
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
+    # The template itself writes calls. Render the chat with this reply in a copy of the tree: the
+    # tokens after the prompt are what the model would sample.
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
     trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
     trial.add(plain)
     chat = (*history, Message(ASSISTANT, turn=plain.id))
-    whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
-    size = common_length(prompt, whole)
-    rest, ids = renderer.decode(prompt[size:]).strip(), whole[size:]
+    full_ids = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
+    size = common_length(prompt, full_ids)
+    rest, ids = renderer.decode(prompt[size:]).strip(), full_ids[size:]
+    # The chat may lack a thought that the prompt opened, but nothing else of the prompt.
     if rest and not (marks and marks.opened and rest == template.opener.strip()):
         raise _not_written("this call after its prompt")
     # Prompts may lack the header (DiffusionGemma after results), or open a thought that the text lacks.
     header = renderer.control.encode([template.core])
     ids = ids[len(header) :] if ids[: len(header)] == header else ids
     ids = renderer.encode_turn("", end=False) + ids if rest else ids
+    # A template may omit text, calls or the thought of a message with calls. Training on the rest
+    # would teach another message, so the row is refused.
     text, names = renderer.decode(ids), [call.name for call in message.calls]
-    first = renderer.tools.required().opening.search(text)
+    opening = renderer.tools.required().opening.search(text)
     content = renderer.control.break_up(message.content.strip(), ASSISTANT)
-    if first and content not in text[: first.start()]:
+    if opening and content not in text[: opening.start()]:
         raise _not_written("the text of a message before its calls")
     if any(text.count(name) < names.count(name) for name in names):
         raise _not_written("all calls of a message")
+    # Cut after the last end of turn, since templates add a line break; or add the end after calls.
     ends = [index for index, token in enumerate(ids) if token in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids + (tuple(renderer.tools.ends)[:1] or renderer.end)
+    # The thought is missing. Insert it before the content, if the tokens begin with the content.
     if marks and message.thought.strip() not in text:
-        before = renderer.encode_turn(message.content, end=False)
-        if ids[: len(before)] != before:
+        content_ids = renderer.encode_turn(message.content, end=False)
+        if ids[: len(content_ids)] != content_ids:
             raise _not_written("the thought of a message that calls")
-        ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
+        ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(content_ids) :]
     return ids
 
 
-def _not_written(what: str) -> UserError:
-    return UserError(f"the chat template does not write {what}", "use a model whose template does")
+def _not_written(part: str) -> UserError:
+    return UserError(f"the chat template does not write {part}", "use a model whose template does")

@@ -52,9 +52,13 @@ class AgentContext:
     def after(self, turn: Turn, request: Request | None) -> "AgentContext":
         """Return the context with the messages of a request and the agent's turn."""
         assert request is not None, "only turns with tokens are stored as deltas"
-        own, kept = Message("assistant", turn=turn.id), self.messages[: request.keep_messages]
+        # The running prompt is the kept beginning, the request's new tokens and the sampled turn.
+        reply, kept_messages = (
+            Message("assistant", turn=turn.id),
+            self.messages[: request.keep_messages],
+        )
         ids = self.ids[: request.keep] + request.ids + turn.ids
-        return AgentContext(turn.id, ids, (*kept, *request.messages, own))
+        return AgentContext(turn.id, ids, (*kept_messages, *request.messages, reply))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,10 @@ class TokenSampler:
     def at(self, temperature: float) -> "TokenSampler":
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
+    @property
+    def width(self) -> int:
+        return self.engine.width
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         (response,) = await self.candidates(prompt, context, [prompt.seed])
         return response
@@ -173,17 +181,21 @@ class TokenSampler:
                 f"{self.engine.policy} takes {self.context_length}"
             )
         if room < sampling.max_tokens or prompt.stop:
-            most, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
-            sampling = replace(sampling, max_tokens=most, stop=stop)
+            # Ask for no more tokens than the context has left.
+            max_tokens, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
+            sampling = replace(sampling, max_tokens=max_tokens, stop=stop)
         completions = await self.engine.sample(prompt_ids, seeds, sampling)
         draws = draws or [prompt.draw] * len(seeds)
         return [
-            self._response(prompt, request, *one) for one in zip(completions, draws, strict=True)
+            self._response(prompt, request, *completion_and_draw)
+            for completion_and_draw in zip(completions, draws, strict=True)
         ]
 
     def _response(
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
+        # Completions have no stop string in their text, but the environment needs it to read a
+        # call.
         stop = completion.stop if completion.stop in prompt.stop else ""
         calls: tuple[ToolCall, ...] = ()
         if prompt.tools:
@@ -192,13 +204,15 @@ class TokenSampler:
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
         engine, settings, versions = self.engine, self.sampling, completion.versions
+        # Weights may be updated during a long turn; the version of the last token stands for it.
         version = versions[-1][0] if versions else engine.version
         behavior = (completion.logprobs, completion.finish, engine.policy, version)
         distribution = (completion.seed, settings.temperature, settings.top_p)
+        # The spans are only stored if the tokens come from several versions.
         spans = versions if len(versions) > 1 else ()
         sample = Sample(request.id, completion.ids, *behavior, *distribution, spans)
-        own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
-        turn = make_turn(prompt.parent, who, own, sample=sample, calls=calls, draw=draw)
+        turn_parts, speaker = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
+        turn = make_turn(prompt.parent, speaker, turn_parts, sample=sample, calls=calls, draw=draw)
         return Response(turn, request, len(completion.ids))
 
 
@@ -212,6 +226,10 @@ class TextSampler:
     endpoint: Endpoint
     sampling: Sampling
 
+    @property
+    def width(self) -> int:
+        return self.endpoint.settings.concurrency
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         reply = await self.endpoint.chat(
             utterances(prompt),
@@ -219,12 +237,13 @@ class TextSampler:
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=(*self.sampling.stop, *prompt.stop),
+            # Servers often accept only signed 32-bit seeds.
             seed=prompt.seed % 2**31,
             tools=prompt.tools,
         )
         model = self.endpoint.settings.model
         text, stop = reply.text, ""
-        if matches := [(text.index(one), one) for one in prompt.stop if one in text]:
+        if matches := [(text.index(stop), stop) for stop in prompt.stop if stop in text]:
             place_of_stop, stop = min(matches)  # some endpoints ignore stop strings
             text = text[:place_of_stop]
         if not stop and reply.finish == "stop":
@@ -246,15 +265,15 @@ class TextSampler:
 
 def _calls(reply: Reply) -> tuple[ToolCall, ...]:
     """Convert the calls of a reply; the last call of a truncated reply is not run."""
-    last = len(reply.calls) - 1 if reply.finish == "length" else -1
+    cut_call = len(reply.calls) - 1 if reply.finish == "length" else -1
     return tuple(
         ToolCall(
             call_id(number),
-            whole_text(one.name),
-            whole_text(one.arguments),
-            CUT if number == last else "" if one.name else NAMELESS,
+            whole_text(call.name),
+            whole_text(call.arguments),
+            CUT if number == cut_call else "" if call.name else NAMELESS,
         )
-        for number, one in enumerate(reply.calls)
+        for number, call in enumerate(reply.calls)
     )
 
 
@@ -275,20 +294,23 @@ def utterances(prompt: Prompt) -> list[Utterance]:
     calling = 0
     for message in prompt.messages:
         turn = None if message.turn is None else prompt.tree.turns[message.turn]
+        # Calls written as tags are part of the text.
         if turn is None or not prompt.tools:
             result.append(utterance(message, prompt))
         elif turn.calls and message.role == "assistant":
             calling += 1
             calls = tuple(
-                ToolCall(f"c{calling:04}{number:04}", one.name or "unnamed", _arguments(one))
-                for number, one in enumerate(turn.calls)
+                ToolCall(f"c{calling:04}{number:04}", call.name or "unnamed", _arguments(call))
+                for number, call in enumerate(turn.calls)
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
+            # Parts of the message replace the text of each result, as when old results are
+            # shortened.
             instead = "".join(part.text for part in message.parts)
-            for one in turn.results:
-                id_ = f"c{calling:04}{place(one.call_id):04}"
-                result.append(Utterance("tool", instead or one.text, call_id=id_))
+            for call_result in turn.results:
+                id_ = f"c{calling:04}{place(call_result.call_id):04}"
+                result.append(Utterance("tool", instead or call_result.text, call_id=id_))
         else:
             result.append(utterance(message, prompt))
     return result
@@ -308,6 +330,7 @@ def utterance(message: Message, prompt: Prompt) -> Utterance:
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
         return Utterance(role, _text_for(prompt.agent, turn))
+    # Last check before text leaves the run: secrets of other readers must never be sent.
     for part in message.parts:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
@@ -323,8 +346,11 @@ class UserSampler:
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         assert prompt.task is not None, "a user simulator needs a task"
         dialogue = (utterance(message, prompt) for message in prompt.messages)
+        # For the simulator the roles are reversed: its own turns are the person's.
         names = {"assistant": PERSON}
-        transcript = [(names.get(one.role, "agent"), one.text) for one in dialogue]
+        transcript = [
+            (names.get(utterance.role, "agent"), utterance.text) for utterance in dialogue
+        ]
         reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)
         person, parts = Speaker("person", prompt.agent), [Part(reply or "…", source=PERSON)]
         turn = make_turn(prompt.parent, person, parts, author=self.simulator.name)

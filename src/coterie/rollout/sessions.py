@@ -33,10 +33,12 @@ class ManagedSession:
 
     def __post_init__(self) -> None:
         self._opened = asyncio.get_running_loop().create_future()
+        # Cancel scopes, such as anyio's, must be left by the task that entered them.
         self._owner = asyncio.create_task(self._own())
 
     async def live(self, seconds: float) -> Session:
         """Wait until the session is open and return it. Raises ``SessionError``."""
+        # ``wait`` leaves the future alone at a timeout, whereas ``wait_for`` would cancel it.
         done, _ = await asyncio.wait([self._opened], timeout=seconds)
         if not done:
             raise SessionError(f"a session did not open within {seconds:g} seconds")
@@ -44,9 +46,12 @@ class ManagedSession:
 
     async def close(self, seconds: float) -> None:
         """Close the session. Cancel it if it is not open yet or does not close in time, then wait once more."""
+        # The owner leaves the session's block on its own. While still opening, it is canceled at
+        # once.
         self._over.set()
         if self._opened.done():
             await asyncio.wait([self._owner], timeout=seconds)
+        # This has no effect if the session closed in time.
         self._owner.cancel()
         await asyncio.wait([self._owner], timeout=seconds)
 
@@ -112,6 +117,7 @@ class Sessions:
             raise
         if context is None:
             return session
+        # The copy is entered before the original continues, as ``Session.fork`` promises.
         try:
             forked = await self._admit(context)
         finally:
@@ -121,6 +127,7 @@ class Sessions:
 
     async def keep(self, key: SessionKey, session: ManagedSession) -> None:
         """Store an idle session at ``key``, or close it if the key has one."""
+        # Two branches may have been replayed to the same node, which needs one session only.
         if key in self._idle:
             await self.drop(session)
             return
@@ -135,6 +142,7 @@ class Sessions:
         """Close all sessions, also busy ones, and refuse new ones."""
         self._ended = True
         self._changed.set()
+        # Idle sessions are also in the set of all sessions, which are closed next.
         self._idle.clear()
         await asyncio.gather(*(self.drop(session) for session in list(self._all)))
 
@@ -144,17 +152,20 @@ class Sessions:
         self._changed.set()
 
     async def _admit(self, context: SessionContext) -> ManagedSession:
+        # Idle sessions are closed for the new one; busy ones are awaited.
         while len(self._all) >= self.max_sessions and not self._ended:
             if self._idle:
                 _, oldest = self._idle.popitem(last=False)
                 self.closed_early += 1
                 await self.drop(oldest)
                 continue
+            # No other task runs between the check above and this wait, so no signal is lost.
             self._changed.clear()
             await self._changed.wait()
         if self._ended:
             raise SessionError("the run has ended, so no session can be opened")
         session = ManagedSession(context)
+        # The place is taken before the session opens; concurrent openings could exceed the limit.
         self._all.add(session)
         try:
             await session.live(self.seconds)

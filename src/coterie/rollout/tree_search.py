@@ -86,43 +86,48 @@ class TreeGrower:
         try:
             return await work
         except EngineGone:
+            # Without an engine no rollout can continue, so the error must end the search.
             raise
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
 
-    async def _play(self, at: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        if at.state.end is not None:
-            return [replace(rollout, leaf=at.node) for rollout in rollouts]
+    async def _play(self, position: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        if position.state.end is not None:
+            return [replace(rollout, leaf=position.node) for rollout in rollouts]
         try:
-            actors = enumerate(self.branches.acting(at))
+            # One column per actor, with a response for each rollout.
+            actors = enumerate(self.branches.acting(position))
             columns = await gather_all(
-                [self._responses(at, rollouts, actor, index) for index, actor in actors]
+                [self._responses(position, rollouts, actor, index) for index, actor in actors]
             )
         except OutOfContext as error:  # without an earlier turn of an agent, the rollouts fail
-            leaf = self.branches.cut(at, error).node
+            leaf = self.branches.cut(position, error).node
             return [replace(rollout, leaf=leaf) for rollout in rollouts]
+        # Transposed: one tuple of simultaneous responses for each rollout.
         samples: list[Responses] = list(zip(*columns, strict=True))
-        merged = [self._add(at, responses) for responses in samples]
+        merged = [self._add(position, responses) for responses in samples]
+        # Rollouts that are at the same node now, also by merging, step the environment once.
         groups: dict[str, tuple[Responses, list[Rollout]]] = {}
         for rollout, responses, nodes in zip(rollouts, samples, merged, strict=True):
             sampled = rollout.sampled + sum(response.tokens for response in responses)
             group = groups.setdefault(nodes[-1].turn.id, (nodes, []))[1]
             group.append(replace(rollout, sampled=sampled))
+        # Several continuations need a session each, so the session is forked for them.
         several = len(groups) > 1
-        work = [self._advance(at, nodes, group, several) for nodes, group in groups.values()]
+        work = [self._advance(position, nodes, group, several) for nodes, group in groups.values()]
         return [rollout for group in await gather_all(work) for rollout in group]
 
     async def _advance(
-        self, at: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
+        self, position: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
     ) -> list[Rollout]:
         async def work() -> list[Rollout]:
-            then = await self.branches.advance(at, nodes, others_follow=others_follow)
+            then = await self.branches.advance(position, nodes, others_follow=others_follow)
             return await self._play(then, rollouts)
 
         return await self._or_failures(work(), rollouts)
 
     async def _responses(
-        self, at: Position, rollouts: Sequence[Rollout], actor: str, index: int
+        self, position: Position, rollouts: Sequence[Rollout], actor: str, index: int
     ) -> list[Response]:
         """Return an actor's response in each rollout: a known turn, or a new sample.
 
@@ -131,31 +136,36 @@ class TreeGrower:
         responses: dict[int, Response] = {}
         groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
         for number, rollout in enumerate(rollouts):
-            if (turn := self.known(rollout, at)) is not None:
+            # An existing turn costs no tokens.
+            if (turn := self.known(rollout, position)) is not None:
                 responses[number] = self._response(turn, 0)
                 continue
-            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, index)
+            sampler, seed = (
+                self.samplers(rollout, position)[actor],
+                self.seed(rollout, position, index),
+            )
             seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
             seeds.setdefault(seed, []).append(number)
-        work = [self._candidates(at, actor, *group) for group in groups.values()]
+        work = [self._candidates(position, actor, *group) for group in groups.values()]
         for candidates in await gather_all(work):
             responses |= candidates
         return [responses[number] for number in range(len(rollouts))]
 
     async def _candidates(
         self,
-        at: Position,
+        position: Position,
         actor: str,
         sampler: CandidateSampler,
         seeds: Mapping[int, Sequence[int]],
     ) -> dict[int, Response]:
-        context = context_at(at, actor)
+        context = context_at(position, actor)
         candidates = await sample_in_context(
             self.branches.environment,
-            at.state,
-            self.branches.prompt(at, actor, next(iter(seeds)), 0),
+            position.state,
+            self.branches.prompt(position, actor, next(iter(seeds)), 0),
             lambda prompt: sampler.candidates(prompt, context, list(seeds)),
         )
+        # Rollouts with equal seeds share one sample, whose tokens are counted once.
         return {
             number: response if number == numbers[0] else replace(response, tokens=0)
             for numbers, response in zip(seeds.values(), candidates, strict=True)
@@ -166,12 +176,14 @@ class TreeGrower:
         request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
         return Response(turn, request, tokens)
 
-    def _add(self, at: Position, responses: Responses) -> Responses:
+    def _add(self, position: Position, responses: Responses) -> Responses:
         """Add responses to the tree, or replace them by the siblings that they are merged with."""
         tree, nodes = self.branches.tree, tuple[Response, ...]()
         for response in responses:
-            turn = chain(self.branches.environment, at, (*nodes, response))[-1]
+            # Simultaneous turns are chained, so this id depends on the nodes chosen before it.
+            turn = chain(self.branches.environment, position, (*nodes, response))[-1]
             sibling = None
+            # An equal turn is the same node already; only a new one can be merged.
             if turn.id not in tree.turns:
                 siblings = [t for t in tree.children(turn.parent) if t.speaker == turn.speaker]
                 sibling = self.merge(turn, siblings)
@@ -224,6 +236,7 @@ class Value:
 
 
 def _same(new: str, old: str, distance: float) -> bool:
+    # Optima's code divides by the length of the new text, not of the longer one.
     return Levenshtein.distance(new, old) / (len(new) + 1) < distance
 
 
@@ -232,9 +245,14 @@ def node_values(tree: Tree, rollouts: Iterable[Rollout]) -> dict[str, Value]:
     rewards: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.leaf is not None and rollout.reward is not None:
+            # Section 3.3: a node's value is the mean reward of all rollouts through it.
             for node in (tree.root, *(turn.id for turn in tree.path(rollout.leaf))):
                 rewards.setdefault(node, []).append(rollout.reward)
-    return {node: Value(math.fsum(own) / len(own), len(own)) for node, own in rewards.items()}
+    # ``fsum`` is exact, so the value does not depend on the order of the rollouts.
+    return {
+        node: Value(math.fsum(node_rewards) / len(node_rewards), len(node_rewards))
+        for node, node_rewards in rewards.items()
+    }
 
 
 def choose(
@@ -253,14 +271,18 @@ def choose(
         return "" if node == tree.root else tree.turns[node].text
 
     texts = [text(node) for node in dict.fromkeys(starts)]
+    # Below other nodes a new rollout could differ in the last turn at most.
     parents = [node for node in values if _has_grandchild(tree, node)]
+    # An earlier start node is similar to itself, so no node but the root is chosen twice.
     eligible = [node for node in parents if not _near(text(node), texts, settings)]
     if not eligible or not starts:
         return tree.root
+    # Equal values are ordered by id, so that an interrupted run repeats the choice.
     best = sorted(eligible, key=lambda node: (-values[node].mean, node))[: settings.best]
+    # Subtracting the maximum keeps ``exp`` in range and does not change the softmax.
     highest = values[best[0]].mean
     differences = (values[node].mean - highest for node in best)
-    weights = [math.exp(one / settings.softmax_temperature) for one in differences]
+    weights = [math.exp(difference / settings.softmax_temperature) for difference in differences]
     return rng.choices(best, weights)[0]
 
 
@@ -268,11 +290,11 @@ def _has_grandchild(tree: Tree, node: str) -> bool:
     return any(tree.children(child.id) for child in tree.children(node))
 
 
-def _near(text: str, others: Sequence[str], settings: SearchSettings) -> bool:
+def _near(text: str, texts: Sequence[str], settings: SearchSettings) -> bool:
     return any(
-        Levenshtein.distance(text, other) / (max(len(text), len(other)) + 1)
+        Levenshtein.distance(text, candidate) / (max(len(text), len(candidate)) + 1)
         < settings.choice_distance
-        for other in others
+        for candidate in texts
     )
 
 
@@ -315,17 +337,17 @@ class Search(ABC):
         """Return the rollouts of a search, all from one node; empty when the tree is complete."""
 
     @abstractmethod
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         """Return the samplers of a rollout at a position, by actor."""
 
     @abstractmethod
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
         """Return the seed of a rollout's next turn; ``index`` is the actor's among the acting ones."""
 
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
         return never_merge(turn, siblings)
 
-    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
         """Return the existing turn that a rollout takes at a position, if any."""
         return None
 
@@ -335,6 +357,7 @@ class Search(ABC):
 
     async def grow(self, record: OnSearch) -> None:
         """Run the remaining searches; ``record`` is called after each, also with failed rollouts."""
+        # Rewards from the store: a leaf that is reached again is not judged again.
         for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
             assert reward is not None, "a rollout with a leaf has a reward"
             self.judgments[leaf] = Judgment(reward)
@@ -357,10 +380,12 @@ class Search(ABC):
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         """Run one search: choose a node, play rollouts from it, add their rewards."""
+        # The key contains the search, so an interrupted search repeats its random choices.
         planned = self.plan(search, random.Random(self.key("choose", search)))
         if not planned:
             return [], []
         rollouts = await self.grower.play(planned[0].start, planned)
+        # Branches finish in any order; results are stored in the order of the plan.
         rollouts, credit = await self._reward(sorted(rollouts, key=lambda r: r.number))
         self.rollouts += rollouts
         if any(rollout.leaf is None for rollout in rollouts):
@@ -374,19 +399,22 @@ class Search(ABC):
         new, failures = dict[str, Outcome](), dict[str, str]()
         for rollout in rollouts:
             leaf = rollout.leaf
+            # Several rollouts may end in one leaf, also in a leaf of an earlier search.
             if leaf is None or leaf in self.judgments or leaf in new or leaf in failures:
                 continue
             try:
-                at = await self.branches.position(leaf)
-                assert at.state.end is not None, "a rollout is played to the end"
-                if (score := (await self.branches.grade(at)).score) is None:
+                position = await self.branches.position(leaf)
+                assert position.state.end is not None, "a rollout is played to the end"
+                if (score := (await self.branches.grade(position)).score) is None:
                     raise EngineError("the dialogue could not be graded")
+                # The sample number counts all rollouts of the tree.
                 sample = len(self.rollouts) + rollout.number
-                new[leaf] = Outcome(leaf, sample, at.state.end, at.state.answer, score)
+                new[leaf] = Outcome(leaf, sample, position.state.end, position.state.answer, score)
             except EngineGone:
                 raise
             except EngineError as error:
                 failures[leaf] = f"no reward: {error}"
+        # One call for all new leaves, so that the judge can batch the work of its models.
         try:
             judgments = await self.judge(self.tree, list(new.values())) if new else []
         except EngineGone:
@@ -397,8 +425,9 @@ class Search(ABC):
         self.judgments |= zip(new, judgments, strict=True)
         for outcome in new.values():
             self.tree.end(outcome)
-        credit = [one for judgment in judgments for one in judgment.credit]
+        credit = [credit_value for judgment in judgments for credit_value in judgment.credit]
         results = []
+        # A leaf without a reward fails every rollout that ended there.
         for rollout in rollouts:
             if (leaf := rollout.leaf) in failures:
                 rollout = replace(rollout, leaf=None, failure=failures[str(leaf)])
@@ -436,8 +465,12 @@ class TreeSearch(Search):
 
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
         """Return a similar sibling. Truncated turns are never merged."""
-        whole = [one for one in siblings if not one.truncated and not turn.truncated]
-        near = (one for one in whole if _same(turn.text, one.text, self.settings.merge_distance))
+        complete = [sibling for sibling in siblings if not sibling.truncated and not turn.truncated]
+        near = (
+            sibling
+            for sibling in complete
+            if _same(turn.text, sibling.text, self.settings.merge_distance)
+        )
         return next(near, None)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
@@ -447,12 +480,14 @@ class TreeSearch(Search):
     def choose_start(self, rng: random.Random) -> str:
         starts, nodes = [rollout.start for rollout in self.rollouts], self.branches.nodes()
         values = node_values(self.tree, self.rollouts)
+        # Values count all rollouts, but a search can only start where the tree has a position.
         open_values = {node: value for node, value in values.items() if node in nodes}
         return choose(self.tree, open_values, starts, self.settings, rng)
 
-    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         return self.samplers
 
-    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
-        depth = len(at.state.turns) + index
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
+        # The actor's index keeps simultaneous actors from sharing a seed.
+        depth = len(position.state.turns) + index
         return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)

@@ -143,9 +143,11 @@ def benchmark_settings(
 
     Raises ``UserError`` for an unknown name, and like :func:`resolve`.
     """
+    # A file of rows becomes the data set of the environment for questions.
     words = with_file([*([f"dataset={benchmark}"] if is_data_file(benchmark) else ()), *words])
     benchmark = "qa" if is_data_file(benchmark) else benchmark
     words_choice = Choice.among(words)
+    # An environment by this name has tasks of its own; every other name is a data set.
     is_environment_spec = is_spec(benchmark) and is_environment(benchmark)
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
@@ -158,7 +160,9 @@ def benchmark_settings(
             raise UserError(problem, "name one, or give an environment such as code_maths first")
         words_choice = replace(words_choice, dataset=absolute_name(benchmark))
     choice = words_choice.over(Choice())
+    # The names are settled now, so that only the other settings remain to be resolved.
     keys = [word for word in words if not is_name_word(word)]
+    # Later layers win: what the data set implies, then the caller's values, then the names.
     values = [choice.values(), *layers, choice.names()]
     return resolve(played_type(base, choice), values, keys, where=where)
 
@@ -208,6 +212,7 @@ async def evaluate(
         attempt, samples = 0, range(settings.samples)
         # Samples of a task are adjacent, so that they share the prefill of their prompt.
         episodes = [Episode(task, n, attempt, EVALUATION) for task in tasks for n in samples]
+        # ``again`` leaves the finished attempt in the store and plays the next number.
         keys = {(episode.key.task, episode.key.sample) for episode in episodes}
         while again and keys <= store.finished_keys(attempt, EVALUATION):
             attempt += 1
@@ -234,12 +239,14 @@ def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[
     Raises ``UserError`` if no task has the column.
     """
     environment, fields = make_environment(settings), dict[str, dict[str, Any]]()
+    # The rows of the data set may have columns that the environment does not make public.
     if isinstance(rows := getattr(environment, "rows", None), Rows):
         for row in rows.split(split):
             fields[row.id] = flatten(json.loads(row.model_dump_json()))
     tasks, values = draw_tasks(environment, split, settings.tasks, settings.seed), dict[str, str]()
     columns = dict[str, None]()
     for task in tasks:
+        # Task ids are row ids, in some environments with the environment's name before them.
         row_id = task.id if task.id in fields else task.id.removeprefix(f"{environment.name}-")
         row_values = {**flatten(task.public), **fields.get(row_id, {})}
         columns |= dict.fromkeys(row_values)
@@ -258,9 +265,11 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     number of samples.
     """
     rows = content(settings, make_environment(settings))
+    # More samples extend the same store, so their number is not part of its name.
     same = settings.model_copy(update={"samples": 1})
     environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
+    # Prompts can change with the environment's code while all settings stay the same.
     first_prompts = await first_prompts_async(environment, task)
     messages = [first_prompts[agent].messages[0] for agent in agents_of(environment)]
     prompts = [part.text for message in messages for part in message.parts]
@@ -321,7 +330,9 @@ class Picker:
 
     async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
         """Return the score of the picked dialogue; 0 if none has an answer."""
+        # Judges prefer some positions of a list, so the order is pseudo-random but stable.
         listed = sorted(tries, key=lambda try_: digest(task, try_[0].sample))
+        # Equal answers have equal scores, which need no judge.
         several = len({outcome.answer for outcome, _ in listed}) > 1
         index = await self._pick(question, listed) if several else 0
         return (listed[index][0].score or 0.0) if listed else 0.0
@@ -343,6 +354,7 @@ class Picker:
     async def _ask(self, text: str, count: int) -> int:
         messages = [Utterance("system", _RULES), Utterance("user", text)]
         for number in range(TRIES):
+            # With the same seed the second try would repeat the unreadable reply.
             seed = int(digest(text, number)[:8], 16) % 2**31
             reply = await self.chat.ask(messages, seed)
             if (best := read_pick(reply.text, count)) is not None:
@@ -361,6 +373,7 @@ def read_pick(reply: str, count: int) -> int | None:
             numbers.append(str(json.loads(text).get("best")))
     if alone := _NUMBER.fullmatch(reply):
         numbers.append(alone[1])
+    # Models often reason or draft before they decide, so the last valid number counts.
     valid = (int(text) for text in reversed(numbers) if text.isdecimal())
     return next((number for number in valid if 1 <= number <= count), None)
 
@@ -383,23 +396,26 @@ MEASURE = "measure"
 """Text metric of grades whose scores can't be compared if it differs."""
 
 
-def win_rate(store: Store, other: Store, name: str) -> WinRate:
+def win_rate(store: Store, other_store: Store, name: str) -> WinRate:
     """Compare the first dialogues of two evaluations, without the tasks that one of them left out.
 
     Raises ``UserError`` if the evaluations have different tasks or measures.
     """
-    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other)]
-    first, second = (held_out_draws(*side, samples=1) for side in sides)
+    # Compare the newest attempt of each evaluation.
+    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other_store)]
+    first_draws, second = (held_out_draws(*side, samples=1) for side in sides)
     metrics = [m for side, attempt in sides for m in side.metrics(attempt, EVALUATION).values()]
     measures = {str(m[MEASURE]) for m in metrics if MEASURE in m}
     skipped, second_skipped = (left_out(*side) for side in sides)
-    both = sorted(first.keys() & second.keys())
-    tasks_differ = first.keys() | skipped != second.keys() | second_skipped
+    both = sorted(first_draws.keys() & second.keys())
+    # Tasks that one side could not grade are not compared, but both must have drawn them.
+    tasks_differ = first_draws.keys() | skipped != second.keys() | second_skipped
     if tasks_differ or not both or len(measures) > 1:
         differing = f"measures: {', '.join(measures)}" if len(measures) > 1 else "tasks"
         problem = f"against={name} was evaluated with other {differing}"
         raise UserError(problem, "evaluate both policies with the same settings, to the end")
-    pairs = [(first[task][0].score, second[task][0].score) for task in both]
+    pairs = [(first_draws[task][0].score, second[task][0].score) for task in both]
+    # 1 for a win, 0.5 for a tie, 0 for a loss.
     wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in pairs]
     n, rate, ties = len(wins), sum(wins) / len(wins), wins.count(0.5)
     excluded = len(skipped | second_skipped)
@@ -435,6 +451,7 @@ async def score_best_of_n(
             if tree.task in tasks
         ]
         scores = await asyncio.gather(*requests)
+    # Tasks whose dialogues all failed have no tree to pick from.
     scores += [0.0] * (len(tasks) - len(scores))
     mean, interval = sum(scores) / len(scores), mean_interval(scores, seed=0)
     return BestOfN(settings.model, samples, mean, interval, picker.unreadable)
@@ -464,8 +481,8 @@ async def write_dialogues(
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for tree in store.outlines(iteration, stage):
             task = store.task(tree.task)
-            first = next(iter((await first_prompts_async(environment, task)).values()))
-            messages = ("".join(part.text for part in m.parts) for m in first.messages)
+            first_prompt = next(iter((await first_prompts_async(environment, task)).values()))
+            messages = ("".join(part.text for part in m.parts) for m in first_prompt.messages)
             row: dict[str, Any] = {
                 "step": step,
                 "data_source": settings.played,

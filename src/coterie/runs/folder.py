@@ -71,10 +71,13 @@ class RunTracker:
 
     def of(self, role: str) -> Tracker:
         """Return a tracker that prefixes metrics with the role and continues the step count of the run."""
-        before = self._steps()
+        # Earlier trainings of the run come first on the common axis of optimizer steps.
+        previous_steps = self._steps()
 
         def write(metrics: Mapping[str, float], step: int) -> None:
-            self.log({f"{role}/{metric}": n for metric, n in metrics.items()}, before + step)
+            self.log(
+                {f"{role}/{metric}": n for metric, n in metrics.items()}, previous_steps + step
+            )
 
         return Tracker(write)
 
@@ -98,6 +101,7 @@ class RunTracker:
             self._tracker.close()
 
     def _steps(self) -> int:
+        # Only trainings have ``trained_tokens``; ``steps`` of other stages are no optimizer steps.
         finished = [item.metrics for item in self._store.items(sample=FINISHED)]
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
 
@@ -163,6 +167,7 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
+        # Resuming several times with one command adds one line only.
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
                 file.write(command.replace("\n", " ") + "\n")
@@ -180,6 +185,7 @@ class Run:
         return None if fingerprint is None else str(fingerprint)
 
     def begin(self, step: Step, fingerprint: str) -> None:
+        # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
         if self.start_fingerprint(step) is None:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
@@ -203,7 +209,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
     made from).
     """
-    _check_folder(folder, recipe)
+    check_folder(folder, recipe)
     if write:
         make_folder(folder)
         free = shutil.disk_usage(folder).free // 2**20
@@ -213,10 +219,12 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
             )
             raise UserError(problem, "free some space, or use --folder on another disk")
     path = folder / "store.sqlite"
+    # Without its record the recipe would start over and overwrite the trainings in the folder.
     has_training = any(folder.glob("training/*/iteration-*"))
     if has_training and not path.is_file():
         raise _without_record(path, "is gone")
     config = folder / "config.yaml"
+    # Templates that print the date must give the same tokens after a resume on another day.
     created = read_yaml(config).get(CREATED) if config.is_file() else None
     created = created if isinstance(created, date) else today()
     with Store.open(path, read_only=not write) as store, pinned(created):
@@ -237,6 +245,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 def write_config(run: Run) -> None:
     values = {"recipe": run.recipe, CREATED: run.created, **run.settings.model_dump(mode="json")}
+    # The file is replaced in one operation, so a killed process never leaves half of it.
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
     flush(temporary)
@@ -258,6 +267,7 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
 
 def find_run(name: str) -> tuple[Path, int | None] | None:
     """Return the folder and the step of ``RUN`` or ``RUN@STEP``; ``None`` if this is not a run."""
+    # A folder whose own name contains ``@`` takes precedence over a step.
     if name and (expanded(name) / "config.yaml").is_file():
         return expanded(name), None
     run, _, step = name.rpartition("@")
@@ -269,18 +279,19 @@ def find_run(name: str) -> tuple[Path, int | None] | None:
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
-    before, after = flatten(old), flatten(new.model_dump(mode="json"))
+    old_values, new_values = flatten(old), flatten(new.model_dump(mode="json"))
     return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
+        f"{name}: {old_values.get(name)} -> {new_values.get(name)}"
+        for name in sorted(old_values.keys() | new_values.keys())
+        if old_values.get(name) != new_values.get(name)
     ]
 
 
-def _check_folder(folder: Path, recipe: str) -> None:
+def check_folder(folder: Path, recipe: str | None) -> None:
+    """Raise ``UserError`` if a folder is not a run of ``recipe`` (``None``: of any recipe), nor new or empty."""
     if (folder / "config.yaml").is_file():
         name, _ = read_config(folder)
-        if name != recipe:
+        if recipe not in (None, name):
             problem = f"{folder} is a run of {name}, not of {recipe}"
             raise UserError(problem, "use another --folder or the right recipe")
     elif folder.is_file() or (

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
+from coterie.engines.protocol import RequestSlots
 from coterie.environments.protocol import draw_tasks
 from coterie.progress import Progress
 from coterie.record.store import Store
@@ -74,9 +74,7 @@ class GroupQueue:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        environment = self.driver.environment
-        limit = sys.maxsize if environment.pure else environment.max_sessions
-        self._slots = asyncio.Semaphore(limit)
+        self._slots = RequestSlots(self.driver.in_flight)
         started = self.store.stages(self.iteration, f"{REINFORCE}/*")
         draws = [int(stage.rpartition("/")[2]) for stage in started]
         self._started = max([*draws, *(draw for draw, _ in self.taken)], default=-1) + 1
@@ -156,14 +154,16 @@ class GroupQueue:
         """Return the number of groups that steps may take: complete ones, and those in play of recent draws."""
         recent = self.step - self.rollout.max_staleness
         self._read(self._ready)
-        ready = sum(self._is_fresh(one) and self._counts(one) for one in self._ready)
+        ready = sum(self._is_fresh(group) and self._counts(group) for group in self._ready)
         return ready + sum(self._begins[draw] >= recent for draw, _ in self._missing)
 
     def _begin(self, draw: int) -> None:
         """Play the unfinished groups of a draw."""
         s, stage = self.rollout, step_stage(REINFORCE, draw)
-        before = [s.draw_count] * draw
-        tasks = draw_tasks(self.driver.environment, "train", s.draw_count, self.driver.seed, before)
+        previous_counts = [s.draw_count] * draw
+        tasks = draw_tasks(
+            self.driver.environment, "train", s.draw_count, self.driver.seed, previous_counts
+        )
         self.store.put_tasks(tasks)
         finished = self.store.finished_keys(self.iteration, stage)
         self._begins[draw] = self.step
@@ -171,11 +171,13 @@ class GroupQueue:
         for task in tasks:
             if (draw, task.id) in self.taken:
                 continue
-            own = [Episode(task, n, self.iteration, stage) for n in range(s.samples)]
-            own = [one for one in own if (task.id, one.key.sample) not in finished]
-            self._missing[draw, task.id] = len(own)
+            new_episodes = [Episode(task, n, self.iteration, stage) for n in range(s.samples)]
+            new_episodes = [
+                episode for episode in new_episodes if (task.id, episode.key.sample) not in finished
+            ]
+            self._missing[draw, task.id] = len(new_episodes)
             self._complete(draw, task.id)
-            episodes += own
+            episodes += new_episodes
         if episodes:
             playing = asyncio.create_task(self._play(episodes))
             playing.add_done_callback(lambda _: self._changed.set())

@@ -43,21 +43,26 @@ class Interruption:
 
     def working(self, works: bool) -> None:
         """Say if trainers change the weights that are to be saved, so that this has to wait."""
+        # Ctrl-C came before this update: stop here, while the weights belong to a whole step.
         if works and self._requested:
             raise KeyboardInterrupt
         self._working = works
+        # Ctrl-C came during the update. It is complete now, so the weights can be saved.
         if self._requested:
             self._loop.call_soon(self._stop)
 
     def _handle(self, *_: object) -> None:
+        # Closing servers or saving may hang, so the second Ctrl-C leaves without any cleanup.
         if self._requested:
             self._progress.close()  # shows the cursor again
             os._exit(INTERRUPTED)
         self._requested = True
         when = "" if not self._working or self._can_leave() else " when this step is trained"
         self._progress.say(f"saving a checkpoint{when}; press Ctrl-C again to end at once")
+        # The update blocks the event loop, so only an exception can stop it.
         if self._working and not when:
             raise KeyboardInterrupt
+        # A signal may arrive at any line of code, so the event loop stops the task later.
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:

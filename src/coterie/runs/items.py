@@ -77,8 +77,8 @@ async def open_actors(
     ``openers`` are added to the environment's own. Servers write to ``logs``.
     """
     async with AsyncExitStack() as stack:
-        known = {**openers_of(environment, logs), **(openers or {})}
-        needs = [known[need] for need in environment.needs if need in known]
+        all_openers = {**openers_of(environment, logs), **(openers or {})}
+        needs = [all_openers[need] for need in environment.needs if need in all_openers]
         shared = Shared(*[await stack.enter_async_context(need()) for need in needs])
         persons: dict[str, Sampler] = {}
         for name in persons_of(environment):
@@ -151,24 +151,24 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
         if key.task not in skipped:
             by_task.setdefault(key.task, []).append(draws[key])
     if not by_task:
-        why = next(iter(failures), (None, "there are none"))[1]
-        raise UserError(f"no held-out task has a score: {why}", "use other tasks")
+        reason = next(iter(failures), (None, "there are none"))[1]
+        raise UserError(f"no held-out task has a score: {reason}", "use other tasks")
     return by_task
 
 
 def left_out(store: Store, iteration: int, stage: str = EVALUATION) -> set[str]:
     """Return the tasks of which a dialogue was left out, because no answer to them can be graded."""
     failures = store.failures(iteration, stage)
-    return {key.task for key, why in failures if why.startswith(LEFT_OUT)}
+    return {key.task for key, reason in failures if reason.startswith(LEFT_OUT)}
 
 
 def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
     draws = held_out_draws(store, version, samples=1)
-    return {task: HeldOutResult(first.score, first.tokens) for task, (first,) in draws.items()}
+    return {task: HeldOutResult(draw.score, draw.tokens) for task, (draw,) in draws.items()}
 
 
 def evaluation(store: Store, version: int) -> Evaluation:
-    results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
+    results = [draw for (draw,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
     low, high = mean_interval(scores, seed=0)
     n = len(scores)
@@ -197,7 +197,9 @@ def grade_means(
                 if name not in ("tokens", "seconds") and not isinstance(value, str):
                     values.setdefault(name, []).append(float(value))
     messages = sum(values.pop(MESSAGES, ()))
-    means = {name: sum(some) / len(some) for name, some in values.items()}
+    means = {
+        name: sum(metric_values) / len(metric_values) for name, metric_values in values.items()
+    }
     by_type = {name: means.pop(name) for name in sorted(means) if name.startswith(SUCCESS_OF)}
     means |= {**by_type, TYPE_MEAN: fmean(by_type.values())} if by_type else {}
     means |= {"left_out": len(skipped)} if skipped else {}
@@ -219,7 +221,7 @@ async def do_items(
     store: Store,
     items: Mapping[ItemKey, Callable[[], Coroutine[Any, Any, Done]]],
     progress: Progress,
-    what: str,
+    items_name: str,
     title: str,
     *,
     in_flight: int,
@@ -231,15 +233,15 @@ async def do_items(
     """
     stages = {(key.iteration, key.stage) for key in items}
     finished = {stage: store.finished_keys(*stage) for stage in stages}
-    left = [
+    unfinished = [
         do
         for key, do in items.items()
         if (key.task, key.sample) not in finished[key.iteration, key.stage]
     ]
-    progress.start(len(left), title)
+    progress.start(len(unfinished), title)
     with going_on(title, progress):
-        async with bounded_gather((do() for do in left), in_flight) as done:
-            await record(store, done, progress, what, sampled_tokens)
+        async with bounded_gather((do() for do in unfinished), in_flight) as done:
+            await record(store, done, progress, items_name, sampled_tokens)
 
 
 async def on_trees(
@@ -266,12 +268,12 @@ async def on_trees(
 
 
 @contextmanager
-def going_on(what: str, progress: Progress) -> Iterator[None]:
+def going_on(task_name: str, progress: Progress) -> Iterator[None]:
     """Close the progress at the end, and turn ``EngineGone`` into a ``UserError``."""
     try:
         yield
     except EngineGone as error:
-        problem = f"{what} cannot continue: {error}"
+        problem = f"{task_name} cannot continue: {error}"
         raise UserError(problem, "fix the cause and run again; finished work is kept") from error
     finally:
         progress.close()
@@ -281,9 +283,9 @@ async def record(
     store: Store,
     items: AsyncIterator[Done],
     progress: Progress,
-    what: str,
+    items_name: str,
     sampled_tokens: Callable[[], int] | None = None,
-    written: Callable[[ItemKey], None] = lambda _: None,
+    on_written: Callable[[ItemKey], None] = lambda _: None,
 ) -> None:
     """Write each item of a stage when it finishes, and call ``written`` with its key.
 
@@ -300,14 +302,18 @@ async def record(
         succeeded = succeeded or done.failure is None
         if not succeeded:
             continue
-        for one in pending:
+        for result in pending:
             store.finish(
-                one.key, tree=one.tree, credit=one.credit, metrics=one.metrics, failure=one.failure
+                result.key,
+                tree=result.tree,
+                credit=result.credit,
+                metrics=result.metrics,
+                failure=result.failure,
             )
-            written(one.key)
+            on_written(result.key)
         pending.clear()
     if pending:
-        problem = f"all {len(pending)} {what} failed; the first with: {pending[0].failure}"
+        problem = f"all {len(pending)} {items_name} failed; the first with: {pending[0].failure}"
         raise UserError(problem, "fix the cause and run again; no failure was recorded")
 
 
@@ -332,20 +338,22 @@ async def play(
     iteration, stage = episodes[0].iteration, episodes[0].stage
     finished = {key for key in store.finished_keys(iteration, stage) if key[0]}
     store.put_tasks({e.task.id: e.task for e in episodes}.values())
-    left = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
-    progress.start(len(left), f"{stage} {iteration}")
-    before = sampled_tokens()
+    unfinished = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
+    progress.start(len(unfinished), f"{stage} {iteration}")
+    tokens_before = sampled_tokens()
     with going_on(f"{stage} {iteration}", progress):
-        async with driver.play_all(left, sessions) as playing:
+        async with driver.play_all(unfinished, sessions) as playing:
             done = (done_of(result) async for result in playing)
-            await record(store, done, progress, "dialogues", lambda: sampled_tokens() - before)
+            await record(
+                store, done, progress, "dialogues", lambda: sampled_tokens() - tokens_before
+            )
 
 
 def sampled_tokens(samplers: Iterable[TokenSampler]) -> Callable[[], int]:
     """Return a function that returns the number of tokens that the engines sample from now on."""
     all_stats = {id(sampler.engine): sampler.engine.stats for sampler in samplers}.values()
-    before = sum(stats.sampled_tokens for stats in all_stats)
-    return lambda: sum(stats.sampled_tokens for stats in all_stats) - before
+    tokens_before = sum(stats.sampled_tokens for stats in all_stats)
+    return lambda: sum(stats.sampled_tokens for stats in all_stats) - tokens_before
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
@@ -355,7 +363,9 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
     all_scores = [outcome.score for tree in trees for outcome in tree.outcomes.values()]
     scores = [score for score in all_scores if score is not None]
     items = store.metrics(iteration, stage).items()
-    dialogues = [one for key, one in items if "tokens" in one and key.task not in skipped]
+    dialogues = [
+        metrics for key, metrics in items if "tokens" in metrics and key.task not in skipped
+    ]
     failed = sum(key.task not in skipped for key, _ in store.failures(iteration, stage))
     failed += len(all_scores) - len(scores)
     n = len(scores) + failed
@@ -398,21 +408,26 @@ class TreeWriter:
         return sum(searches - len(numbers) for numbers in done)
 
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
-        known = self.rollouts.get(task.id, [])
-        if not any(rollout.leaf for rollout in known):
-            return Tree(task.id, "rollout", self.iteration), known
-        return self.store.tree(self.iteration, "rollout", task.id), known
+        recorded = self.rollouts.get(task.id, [])
+        if not any(rollout.leaf for rollout in recorded):
+            return Tree(task.id, "rollout", self.iteration), recorded
+        return self.store.tree(self.iteration, "rollout", task.id), recorded
 
     def record(self, tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
         """Write all rollouts of a finished search in one transaction."""
-        last = max((r.number for r in new if r.leaf is not None), default=-1)
+        last_number = max((r.number for r in new if r.leaf is not None), default=-1)
         with self.store.together():
-            for one in new:
-                name = f"{one.search:03d}/{one.number:02d}"
+            for rollout in new:
+                name = f"{rollout.search:03d}/{rollout.number:02d}"
                 key = ItemKey(self.iteration, "rollout", tree.task, name)
-                path = None if one.leaf is None else path_tree(tree, [one.leaf])
-                own, metrics = credit if one.number == last else (), _metrics(one, path)
-                self.store.finish(key, tree=path, credit=own, metrics=metrics, failure=one.failure)
+                path = None if rollout.leaf is None else path_tree(tree, [rollout.leaf])
+                rollout_credit, metrics = (
+                    credit if rollout.number == last_number else (),
+                    _metrics(rollout, path),
+                )
+                self.store.finish(
+                    key, tree=path, credit=rollout_credit, metrics=metrics, failure=rollout.failure
+                )
         done = len(new) if self.by_rollout else 1
         self.progress.advance(done, sampled_tokens=self.sampled_tokens())
 
@@ -473,7 +488,7 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
         search, _, number = item.key.sample.partition("/")
         leaf, reward = item.metrics.get("leaf"), item.metrics.get("reward")
         labels = str(item.metrics.get("labels", ""))
-        one = Rollout(
+        rollout = Rollout(
             int(search),
             int(number),
             str(item.metrics["start"]),
@@ -483,17 +498,17 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
             int(item.metrics["sampled"]),
             tuple(map(int, labels.split(","))) if labels else (),
         )
-        by_task.setdefault(item.key.task, []).append(one)
+        by_task.setdefault(item.key.task, []).append(rollout)
     for task_rollouts in by_task.values():
-        task_rollouts.sort(key=lambda one: (one.search, one.number))
+        task_rollouts.sort(key=lambda rollout_: (rollout_.search, rollout_.number))
     return by_task
 
 
-def _metrics(one: Rollout, path: Tree | None) -> Metrics:
-    shared: dict[str, float | int | str] = {"start": one.start, "sampled": one.sampled}
-    if one.labels:
-        shared["labels"] = ",".join(map(str, one.labels))
-    if path is None or one.leaf is None or one.reward is None:
+def _metrics(rollout: Rollout, path: Tree | None) -> Metrics:
+    shared: dict[str, float | int | str] = {"start": rollout.start, "sampled": rollout.sampled}
+    if rollout.labels:
+        shared["labels"] = ",".join(map(str, rollout.labels))
+    if path is None or rollout.leaf is None or rollout.reward is None:
         return {**shared, "tokens": 0}
-    tokens = dialogue_tokens(path.path(one.leaf))
-    return {**shared, "tokens": tokens, "leaf": one.leaf, "reward": one.reward}
+    tokens = dialogue_tokens(path.path(rollout.leaf))
+    return {**shared, "tokens": tokens, "leaf": rollout.leaf, "reward": rollout.reward}

@@ -49,27 +49,27 @@ class Role:
 
 def check_roles(roles: Sequence[Role]) -> None:
     """Raise ``UserError`` for equal names, a role without a model, and models that can't share a base."""
-    known = {role.name: role for role in roles}
+    by_name = {role.name: role for role in roles}
     for role in roles:
-        if [one.name for one in roles].count(role.name) > 1:
+        if [other_role.name for other_role in roles].count(role.name) > 1:
             raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
         if not role.model:
             raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
         if role.shares is None:
             continue
-        if role.shares not in known:
+        if role.shares not in by_name:
             raise UserError(
                 f"{role.name!r} shares with {role.shares!r}, which is no role", "name one"
             )
-        other = known[role.shares]
-        if role.head or other.head:
+        base_role = by_name[role.shares]
+        if role.head or base_role.head:
             raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
+                f"{role.name!r} and {base_role.name!r} share a base, and one of them has a value head",
                 "give the role with the head its own model",
             )
-        if identity(role.model) != identity(other.model):
+        if identity(role.model) != identity(base_role.model):
             raise UserError(
-                f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
+                f"{role.name!r} and {base_role.name!r} share a base, but {role.model} and {base_role.model} differ "
                 "in their weights or tokenizers",
                 "give both the same model, or remove `shares` to give each its own model",
             )
@@ -77,10 +77,13 @@ def check_roles(roles: Sequence[Role]) -> None:
 
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
     """Raise ``UserError`` unless stages have unique names and follow the stages that they need."""
-    before: set[Step] = set()
+    earlier: set[Step] = set()
     for stage in stages:
-        step, missing = stage.step, [one for one in stage.after if one not in before]
-        if step in before:
+        step, missing = (
+            stage.step,
+            [required for required in stage.after if required not in earlier],
+        )
+        if step in earlier:
             raise UserError(
                 f"the recipe {recipe} has two stages called {step}", "give each a unique name"
             )
@@ -89,13 +92,14 @@ def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
                 f"the recipe {recipe} has the {step} without the {missing[0]} before it",
                 "correct `after`, or put the stages in the order in which they run",
             )
-        before.add(step)
+        earlier.add(step)
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
     """Yield each selection of an iteration with its tree."""
     tree: Tree | None = None
     for task, selection in run.store.selections(iteration, "select"):
+        # The selections of a task are adjacent, so each tree is read only once.
         if tree is None or tree.task != task:
             tree = run.store.tree(iteration, "rollout", task)
         yield tree, selection
@@ -108,18 +112,27 @@ REINFORCE = "reinforce"
 
 
 def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
+    # One more evaluation follows the last iteration, so evaluations don't count as iterations.
     iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
     done = [s for s in stages if run.is_finished(s.step)]
+    # The last finished stage of each kind is the estimate for those to come.
     seconds = {s.kind: run.metrics(s.step).get("seconds") for s in done}
-    seconds_by_kind = {kind: float(one) for kind, one in seconds.items() if one is not None}
-    left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
-    later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
-    here = stage.step.iteration
-    number = iterations.index(here) + 1 if here in iterations else None
+    seconds_by_kind = {
+        kind: float(stage_seconds)
+        for kind, stage_seconds in seconds.items()
+        if stage_seconds is not None
+    }
+    remaining = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
+    later = [seconds_by_kind.get(s.kind) for s in remaining if s.kind != stage.kind]
+    iteration = stage.step.iteration
+    number = iterations.index(iteration) + 1 if iteration in iterations else None
+    # The remaining time is only shown if every kind of remaining stage has been measured.
     unknown = None in later or stage.step.stage == REINFORCE
-    after = None if unknown else sum(one or 0.0 for one in later)
-    same = sum(s.kind == stage.kind for s in left)
-    return StagePlace(here, number, len(iterations), seconds_by_kind.get(stage.kind), after, same)
+    later_seconds = None if unknown else sum(stage_seconds or 0.0 for stage_seconds in later)
+    same = sum(s.kind == stage.kind for s in remaining)
+    return StagePlace(
+        iteration, number, len(iterations), seconds_by_kind.get(stage.kind), later_seconds, same
+    )
 
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
@@ -138,10 +151,11 @@ def run_steps(
     progress: Progress,
     steps: Sequence[Step] | None = None,
     *,
-    after: Callable[[], None] = lambda: None,
+    on_stage_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each."""
     stages = {stage.step: stage for stage in recipe.stages()}
+    # Fail before any file is changed: a mistake in the stages, or settings that have changed.
     check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
     write_config(run)
@@ -151,7 +165,7 @@ def run_steps(
             if not run.is_finished(step):
                 progress.stage(stage_place(run, list(stages.values()), stages[step]))
                 _run_stage(recipe, run, stages[step], progress)
-                after()
+                on_stage_end()
     finally:
         recipe.close()
 
@@ -165,6 +179,7 @@ def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
             )
             problem = f"the {step} needs the {required}, which is not finished"
             raise UserError(problem, f"run `{command}` first, or `coterie run` for all stages")
+    # The start is recorded too, since an interrupted stage must resume with the same settings.
     run.begin(step, recipe.fingerprint(step))
     start = time.monotonic()
     metrics = stage.do(run, step.iteration, progress)
@@ -181,19 +196,23 @@ def check_finished(recipe: Any, run: Run) -> None:
             done = "finished" if run.is_finished(step) else "started"
             lines = [f"the {step} in {run.folder} was {done} under other settings:"]
             problem = "\n    ".join([*lines, *(changed or _changed_files(run) or [UNSEEN])])
-            fix = "add --fork FOLDER for a new run with the steps that these settings do not change"
-            raise UserError(problem, f"keep the settings, or {fix}")
+            fix = "--fork FOLDER for a new run that keeps the steps with equal settings"
+            raise UserError(problem, f"add --folder FOLDER for a new run, or {fix}")
 
 
 def _changed_files(run: Run) -> list[str]:
     """Return the files named by settings that were written after the run was last started."""
+    # The configuration is written again at each start of the run.
     started = (run.folder / "config.yaml").stat().st_mtime
     named = []
     for key, value in flatten(run.settings.model_dump(mode="json")).items():
         for text in value if isinstance(value, list) else [value]:
+            # Plug-ins are named as FILE:NAME.
             names = (text, text.rpartition(":")[0]) if isinstance(text, str) else ()
             files = [Path(name) for name in names if name and Path(name).is_file()]
-            named += [f"{key}: {one} has changed" for one in files if one.stat().st_mtime > started]
+            named += [
+                f"{key}: {file} has changed" for file in files if file.stat().st_mtime > started
+            ]
     return named
 
 
@@ -213,6 +232,7 @@ def fork(
         with new.store.beside(old.store.path) as db:
             for step in steps:
                 copy_step(db, step.iteration, step.stage, {}, marks=True)
+        # Weights are copied, so either run can be removed without the other.
         for step in steps:
             for role in recipe.at(step).trains:
                 if (folder := old.training_folder(step.iteration, role)).exists():
@@ -228,6 +248,7 @@ def _valid_steps(recipe: Any, run: Run, changed: str) -> list[Step]:
     """Return the finished steps that do not depend on a changed setting, or on the stage ``changed``."""
     steps: list[Step] = []
     for stage in recipe.stages():
+        # A stage stays valid only if the stages that it needs stay valid.
         step, has_inputs = stage.step, all(required in steps for required in stage.after)
         is_same = run.start_fingerprint(step) == recipe.fingerprint(step)
         if has_inputs and is_same and step.stage != changed and run.is_finished(step):

@@ -103,6 +103,7 @@ class ReinforcementLoop:
         self._progress, steps = progress, self.settings.steps
         self._records = step_records(self.run.store, self.iteration, REINFORCE)
         configs = (*self.policies, *([self.critic] if self.critic else []))
+        # Resume where every role has a checkpoint, so that policies and critic match.
         saved = kept_steps(self.run, self.iteration, [config.role for config in configs])
         self._step_count = max(saved, default=0)
         pace = Pace(steps.count - self._step_count, time.monotonic())
@@ -112,13 +113,19 @@ class ReinforcementLoop:
                 with self._interruption:
                     await self._evaluate(queue)
                     for step in range(self._step_count, steps.count):
+                        # The next step was taken before a kill: its groups are stored, so none have
+                        # to be played.
                         is_repeated = step + 1 in self._records
                         self._records[step] = await self._step(step, queue)
                         self._step_count = step + 1
                         pace.add(1, now := time.monotonic())
-                        left = pace.left(now, evidence=0.0)
+                        seconds_left = pace.left(now, evidence=0.0)
                         line = describe_step(self._step_count, steps.count, self._records[step])
-                        progress.say(f"{line}, {duration(left)} left" if left else line)
+                        progress.say(
+                            f"{line}, {duration(seconds_left)} left" if seconds_left else line
+                        )
+                        # The first groups show whether sampling is much worse than the start's
+                        # greedy score.
                         if step == 0:
                             greedy = not self.heldout_temperature
                             self._warn(sampling_warnings(self.run, self.iteration, greedy=greedy))
@@ -137,14 +144,17 @@ class ReinforcementLoop:
         if queue is None:
             samples = StepSamples(int(self._records[step - 1][DRAWS]) if step else 0)
             await self._sample(step, samples)  # groups of paths, with rewards
+            # Servers may stop here, to free the devices for the update.
             await self.models.engines.rest()
         else:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
         middle = time.monotonic()
         flat = self._is_flat([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
+        # Beside training, sampling goes on for the whole step; otherwise it ends before the update.
         sampling = time.monotonic() - start if queue else middle - start
         sampled = sum(path.tokens for path in samples.paths)
+        # Without a queue each step has its own stage of samples, with the step's number.
         unmeasured = self._unmeasured({draw for draw, _ in samples.groups} or {step})
         metrics = {
             **step_metrics(samples, batch, updates),
@@ -160,6 +170,7 @@ class ReinforcementLoop:
             staleness = round(samples.staleness, 4)
             metrics |= {"staleness": staleness, GROUPS: json.dumps(samples.groups)}
         key = ItemKey(self.iteration, REINFORCE, "", f"{STEP}{step:05d}")
+        # A repeated step keeps its first record.
         if not self.run.store.finished(key):
             self.run.store.finish(key, metrics=metrics)
         self.run.tracker.stage(REINFORCE, metrics, self._learners[0].trainer.done)
@@ -190,6 +201,7 @@ class ReinforcementLoop:
             if not self.settings.rollout.max_staleness:
                 return work()
             thread = asyncio.ensure_future(asyncio.to_thread(work))
+            # If this task is canceled, the thread still finishes its step and is awaited below.
             try:
                 return await asyncio.shield(thread)
             finally:
@@ -241,11 +253,12 @@ class ReinforcementLoop:
         """Return the age in steps of the weights before a step and of the ``max_staleness`` versions before them."""
         ages: dict[str, int] = {}
         for policy in self.policies:
-            for before in range(max(step - self.settings.rollout.max_staleness, 0), step + 1):
-                done = updates_after(self._records, before, policy.role)
+            for earlier_step in range(max(step - self.settings.rollout.max_staleness, 0), step + 1):
+                done = updates_after(self._records, earlier_step, policy.role)
+                # The same names as ``Learner.version``, which samples store as their writer.
                 version = f"{policy.version}.{done}" if done else f"{policy.version}"
                 # The newest counts if a step changed nothing.
-                ages[f"{policy.role}@{version}"] = step - before
+                ages[f"{policy.role}@{version}"] = step - earlier_step
         return ages
 
     async def _sample(self, step: int, samples: StepSamples) -> None:
@@ -254,9 +267,12 @@ class ReinforcementLoop:
         samplers = await self._samplers()
         tokens = sampled_tokens(samplers.values())
         driver = self.actors.driver(samplers, self.seed)
+        # Dynamic sampling (DAPO, section 3.2): draw until enough groups have different rewards.
         while samples.rounds < s.rounds:
-            before = [s.draw_count] * samples.draws
-            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, before)
+            # Tasks repeat only after all have been drawn, so all earlier draws of the stage count.
+            previous_counts = [s.draw_count] * samples.draws
+            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, previous_counts)
+            # A small data set may repeat a task within the step, but its group is played once.
             tasks = [task for task in tasks if task.id not in samples.tasks]
             samples.draws += 1
             samples.rounds += 1
@@ -283,6 +299,8 @@ class ReinforcementLoop:
             samplers = await self._samplers(self.heldout_temperature)
             driver = self.actors.driver(samplers, self.seed)
             episodes = [Episode(task, 0, self.iteration, stage) for task in self.heldout]
+            # Beside asynchronous sampling, held-out episodes share its sessions and show no
+            # progress.
             progress, sessions = (Silent(), queue.sessions) if queue else (self._progress, None)
             tokens = sampled_tokens(samplers.values())
             await play(store, driver, episodes, progress, tokens, sessions)
@@ -293,7 +311,9 @@ class ReinforcementLoop:
             self._progress.say(f"held-out score after step {step}: {metrics['score']:.3f}")
         if s.keep == "best":
             means = heldout_means(self.run, self.iteration)
+            # Of equal scores, the latest counts.
             self._best = max(means, key=lambda n: (means[n]["score"], n), default=None)
+            # Later updates change the weights, so the best ones are saved at once.
             if self._best == step:
                 await self._run(self._save)
 
@@ -311,6 +331,7 @@ class ReinforcementLoop:
     def _open_learners(self, configs: Sequence[LearnerConfig]) -> Iterator[list[Learner]]:
         settings, device = self.policies[0].settings, self.models.settings.device_name
         with ExitStack() as stack:
+            # Policies and critic train on the same ranks.
             ranks = None
             if launches(settings):
                 folder = self.run.training_folder(self.iteration, self.policies[0].role)
@@ -318,6 +339,7 @@ class ReinforcementLoop:
                 ranks = stack.enter_context(Ranks(settings, device, folder, key="update", **launch))
             learners = list[Learner]()
             for config in configs:
+                # Roles differ in optimizer steps, because steps without a gradient are skipped.
                 step = updates_after(self._records, self._step_count, config.role)
                 run = (self.run, self.models, self.iteration)
                 opened = open_learner(*run, config, at=step, ranks=ranks)
@@ -341,6 +363,7 @@ class ReinforcementLoop:
 
     def _can_leave(self) -> bool:
         """Return True if an update may be left, because no weight has changed since the last step."""
+        # An update in a thread cannot be left; otherwise check that no weight has changed.
         return not self.settings.rollout.max_staleness and all(
             not learner.trainer.torn
             and learner.trainer.done == self._updates(self._step_count, learner)
@@ -354,7 +377,7 @@ class ReinforcementLoop:
         for warning in warnings:
             self._progress.say(f"warning: {warning}")
 
-    def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:
+    def _is_flat(self, earlier: Sequence[Metrics], samples: StepSamples) -> bool:
         """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
 
         With gamma < 1 or step rewards, tokens have different returns even if the rewards of paths are equal.
@@ -363,7 +386,7 @@ class ReinforcementLoop:
             return False
         totals = [path.sampled.total for path in samples.paths]
         new = [{"reward": total, "reward_error": 0} for total in totals if total is not None]
-        return not new or is_constant([*before, *new])
+        return not new or is_constant([*earlier, *new])
 
     def _check_learning_signal(self, step: int) -> None:
         patience = self.settings.steps.patience
@@ -379,10 +402,12 @@ class ReinforcementLoop:
         """Publish the final weights of all roles, including roles without an optimizer step."""
         self._save()
         report, *_ = [learner.trainer.finish() for learner in self._learners]
+        # The stage's result is then the checkpoint of the best step.
         if self._best is not None:
             for learner in self._learners:
                 finish_with(learner.trainer.folder, self._updates(self._best, learner))
         self._warn(learning_warnings(self._records))
+        # A single step's reward is noisy, so the last tenth of the steps is reported.
         tenth = max(self.settings.steps.count // 10, 1)
         steps = [self._records[step] for step in sorted(self._records)]
         rewards = [float(metrics["reward"]) for metrics in steps[-tenth:]]
@@ -402,6 +427,7 @@ def minibatches(
 ) -> Iterator[frozenset[str]]:
     """Yield the tasks of each minibatch. Every epoch has each task once; sizes differ by at most one."""
     for epoch in range(settings.epochs):
+        # Sorted first, so that the order depends on the tasks and the seed alone.
         order = sorted(set(tasks))
         random.Random(f"{seed}/{epoch}").shuffle(order)
         parts = min(settings.minibatches, len(order))
@@ -422,6 +448,7 @@ def update(
     fits = False
     for tasks in minibatches([path.task for path in paths], s.steps, seed):
         for learner in learners:
+            # All rows of a group are in one minibatch, since their advantages are relative to it.
             every = _rows(paths, learner.config.agents, tasks)
             rows = [row for row in every if len(row.ids) <= learner.trainer.longest]
             too_long += len(every) - len(rows)
@@ -445,14 +472,15 @@ def update(
 
 def _has_gradient(learner: Learner, rows: Sequence[Row], s: ReinforceSettings) -> bool:
     """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
+    # A policy that has not moved equals its reference, so a KL term has no gradient yet.
     if learner.config.like is not None or s.loss.entropy or (s.loss.kl and learner.has_moved):
         return True
     return any(any(row.advantages or ()) for row in rows)
 
 
 def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
-    played = (path for path in paths if path.task in tasks and path.agent in agents)
-    return [row for path in played for row in path.rows]
+    agent_paths = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in agent_paths for row in path.rows]
 
 
 def step_metrics(
@@ -461,6 +489,7 @@ def step_metrics(
     """Return the metrics of a step; means are over all graded paths, also those that are not trained on."""
     paths = samples.paths
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    # Several agents of an episode have a path each, but share one outcome.
     outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
     thought = _mean([float(path.thought_tokens) for path in paths])
     return {

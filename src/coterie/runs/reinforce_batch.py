@@ -73,8 +73,11 @@ def paths_of(
     paths: list[AgentPath] = []
     for task in tasks:
         items = store.items(iteration, stage, task)
+        # The metrics of an episode are stored with its item.
         by_sample = {int(item.key.sample): item.metrics for item in items}
         for tree in map(store.read_tree, store.tree_keys(iteration, stage, task)):
+            # Other credit depends on the settings of later stages and is no reward of the
+            # environment.
             credits = (credit for credit in store.credit_of(tree) if credit.settings == ENVIRONMENT)
             rewards = {(credit.node, credit.name): credit.value for credit in credits}
             for outcome, path in tree.trajectories():
@@ -93,15 +96,17 @@ def _of_sample(
     reward: PathReward,
 ) -> Iterator[AgentPath]:
     for agent in agents:
+        # Context that is rewritten during the episode splits a path into several rows.
         agent_rows = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
+        # An agent that never acted, or whose turns were not sampled as tokens.
         if not agent_rows:
             continue
         steps = _steps(path, agent, agent_rows, rewards)
         path_reward = _whole(outcome, agent, bool(steps), rewards)
         graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
-        whole = None if terms is None else add_terms(terms)
-        sampled = SampledPath(tree.task, outcome.leaf, whole, steps, agent)
+        total_reward = None if terms is None else add_terms(terms)
+        sampled = SampledPath(tree.task, outcome.leaf, total_reward, steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
@@ -123,6 +128,7 @@ def _steps(
     if not ends:
         return ()
     end, steps = next(iter(ends.values())), []
+    # The reward of simultaneous turns is stored on the last of them, which may be another actor's.
     for turn in path:
         end = ends.get(turn.id, end)
         reward = rewards.get((turn.id, f"{REWARD}:{agent}"))
@@ -152,6 +158,7 @@ def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> Step
     advantages = group_advantages([path.sampled for path in paths], settings.baseline)
     trainable, informative = list[AgentPath](), set[str]()
     for path, value in zip(paths, advantages.values, strict=True):
+        # Paths that failed or have no other path in their group have no advantage.
         if value is not None:
             informative |= {path.task} if value else set()
             trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
@@ -184,16 +191,20 @@ def critic_batch(
     from coterie.training.reference import with_values
 
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
+    # Score the rows of all paths together, then split the results by path.
     rows = [row for path in graded for row in path.rows]
-    rows_with_values, after = with_values(critic, rows, training)
+    rows_with_values, next_values = with_values(critic, rows, training)
     trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
     stop = 0
     for path in graded:
         start, stop = stop, stop + len(path.rows)
-        path_rows, last = rows_with_values[start:stop], after[start:stop]
+        path_rows, path_ends = rows_with_values[start:stop], next_values[start:stop]
+        # Rows that are too long for the critic have no values.
         if any(row.values is None for row in path_rows if row.predicted):
             continue
-        ends = [value for value in last if value is not None]
+        ends = [value for value in path_ends if value is not None]
+        # A path that a limit cut off would have continued, so V after its last token stands for the
+        # rest.
         bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
         rewards = path.sampled.token_rewards(path.trained)
         values = trained_values(path_rows)
@@ -203,6 +214,7 @@ def critic_batch(
     if flat:
         advantages = [[0.0] * len(of_path) for of_path in advantages]
     elif settings.whiten:
+        # Mean and deviation are taken over all tokens of the step.
         advantages = whiten(advantages)
     batch, informative = list[AgentPath](), set[str]()
     for path, of_path, (_, returns) in zip(trainable, advantages, estimates, strict=True):
@@ -283,28 +295,35 @@ def prepare(
     """
     fresh = samples.paths if s.rollout.max_staleness else _fresh(samples.paths, policies)
     counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
+    # DAPO trains on groups with different rewards only, and on at most ``tasks`` of them.
     if s.rollout.rounds > 1:
         counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
         tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
         fresh = [path for path in fresh if path.task in tasks]
     temperature = s.rollout.temperature
+    # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
     if s.loss.kl or s.reward.kl:
         fresh = _by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
+    # Before its first update a policy equals its reference, so the divergence costs nothing.
     moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
     before_kl = fresh
     if s.reward.kl:
         fresh = [_costly(path, s.reward.kl) if path.agent in moved else path for path in fresh]
     if critic is not None:
         training = critic.config.settings
+        # With a divergence cost returns differ even if all rewards are equal.
         flat = flat and not (s.reward.kl and moved)
         batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
     else:
         batch = group_batch(fresh, s.advantage)
         if s.reward.kl:  # the costs differ, but they are not rewards
-            before = group_batch(before_kl, s.advantage)
-            batch = replace(batch, informative=before.informative, counts=before.counts)
+            without_kl = group_batch(before_kl, s.advantage)
+            batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
+    # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
     chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
     counts["paths_masked"] = len(batch.paths) - len(chosen)
+    # By default the importance ratio uses the engine's log-probs, which differ slightly from the
+    # trainer's.
     if s.loss.old == "recomputed":
         from coterie.training.reference import with_old
 
@@ -325,6 +344,7 @@ def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
 def _fresh(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[AgentPath]:
     names = {f"{policy.role}@{policy.version}": policy.config.agents for policy in policies}
     writers = {agent: name for name, agents in names.items() for agent in agents}
+    # A path counts only if all its turns were sampled with the current weights.
     return [
         path
         for path in paths
@@ -344,9 +364,9 @@ def _by_role(
     """Apply ``do`` to the rows of each role, in one batch per role, and return the changed paths."""
     done: dict[int, AgentPath] = {}
     for policy in policies:
-        played = [n for n, path in enumerate(paths) if path.agent in policy.config.agents]
-        rows = iter(do(policy, [row for n in played for row in paths[n].rows]))
-        for n in played:
+        indices = [n for n, path in enumerate(paths) if path.agent in policy.config.agents]
+        rows = iter(do(policy, [row for n in indices for row in paths[n].rows]))
+        for n in indices:
             done[n] = replace(paths[n], rows=tuple(next(rows) for _ in paths[n].rows))
     return [done[n] for n in range(len(paths))]
 
@@ -355,11 +375,13 @@ def _costly(path: AgentPath, weight: float) -> AgentPath:
     """Subtract the divergence ``weight * (log p - log p_ref)`` from each token's reward; 0 without a reference."""
     costs: list[float] = []
     for row in path.rows:
+        # A target without a token before it has no log-prob, so it is not trained.
         count = row.target_count - row.unpredicted
         if row.reference is None or row.logprobs is None:
             costs += [0.0] * count
         else:
-            first = row.unpredicted
-            costs += kl_rewards(row.logprobs[first:], row.reference[first:], weight)
+            start = row.unpredicted
+            costs += kl_rewards(row.logprobs[start:], row.reference[start:], weight)
+    # The costs become step rewards; indices count the trained tokens of the whole path.
     steps = (*path.sampled.steps, *enumerate(costs))
     return replace(path, sampled=replace(path.sampled, steps=steps))

@@ -35,12 +35,16 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
     parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
-    learned = {"grad_norm": "gradient", "entropy": "entropy", "reference_kl": "KL to the reference"}
+    learning_metrics = {
+        "grad_norm": "gradient",
+        "entropy": "entropy",
+        "reference_kl": "KL to the reference",
+    }
     roles = trained_roles(metrics)
     for role in roles:
         values = [
             f"{short} {float(metrics[f'{role}/{name}']):.3g}"
-            for name, short in {**OF_ROLES, **learned}.items()
+            for name, short in {**OF_ROLES, **learning_metrics}.items()
             if f"{role}/{name}" in metrics
         ]
         parts += values if len(roles) == 1 else [f"{role} ({', '.join(values)})"]
@@ -63,6 +67,7 @@ def left_out(steps: Sequence[Metrics]) -> str:
 
 def is_constant(recent: Sequence[Metrics]) -> bool:
     rewards = [float(metrics["reward"]) for metrics in recent]
+    # Means of equal rewards may differ by rounding.
     is_same = all(math.isclose(reward, rewards[0], abs_tol=1e-12) for reward in rewards)
     return is_same and not any(metrics["reward_error"] for metrics in recent)
 
@@ -109,6 +114,7 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
 def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
     """Return warnings about roles that got no reward, and about last steps without an informative group."""
     steps = [records[n] for n in sorted(records)]
+    # The last tenth of the steps, but at least three of them.
     recent, warnings = steps[-max(3, len(steps) // 10) :], list[str]()
     roles = trained_roles(steps[-1])
     without = [role for role in roles if not any(metrics[f"{role}{REWARDED}"] for metrics in steps)]
@@ -126,6 +132,7 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
                 f"{' and '.join(equal)}, so nothing was learned from them; the other roles learned"
             )
     elif without != roles:
+        # If no role had any reward, the warning above says so.
         error = no_signal_error(recent)
         warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")
     return warnings
@@ -152,6 +159,7 @@ def kept_steps(run: Run, iteration: int, roles: Sequence[str]) -> list[int]:
 
     records = step_records(run.store, iteration, REINFORCE)
     saved = {role: saved_steps(run.training_folder(iteration, role)) for role in roles}
+    # Records count steps from 0; a checkpoint counts the steps before it.
     numbers = [step + 1 for step in sorted(records)]
     return [n for n in numbers if all(updates_after(records, n, r) in saved[r] for r in roles)]
 
@@ -160,15 +168,16 @@ def step_folder(run: Run, role: str, step: int) -> Path:
     """Return the checkpoint of a role after a step. Raises ``UserError`` if it is not kept."""
     from coterie.training.checkpoint import checkpoint_folder
 
-    kept = list[int]()
+    available = list[int]()
     for iteration in run.store.iterations(REINFORCE):
-        kept = kept_steps(run, iteration, [role])
-        if step in kept:
+        available = kept_steps(run, iteration, [role])
+        if step in available:
             updates = updates_after(step_records(run.store, iteration, REINFORCE), step, role)
             return checkpoint_folder(run.training_folder(iteration, role), updates)
     raise UserError(
         f"{run.folder} has no checkpoint of {role} after step {step} of reinforcement learning",
-        f"use one of: {', '.join(map(str, kept)) or 'none'} (steps.save_every and steps.keep_last say which are kept)",
+        f"use one of: {', '.join(map(str, available)) or 'none'} (steps.save_every and steps.keep_last say which are "
+        "kept)",
     )
 
 
@@ -203,4 +212,5 @@ def updates_of(role: str) -> str:
 
 def updates_after(records: Mapping[int, Metrics], step: int, role: str) -> int:
     """Return the number of optimizer steps of a role in the first ``step`` steps."""
+    # Records hold totals, so the last one is enough.
     return int(records[step - 1].get(updates_of(role), 0)) if step else 0

@@ -89,8 +89,9 @@ class AdvantageSettings(Settings):
     @model_validator(mode="after")
     def _refuse_unused(self) -> Self:
         fields = type(self).model_fields
-        own = ("gamma", "lam", "whiten")
-        changed = [name for name in own if getattr(self, name) != fields[name].default]
+        # One number per path leaves nothing to discount, and groups have their own normalization.
+        gae_keys = ("gamma", "lam", "whiten")
+        changed = [name for name in gae_keys if getattr(self, name) != fields[name].default]
         if changed and self.baseline != "values":
             raise ValueError(
                 f"{', '.join(changed)} have no effect with baseline={self.baseline}, where a path has one advantage; "
@@ -133,6 +134,8 @@ class StepSettings(Settings):
 
     def identity(self) -> dict[str, object]:
         """Return the settings that results depend on."""
+        # How often checkpoints are saved changes no result. Evaluations do if they choose the
+        # weights.
         names = ["count", "minibatches", "epochs"]
         names += ["keep", "evaluate_every"] if self.keep == "best" else []
         return self.model_dump(include={*names})
@@ -184,6 +187,7 @@ class ReinforceSettings(Settings):
 
     @property
     def critic_training(self) -> TrainingSettings:
+        # The critic trains on the ranks of the policies, so it takes their launch settings.
         ranks = {name: getattr(self.update, name) for name in LaunchSettings.model_fields}
         return combine(self.train, self.critic.train).model_copy(update=ranks)
 

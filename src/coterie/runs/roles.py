@@ -90,8 +90,10 @@ class Roles:
         """Return what :meth:`load` loads. ``merge`` loads the base in full, others keep an adapter beside 4 bits."""
         role, path = self.known[name], self.path(name, version)
         adapter, head = is_adapter(path), None
+        # Merging into bfloat16 or 4-bit weights would round small updates away.
         in_float32 = self.dtype == torch.float32 and not self.load_in_4bit
         merge = not trainable and (merge or in_float32)
+        # The initial model has no trained value head. Training starts with a new one.
         if role.head and (version or trainable):
             head = str(path) if version else NEW_HEAD
         return ModelSource(
@@ -116,6 +118,7 @@ class Roles:
         if base is None or self.settings.kind != "inprocess":
             load = partial(self.load, name, version, merge=False)
             return await self.engines.speak(version, path, load, role=name, base=role.model)
+        # Roles that share a base are adapters of one loaded model.
         shared = self._beside(base, role, version)
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
@@ -135,10 +138,15 @@ class Roles:
         """Return the role that owns the shared base of a role; ``None`` if it does not share."""
         if role.shares is not None:
             return role.shares
-        return role.name if any(one.shares == role.name for one in self.known.values()) else None
+        return (
+            role.name
+            if any(sharing_role.shares == role.name for sharing_role in self.known.values())
+            else None
+        )
 
     def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
         path = self.path(role.name, version)
+        # Full weights of one role can't be switched on and off as adapters can.
         if version and not is_adapter(path):
             problem = f"{role.name!r} shares a base, but its training wrote full weights to {path}"
             raise UserError(problem, "train it with method=lora, or remove `shares`")
@@ -148,6 +156,7 @@ class Roles:
         if version:
             model: Any = load_adapter(loaded.model, Path(path), name=role.name)
         else:
+            # The initial model is a new adapter, which adds 0 until it is trained.
             model = loaded.model
             if isinstance(model, PeftModel) and role.name in model.peft_config:
                 remove_adapter(model, role.name)
@@ -208,6 +217,7 @@ class Learner:
 
     def score(self, ids: Sequence[int]) -> Sequence[float] | None:
         """Return log-probs of ids after the first under the current weights; ``None`` for too many ids."""
+        # Only the first token has no log-prob.
         row = Row(tuple(ids), (Target(1, len(ids), self.role),))
         return row_values(self.scorer, "logprobs", [row], self.config.settings)[0]
 
@@ -232,12 +242,14 @@ class Learner:
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """Return the rows with log-probs of the role at the start of the stage."""
         models, config = self._models, self.config
+        # Loaded at first use. With a new adapter, the model without it is the reference.
         if self._reference is None and not self._base:
             if self._ranks is None:
                 self._reference = models.load(self.role, config.version, merge=False).model
             else:
                 source = models.source(self.role, config.version, merge=False)
                 self._reference = RankScorer(self._ranks, source, config.settings)
+        # An adapter that was not merged must stay active in the reference.
         beside = isinstance(self._reference, PeftModel)
         return with_row_reference(
             self._reference or self.scorer,
@@ -251,6 +263,7 @@ class Learner:
         """Return the engine on the trainer's model, or on a copy that gets the weights of the ranks."""
         on_ranks = self._ranks is not None
         if self._engine is None:
+            # The engine's copy of the model receives the adapter that the ranks publish.
             adapter = DEFAULT if on_ranks and self.config.settings.method == "lora" else None
             engines, version = self._models.engines, str(self.config.version)
             self._engine = engines.embedded(loaded, version, role=self.role, adapter=adapter)
@@ -258,6 +271,7 @@ class Learner:
             if on_ranks:
                 await self._engine.load(Path(self.served()), self.version)
             else:
+                # The engine samples from the trainer's model itself, so only the name changes.
                 self._engine.version = self.version
         return self._engine
 
@@ -265,10 +279,10 @@ class Learner:
         """Return the folder of the current weights for servers. The one before is kept, for servers that restart."""
         if not self.trainer.done:
             return self._models.path(self.role, self.config.version)
-        place = self._models.engines.weights_folder(self.trainer.folder)
-        folder = place / f"{SERVED}{self.trainer.done:08d}"
+        weights_folder = self._models.engines.weights_folder(self.trainer.folder)
+        folder = weights_folder / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
-            _forget_served(place, keep=1)
+            _forget_served(weights_folder, keep=1)
             self.trainer.publish(folder)
         return folder
 
@@ -295,6 +309,7 @@ def open_learner(
     else:
         merge = not models.load_in_4bit
         source = replace(models.source(config.like, config.version, merge=merge), head=NEW_HEAD)
+    # A new adapter on the initial model, which serves as the reference without it.
     fresh = config.settings.method == "lora" and source.adapter is None
     tracker = run.tracker.of(config.role)
     named: dict[str, Any] = {
@@ -306,6 +321,7 @@ def open_learner(
     # The loop saves all roles at the same step, and removes old checkpoints.
     settings = config.settings.model_copy(update={"save_every_seconds": None})
     engine = models.settings
+    # Only policies are sampled from, and servers load the weights themselves.
     samples = engine.kind == "inprocess" and config.like is None
     loaded = None
     if ranks is None or samples:
@@ -318,6 +334,7 @@ def open_learner(
     else:
         assert loaded is not None
         trainer = Trainer(loaded.model, config.objective, settings, folder, **named)
+        # The trainer may have wrapped the model with an adapter.
         loaded = replace(loaded, model=trainer.model)
     with trainer:
         yield Learner(models, config, loaded, trainer, fresh, ranks)
@@ -325,6 +342,7 @@ def open_learner(
 
 
 def _forget_served(folder: Path, keep: int = 0) -> None:
+    # The numbers have leading zeros, so names sort by age.
     folders = sorted(folder.glob(f"{SERVED}*"))
     for served in folders[: len(folders) - keep]:
         shutil.rmtree(served)

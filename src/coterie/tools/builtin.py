@@ -28,6 +28,7 @@ KILLED = 137
 MOST = 30_000
 """Bytes of each output stream; a longer one loses its middle."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
+# AFM's format: a block with the program, and perhaps one with its input.
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -48,10 +49,12 @@ class CodeTool:
 
     def __init__(self, settings: CodeToolSettings) -> None:
         self._settings = settings
-        what = "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        description = (
+            "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        )
         stdin = "What it reads from standard input."
         schema = text_schema("code", code="The program, all of it.", stdin=stdin)
-        self.tools = (Tool(settings.name, what, schema),)
+        self.tools = (Tool(settings.name, description, schema),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
         self.identity = digest("code", settings.model_dump_json())
 
@@ -73,6 +76,7 @@ async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
         (result,) = await sandbox.run(f"from {RUNNER} import run", [call])
     except SandboxFailed as error:
         raise ToolUnavailable(str(error)) from error
+    # The sandbox returns values in a form of its own, with integers in hexadecimal.
     match result.wire:
         case ["list", [["int", code], _, ["str", out], ["str", err]]]:
             return format_result(int(code, 16) & 0xFF, out, err)
@@ -119,6 +123,7 @@ class PythonTool:
         description = (
             "Runs Python and shows what it prints and the value of its last line. Variables stay."
         )
+        # Cells change the variables of the session, so they run in order.
         self.tools = (Tool(self.name, description, schema, alone=True),)
         self.tags: Mapping[str, Tag] = {self.name: Tag(CODE)}
 
@@ -191,25 +196,28 @@ class VisualInspector:
             yield {TOOL.name: self._inspect}
 
     async def _inspect(self, arguments: Mapping[str, Any]) -> str:
-        name, question = (str(arguments.get(one, "")).strip() for one in ("file_path", "question"))
-        most = self._settings.page_bytes
+        name, question = (
+            str(arguments.get(argument, "")).strip() for argument in ("file_path", "question")
+        )
+        max_bytes = self._settings.page_bytes
         if name.startswith(("http://", "https://")):
             fetched = await self._fetcher.fetch(name, ("image/",))
             image, is_whole = fetched.body, fetched.whole
         else:
-            image = await asyncio.to_thread(self._read, name, most + 1)
-            is_whole = len(image) <= most
+            # One byte more than allowed shows whether the file is too large.
+            image = await asyncio.to_thread(self._read, name, max_bytes + 1)
+            is_whole = len(image) <= max_bytes
         if not is_whole:
-            raise ToolError(f"the image is larger than {most:,} bytes")
-        kind = _kind(image)
-        url = f"data:{kind};base64,{base64.b64encode(image).decode()}"
+            raise ToolError(f"the image is larger than {max_bytes:,} bytes")
+        media_type = _kind(image)
+        url = f"data:{media_type};base64,{base64.b64encode(image).decode()}"
         prompt = f"Question: {question}" if question else "Describe the image."
         chat = [Utterance("system", ROLE), Utterance("user", prompt, images=(url,))]
         s = self._settings
         reply = await self._endpoint.chat(chat, max_tokens=s.answer_tokens, top_p=s.top_p)
         return reply.text
 
-    def _read(self, name: str, most: int) -> bytes:
+    def _read(self, name: str, max_bytes: int) -> bytes:
         """Read an image of the folder, without following links out of it."""
         missing = ToolError(f"there is no image {name[:200]!r}")
         if not self._settings.folder:
@@ -221,14 +229,15 @@ class VisualInspector:
                 raise missing
             # The resolved path has no links; a link created since then is refused.
             with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-                return stream.read(most)
+                return stream.read(max_bytes)
         except (OSError, ValueError, RuntimeError) as error:
             raise missing from error
 
 
 def _kind(image: bytes) -> str:
     """Return the media type by the first bytes, not by header or file name. Raises ``ToolError``."""
-    for start, kind in STARTS.items():
-        if image.startswith(start) and (kind != "image/webp" or image[8:12] == b"WEBP"):
-            return kind
+    for start, media_type in STARTS.items():
+        # RIFF files may also hold sound or video.
+        if image.startswith(start) and (media_type != "image/webp" or image[8:12] == b"WEBP"):
+            return media_type
     raise ToolError("it is not an image of a kind that is read: PNG, JPEG, GIF or WebP")

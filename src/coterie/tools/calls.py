@@ -109,8 +109,8 @@ class Tags:
         """Add a description of the tools to the system prompt."""
         text = self.teach(tools)
         if messages and messages[0].role == "system":
-            first = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
-            return (first, *messages[1:])
+            first_message = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
+            return (first_message, *messages[1:])
         return (Message.of("system", text), *messages)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
@@ -120,9 +120,10 @@ class Tags:
         calls: list[ToolCall] = []
         for number, tag in enumerate(tags):
             name = tag[1]
+            # A tag that is never closed ends where the next one opens.
             until = tags[number + 1].start() if number + 1 < len(tags) else len(text)
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
-            error = "" if closing else _unclosed(name, finish, last=until == len(text))
+            error = "" if closing else _unclosed(name, finish, is_last=until == len(text))
             for piece in self._pieces(name, body):
                 argument = self.arguments(name, piece)
                 calls.append(
@@ -139,6 +140,7 @@ class Tags:
         """Convert the text between a tool's tags to the arguments of a call, as JSON."""
         parameter = self.calls[name].argument
         if parameter is None:
+            # Models often put JSON between fences.
             return _FENCED_JSON.sub(r"\1", piece)
         return json.dumps({parameter: piece}, ensure_ascii=False)
 
@@ -153,8 +155,9 @@ class Tags:
         if tag.separator is not None:
             body = body.replace(tag.separator, f"\\{tag.separator}")
         text = f"<{call.name}>{body}</{call.name}>"
+        # Not every value can stand between tags, so the text is parsed again and compared.
         calls = self.parse(text, "stop_string")
-        read = [json.loads(one.arguments) for one in calls if not one.error]
+        read = [json.loads(call.arguments) for call in calls if not call.error]
         if read != [expected] or calls[0].name != call.name:
             raise UserError(
                 f"the call {call.name}({call.arguments}) cannot be written as a tag",
@@ -174,6 +177,7 @@ class Tags:
     def show(self, results: Sequence[ToolResult]) -> str:
         """Format results for the agent, in the order of the calls."""
         tag = self.observation
+        # Escaped, so that a result can't end the observation early.
         blocks = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
         return f"\n{blocks}\n" if self.inline else blocks
 
@@ -183,6 +187,7 @@ class Tags:
             return [body.strip()]
         parts = re.split(rf"(?<!\\){re.escape(separator)}", body)
         pieces = [part.replace(f"\\{separator}", separator).strip() for part in parts]
+        # An empty tag is one call, which gets an error.
         return [piece for piece in pieces if piece] or [""]
 
 
@@ -194,8 +199,8 @@ def _example(tool: Tool) -> str:
     if not isinstance(properties, Mapping):
         return "{}"
     kinds = {
-        name: one.get("type", "value") if isinstance(one, Mapping) else "value"
-        for name, one in properties.items()
+        name: schema.get("type", "value") if isinstance(schema, Mapping) else "value"
+        for name, schema in properties.items()
     }
     return json.dumps(kinds, ensure_ascii=False)
 
@@ -207,13 +212,18 @@ def inside(text: str, tag: str) -> str:
 
 def closing(text: str, stops: Sequence[str]) -> str:
     """Return the closing tag of the last unclosed tag, which some servers cut off, or an empty string."""
+    # Position of the last opening tag of each stop string.
     positions = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
-    last = max(positions, default=-1)
-    return positions[last] if last >= 0 and positions[last] not in text[last:] else ""
+    last_position = max(positions, default=-1)
+    return (
+        positions[last_position]
+        if last_position >= 0 and positions[last_position] not in text[last_position:]
+        else ""
+    )
 
 
-def _unclosed(name: str, finish: Finish, *, last: bool) -> str:
-    if last and finish == "length":
+def _unclosed(name: str, finish: Finish, *, is_last: bool) -> str:
+    if is_last and finish == "length":
         return f"not run: the message was cut off before </{name}>"
     return f"not run: <{name}> is not closed; write </{name}> after the call"
 
@@ -332,6 +342,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             # Patterns may be of another language than Python.
             draft.check_schema(tool.parameters, format_checker=FormatChecker(()))
             _check_references(tool.parameters, draft)
+            # A trial finds schemas that fail only when they are used.
             _first_error(tool, {})
         except (SchemaError, Unresolvable, ValueError, RecursionError) as error:
             raise UserError(
@@ -357,16 +368,17 @@ def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
     """Raise ``Unresolvable`` or ``ValueError`` for a reference to something that is not a schema inside this schema."""
     specification: Any = specification_with(draft.META_SCHEMA["$schema"])
     base = str(schema.get("$id", ""))
+    # Nothing is looked up outside of this schema.
     resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
     schemas = [schema]
-    for one in schemas:  # grows
+    for subschema in schemas:  # grows
         for name in ("$ref", "$dynamicRef"):
-            reference = one.get(name)
+            reference = subschema.get(name)
             part = resolver.lookup(reference).contents if isinstance(reference, str) else {}
             if not isinstance(part, Mapping | bool):
                 raise ValueError(f"{reference!r} is not a schema")
         schemas += [
-            part for part in specification.subresources_of(one) if isinstance(part, Mapping)
+            part for part in specification.subresources_of(subschema) if isinstance(part, Mapping)
         ]
 
 
@@ -374,16 +386,16 @@ def validate_calls(
     calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> tuple[ToolCall, ...]:
     """Return the calls with an error on each invalid one and those beyond ``max_calls``; existing errors stay."""
-    known = {tool.name: tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools}
 
-    def error(place: int, call: ToolCall) -> str:
-        if max_calls is not None and place >= max_calls:
+    def error(index: int, call: ToolCall) -> str:
+        if max_calls is not None and index >= max_calls:
             return too_many(max_calls)
-        return _fault(call, known)[:MAX_ERROR]
+        return _fault(call, by_name)[:MAX_ERROR]
 
     return tuple(
-        call if call.error else replace(call, error=error(place, call))
-        for place, call in enumerate(calls)
+        call if call.error else replace(call, error=error(index, call))
+        for index, call in enumerate(calls)
     )
 
 
@@ -391,12 +403,13 @@ def too_many(max_calls: int) -> str:
     return f"not run: only {max_calls} calls of this message are run"
 
 
-def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
-    tool = known.get(call.name)
+def _fault(call: ToolCall, by_name: Mapping[str, Tool]) -> str:
+    tool = by_name.get(call.name)
     if tool is None:
-        names = ", ".join(known) or "none"
+        names = ", ".join(by_name) or "none"
         return f"there is no tool {call.name!r}; the tools are: {names}"
     try:
+        # Python also reads NaN and Infinity, which JSON does not have.
         values = whole(json.loads(call.arguments, parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
@@ -433,15 +446,17 @@ def _first_error(tool: Tool, values: object) -> ValidationError | None:
 @cache
 def _validator(draft: Any) -> Any:
     """Return a validator whose time is limited, and whose patterns take linear time, on text of a model."""
-    own = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
-    checks = {**draft.VALIDATORS, **own, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
+    # Patterns take exponential time in Python's backtracking search, and ``uniqueItems`` quadratic
+    # time in jsonschema; a model could write such arguments.
+    own_checks = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
+    checks = {**draft.VALIDATORS, **own_checks, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
     return extend(draft, {name: _count_steps(check) for name, check in checks.items()})
 
 
 def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
     def count(*args: Any) -> Any:
-        _steps.set(left := _steps.get() - 1)
-        if left < 0:
+        _steps.set(steps_left := _steps.get() - 1)
+        if steps_left < 0:
             raise _TooLong("its schemas refer to each other too often")
         return check(*args)
 
@@ -450,11 +465,12 @@ def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unique(_: Any, unique: bool, value: object, __: Any) -> Iterator[ValidationError]:
     items = value if unique and isinstance(value, list) else []
-    if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
+    if len({json.dumps(item, sort_keys=True) for item in items}) < len(items):
         yield ValidationError("an item of the list is there twice")
 
 
 def _additional(validator: Any, inner: Any, value: object, schema: Any) -> Iterator[Any]:
+    # Without ``patternProperties`` it is unknown which properties are additional.
     if "patternProperties" not in schema:
         check = Draft202012Validator.VALIDATORS["additionalProperties"]
         yield from check(validator, inner, value, schema)
@@ -470,6 +486,7 @@ def _match(_: Any, pattern: str, value: object, __: Any) -> Iterator[ValidationE
 def _compile(pattern: str) -> pydantic_core.SchemaValidator | None:
     """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
     with suppress(pydantic_core.SchemaError):
+        # Rust's regular expressions, in pydantic, take linear time.
         return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
     return None
 
@@ -514,6 +531,7 @@ async def run_calls(
         if place(call.id) >= limits.max_calls:
             return ToolResult(call.id, too_many(limits.max_calls), error=True)
         async with room:
+            # The time of a call begins when it runs, not while it waits for a free place.
             tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
             text, error = await _run(call, functions[call.name], limits, tries)
             took = round(began - start, 6), round(time.monotonic() - began, 6)
@@ -523,17 +541,24 @@ async def run_calls(
 
     results: list[ToolResult] = []
     for stage in stages(calls, alone):
-        for one in await asyncio.gather(*map(answer, stage), return_exceptions=True):
-            if isinstance(one, BaseException):
-                raise one
-            results.append(one)
+        # Wait for all calls of the stage, so that none is still running after an error.
+        for answered in await asyncio.gather(*map(answer, stage), return_exceptions=True):
+            if isinstance(answered, BaseException):
+                raise answered
+            results.append(answered)
     return tuple(results)
 
 
 def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
     """Group calls: adjacent read-only (or broken) calls, or one call that changes something."""
+    # Adjacent read-only calls share the key -1; a call that changes something has its own.
     groups = groupby(
-        enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
+        enumerate(calls),
+        lambda index_and_call: (
+            index_and_call[0]
+            if index_and_call[1].name in alone and not index_and_call[1].error
+            else -1
+        ),
     )
     return [[call for _, call in group] for _, group in groups]
 
@@ -563,10 +588,12 @@ async def _run(
         except ToolError as error:
             return _text(f"{error}"), True
         except TimeoutError as error:
+            # Raised by the tool itself, not by the limit of this call.
             if not limit.expired():
                 return _text(f"no answer in time: {error}"), True
             return f"no answer within {limits.seconds:g} seconds", True
         except ToolUnavailable:
+            # A call that changes something has one try only: it may have had its effect.
             if number == tries - 1:
                 raise
             await asyncio.sleep(FIRST_PAUSE * 2**number)

@@ -68,11 +68,13 @@ def _same_word(expected: str, printed: str) -> bool:
     ours, theirs = _NUMBER.fullmatch(expected), _NUMBER.fullmatch(printed)
     if ours is None or theirs is None:
         return False
-    one, other = Decimal(expected), Decimal(printed)
-    whole = not any(ours.groups()) or (not any(theirs.groups()) and one == one.to_integral_value())
-    if whole or one == other:
-        return one == other
-    sides = float(one), float(other)
+    expected_value, printed_value = Decimal(expected), Decimal(printed)
+    is_exact = not any(ours.groups()) or (
+        not any(theirs.groups()) and expected_value == expected_value.to_integral_value()
+    )
+    if is_exact or expected_value == printed_value:
+        return expected_value == printed_value
+    sides = float(expected_value), float(printed_value)
     return all(map(math.isfinite, sides)) and math.isclose(
         *sides, rel_tol=TOLERANCE, abs_tol=TOLERANCE
     )
@@ -90,6 +92,7 @@ WAITING = 4
 ERRORS = 2000
 """Bytes of a program's stderr to keep."""
 MAX_WHY = 200
+STARTER = "Begin your program with this:\n```py\n{starter}\n```"
 _FAILED: dict[str, Outcome] = {
     "timeout": "too slow",
     "memory": "too much memory",
@@ -153,7 +156,7 @@ async def judge_program(
     Raises ``SandboxFailed``, and ``EngineError`` with ``LEFT_OUT`` if the row's test or checker can't be used.
     """
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    own = sandbox.settings.model_copy(
+    program_settings = sandbox.settings.model_copy(
         update={
             "cpu_seconds": limits.seconds,
             "wall_seconds": WAITING * limits.seconds,
@@ -164,12 +167,14 @@ async def judge_program(
         }
     )
     if tests[0].kind == "check":
-        checked = await _check_all(sandbox, program, tests, function, prelude, own)
-        if answer and not all(one.passed for one in checked):
+        checked = await _check_all(sandbox, program, tests, function, prelude, program_settings)
+        if answer and not all(verdict.passed for verdict in checked):
             task = (answer, prelude, function, *tests)
             if task not in _accepted:
-                right = await _check_all(sandbox, answer, tests, function, prelude, own, True)
-                _accepted[task] = all(one.passed for one in right)
+                right = await _check_all(
+                    sandbox, answer, tests, function, prelude, program_settings, True
+                )
+                _accepted[task] = all(verdict.passed for verdict in right)
             if not _accepted[task]:
                 raise EngineError(f"{LEFT_OUT}its own right answer fails its test")
         return checked
@@ -179,13 +184,15 @@ async def judge_program(
         for test in tests
     ]
     verdicts: list[Verdict] = []
-    async for result in sandbox.run_apart(source, calls, own):
+    async for result in sandbox.run_apart(source, calls, program_settings):
         test, printed = tests[len(verdicts)], _output(result)
         if isinstance(printed, Verdict):
             verdicts.append(printed)
         elif checker:
-            passed = await _accepts(sandbox, checker, test, printed, own)
-            if not passed and not await _accepts(sandbox, checker, test, test.output, own):
+            passed = await _accepts(sandbox, checker, test, printed, program_settings)
+            if not passed and not await _accepts(
+                sandbox, checker, test, test.output, program_settings
+            ):
                 raise EngineError(f"{LEFT_OUT}its checker refuses the expected output")
             verdicts.append(Verdict("passed" if passed else "wrong output"))
         else:
@@ -244,10 +251,10 @@ async def _check_all(
 ) -> tuple[Verdict, ...]:
     """Run ``check`` tests, all together at most ``limits.total_seconds``."""
     verdicts: list[Verdict] = []
-    left = limits.total_seconds
+    seconds_left = limits.total_seconds
     for test in tests:
-        verdict, left = await _check(
-            sandbox, program, test, function, prelude, limits, left, reference
+        verdict, seconds_left = await _check(
+            sandbox, program, test, function, prelude, limits, seconds_left, reference
         )
         verdicts.append(verdict)
     return tuple(verdicts)
@@ -260,7 +267,7 @@ async def _check(
     function: str,
     prelude: str,
     limits: SandboxSettings,
-    left: float,
+    seconds_left: float,
     reference: bool,
 ) -> tuple[Verdict, float]:
     """Run a ``check`` test in ``left`` seconds; also return the seconds that are left.
@@ -268,19 +275,19 @@ async def _check(
     Its calls run in the program's jail, and the test in another one, with their results. A call that fails is a failed
     test, so tests can't expect exceptions.
     """
-    known: dict[str, object] = {}
+    known_results: dict[str, object] = {}
     values = limits.model_copy(update={"output_kib": VALUE_KIB})
     for _ in range(MOST_ROUNDS):
-        if left <= 0:
-            return Verdict("too slow", "no time was left for this test"), left
+        if seconds_left <= 0:
+            return Verdict("too slow", "no time was left for this test"), seconds_left
         (result,) = await sandbox.run_reference(
             f"{prelude}\nfrom {REPLAYER} import replay",
-            [f"replay({test.input!r}, {function!r}, {json.dumps(known)!r}, globals())"],
+            [f"replay({test.input!r}, {function!r}, {json.dumps(known_results)!r}, globals())"],
             limits=limits,
         )
-        left -= result.seconds
-        if not result.ok and known:
-            return Verdict("wrong output", "the test can't run with its values"), left
+        seconds_left -= result.seconds
+        if not result.ok and known_results:
+            return Verdict("wrong output", "the test can't run with its values"), seconds_left
         if not result.ok:
             raise EngineError(
                 f"{LEFT_OUT}its test can't run apart from the program: {result.reason}"
@@ -289,21 +296,40 @@ async def _check(
             case ["list", [["list", call_wires], ["str", why]]]:
                 calls = [str(content) for _, content in call_wires]
             case _:  # a test that evaluates its values may report anything
-                return Verdict("wrong output", "the test can't run with its values"), left
+                return Verdict("wrong output", "the test can't run with its values"), seconds_left
         # Without known results, nothing depends on the program. After that, no value may leave the task out.
-        if not calls and not known:
+        if not calls and not known_results:
             raise EngineError(
                 f"{LEFT_OUT}its test does not call the function ({why or 'and passes'})"
             )
         if not calls:
-            return Verdict("wrong output", why) if why else Verdict("passed"), left
+            return Verdict("wrong output", why) if why else Verdict("passed"), seconds_left
         source = f"{prelude}\nexec({program!r})\nfrom {REPLAYER} import apply"
         expressions = [f"apply({function}, {call!r})" for call in calls]
         waiting = iter(calls)
-        timed = values.model_copy(update={"total_seconds": left})
+        timed = values.model_copy(update={"total_seconds": seconds_left})
         async for returned in sandbox.run_apart(source, expressions, timed, reference=reference):
-            left -= returned.seconds
+            seconds_left -= returned.seconds
             if not returned.ok:
-                return _failure(returned), left
-            known[next(waiting)] = returned.wire
-    return Verdict("too slow", f"its calls take more than {MOST_ROUNDS} rounds"), left
+                return _failure(returned), seconds_left
+            known_results[next(waiting)] = returned.wire
+    return Verdict("too slow", f"its calls take more than {MOST_ROUNDS} rounds"), seconds_left
+
+
+def verdict_metrics(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
+    """Return the share of passed tests, and the outcome of the first failed test with its reason."""
+    passed = sum(verdict.passed for verdict in verdicts)
+    failure = next(
+        ((n, verdict) for n, verdict in enumerate(verdicts, 1) if not verdict.passed), None
+    )
+    metrics: dict[str, float | str] = {
+        "fraction": passed / len(verdicts),
+        "slow": float(any(verdict.outcome == "too slow" for verdict in verdicts)),
+        "crashed": float(any(verdict.outcome == "error" for verdict in verdicts)),
+        "outcome": "passed" if failure is None else failure[1].outcome,
+    }
+    if failure is not None:
+        metrics["why"] = (
+            f"test {failure[0]} of {len(verdicts)}: {failure[1].why or failure[1].outcome}"
+        )
+    return metrics

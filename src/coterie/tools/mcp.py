@@ -154,7 +154,9 @@ class McpSource:
         self.tools = self._listed.tools
         self.identity = self._listed.identity
         arguments = {tool.name: _only_text(tool.parameters) for tool in self.tools}
-        self.tags: Mapping[str, Tag] = {tool: Tag(one) for tool, one in arguments.items() if one}
+        self.tags: Mapping[str, Tag] = {
+            tool: Tag(argument) for tool, argument in arguments.items() if argument
+        }
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
@@ -196,8 +198,8 @@ class LinkLost(ToolUnavailable):
 class Session:
     """Calls of a run's tools, over one connection at a time. Close it after use."""
 
-    def __init__(self, settings: McpSettings, known: ToolList) -> None:
-        self._settings, self._known = settings, known
+    def __init__(self, settings: McpSettings, listed: ToolList) -> None:
+        self._settings, self._known = settings, listed
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -230,6 +232,7 @@ class Session:
 
     async def ready(self) -> "Connection":
         """Return a connection with the run's tools. Raises ``UserError`` and ``ToolUnavailable``."""
+        # One caller opens and checks the connection while the others wait.
         async with self._lock:
             if self._changed is not None:
                 raise self._changed
@@ -238,12 +241,14 @@ class Session:
             connection = self._connection = self._connection or Connection(self._settings)
             try:
                 await connection.ready()
+                # Only a new connection, or an announced change, needs another look at the tools.
                 if connection.checked != (changes := connection.changes):
-                    now = convert_tools(await connection.tools(), self._settings)
-                    if now.identity != self._known.identity:
+                    current = convert_tools(await connection.tools(), self._settings)
+                    # Prompts describe the tools as they were when the run started.
+                    if current.identity != self._known.identity:
                         self._changed = UserError(
                             f"the tools of the MCP server `{self._settings.server}` have changed "
-                            f"({_changes(self._known, now)})",
+                            f"({_changes(self._known, current)})",
                             "restore the server's tools, or start a new run",
                         )
                         raise self._changed
@@ -260,6 +265,7 @@ class Session:
         await asyncio.gather(*self._closing)
 
     def _drop(self, connection: "Connection") -> None:
+        # Closing may take seconds, so it runs in the background.
         self._closing.add(asyncio.create_task(connection.aclose()))
         if self._connection is connection:
             self._connection = None
@@ -283,6 +289,7 @@ class Connection:
 
     async def ready(self) -> None:
         """Wait for the handshake. Raises :class:`LinkLost`."""
+        # Several callers may wait, and canceling one must not cancel the handshake.
         await asyncio.shield(self._client)
 
     @property
@@ -314,18 +321,20 @@ class Connection:
     async def aclose(self) -> None:
         """Close the connection, and wait until the command has ended."""
         self._ended.set()
+        # Not open yet: only cancellation ends the handshake.
         if not self._client.done():
             self._owner.cancel()
         await asyncio.wait({self._owner})
         self._client.exception()  # mark as retrieved
 
-    def lost(self, why: str) -> LinkLost:
+    def lost(self, reason: str) -> LinkLost:
         """Return an error with the reason and the end of the server's stderr."""
         with suppress(ValueError):  # the file is closed
             size = os.fstat(self._log.fileno()).st_size
+            # ``pread`` keeps the position at which the command writes.
             self._stderr = os.pread(self._log.fileno(), MAX_QUOTE, max(0, size - MAX_QUOTE))
         wrote = " ".join(self._stderr.decode(errors="replace").split())
-        text = f"the MCP server `{self._settings.server}`: {why}"
+        text = f"the MCP server `{self._settings.server}`: {reason}"
         return LinkLost(f"{text}; it wrote: {wrote}" if wrote else text)
 
     def _late(self) -> LinkLost:
@@ -335,6 +344,7 @@ class Connection:
         """Wait for the answer to a request or the end of the connection."""
         task = asyncio.ensure_future(request)
         try:
+            # A request may never be answered after the connection ends, so wait for its end, too.
             await asyncio.wait({task, self._owner}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not task.cancelled():
                 return task.result()
@@ -345,6 +355,7 @@ class Connection:
             raise
         finally:
             if not task.done():
+                # Canceling the request also cancels it at the server.
                 task.cancel()
                 await asyncio.wait({task})
         raise self.lost(LOST)
@@ -361,12 +372,13 @@ class Connection:
                     await self._ended.wait()
             except (Exception, asyncio.CancelledError) as error:
                 cause: BaseException = error
+                # Task groups wrap errors; the innermost one tells the reason.
                 while isinstance(cause, BaseExceptionGroup):
                     cause = cause.exceptions[0]
-                why = str(cause) or type(cause).__name__
+                reason = str(cause) or type(cause).__name__
                 if not self._client.done():
                     late = isinstance(cause, TimeoutError)
-                    self._client.set_exception(self._late() if late else self.lost(why))
+                    self._client.set_exception(self._late() if late else self.lost(reason))
             finally:
                 self._ended.set()
 
@@ -374,6 +386,7 @@ class Connection:
         s = self._settings
         if s.url is not None:
             headers = find_key(s.key_variable, Path()).header if s.key_variable else {}
+            # A stream of events may be silent for long, and requests have their own time limit.
             http = httpx2.AsyncClient(
                 headers=headers, timeout=httpx2.Timeout(s.start_seconds, read=None)
             )
@@ -403,15 +416,16 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
     """Convert a server's tools. Raises ``UserError`` for an empty list or an unusable tool."""
     if not rows:
         raise UserError(f"{settings.server} has no tools", "give a server with tools")
-    names = {_OTHER.sub("_", one.name)[:MAX_NAME]: one.name for one in rows}
+    names = {_OTHER.sub("_", row.name)[:MAX_NAME]: row.name for row in rows}
     fields, tools = [], []
-    for one in rows:
-        hint = one.annotations is not None and bool(one.annotations.read_only_hint)
-        reads = hint or one.name in settings.read_only
-        fields.append([one.name, one.description, one.input_schema, reads])
-        description = cut_text(one.description or "", MAX_DESCRIPTION)
-        name = _OTHER.sub("_", one.name)[:MAX_NAME]
-        tools.append(Tool(name, description, one.input_schema, alone=not reads))
+    for row in rows:
+        hint = row.annotations is not None and bool(row.annotations.read_only_hint)
+        reads = hint or row.name in settings.read_only
+        # The hash covers the full texts, although prompts get shorter ones.
+        fields.append([row.name, row.description, row.input_schema, reads])
+        description = cut_text(row.description or "", MAX_DESCRIPTION)
+        name = _OTHER.sub("_", row.name)[:MAX_NAME]
+        tools.append(Tool(name, description, row.input_schema, alone=not reads))
     try:
         check_tools(tools)
     except UserError as error:
@@ -420,8 +434,8 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
     return ToolList(tuple(tools), names, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _changes(before: ToolList, now: ToolList) -> str:
-    old, new = ({one.name: one for one in each.tools} for each in (before, now))
+def _changes(old_list: ToolList, new_list: ToolList) -> str:
+    old, new = ({tool.name: tool for tool in each.tools} for each in (old_list, new_list))
     changes = [f"gone: {name}" for name in old if name not in new]
     changes += [
         f"{'changed' if name in old else 'new'}: {name}"
@@ -438,17 +452,18 @@ def text_of(result: types.CallToolResult) -> str:
     return "\n".join(map(_part, result.content))
 
 
-def _part(one: types.ContentBlock) -> str:
-    match one:
+def _part(block: types.ContentBlock) -> str:
+    match block:
         case types.TextContent():
-            return one.text
+            return block.text
         case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
             return text
         case types.EmbeddedResource(resource=inner):
             return f"[resource {inner.uri}, {inner.mime_type or 'of no known type'}: not shown]"
         case types.ResourceLink():
-            return f"[link to {one.uri}: {one.name}]"
-    return f"[{one.type}, {one.mime_type}, about {3 * len(one.data) // 4:,} bytes: not shown]"
+            return f"[link to {block.uri}: {block.name}]"
+    # Base64 has 4 characters for 3 bytes.
+    return f"[{block.type}, {block.mime_type}, about {3 * len(block.data) // 4:,} bytes: not shown]"
 
 
 # -- a server: coterie serve tools --------------------------------------------------------------
@@ -497,8 +512,8 @@ class ToolServer:
             opening = [source.open() for source in self._sources]
             if one_client:
                 opening += [owner.open_session(0, self._shared) for owner in owners]
-            for one in opening:
-                self._functions |= await stack.enter_async_context(one)
+            for opening_source in opening:
+                self._functions |= await stack.enter_async_context(opening_source)
             yield
 
     async def listen(self, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -540,11 +555,13 @@ class ToolServer:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._room)
                 functions: Mapping[str, Function] = self._functions
+                # Over HTTP nothing tells clients apart, so each call gets a session of its own.
                 if request.name in self._owners and request.name not in functions:
                     session = self._owners[request.name].open_session(0, self._shared)
                     functions = await stack.enter_async_context(session)
                 (result,) = await run_calls(calls, self._tools, functions, self._limits)
         except (EngineError, UserError) as error:
+            # Details go into the log of this machine, not to the client.
             logger.warning("%s: %s", request.name, error)
             raise MCPError(types.INTERNAL_ERROR, f"{request.name} can't be reached") from error
         content = types.TextContent(text=result.text)

@@ -76,6 +76,7 @@ class ToolsSettings(CallLimits):
         return tuple(map(absolute_name, use))
 
     def identity(self) -> str:
+        # Retries and concurrency change no result, and the tools have hashes of their own.
         return digest(self.model_dump_json(exclude={"use", "config", "tries", "width"}))
 
 
@@ -86,13 +87,14 @@ class Toolbox:
     functions: Mapping[str, Function]
     limits: CallLimits
 
-    def beside(self, own: Mapping[str, Function]) -> "Toolbox":
-        return replace(self, functions={**self.functions, **own})
+    def beside(self, functions: Mapping[str, Function]) -> "Toolbox":
+        return replace(self, functions={**self.functions, **functions})
 
     async def run(
         self, calls: Sequence[ToolCall], tools: Sequence[Tool], message: str
     ) -> tuple[ToolResult, ...]:
         """Run the calls of a message; return results in their order. Raises ``ToolUnavailable``."""
+        # Tools such as ``crawl_page`` read the thoughts of the message that calls them.
         token = MESSAGE.set(message)
         try:
             return await run_calls(calls, tools, self.functions, self.limits)
@@ -141,19 +143,28 @@ class FunctionSource:
         parameters = inspect.signature(function).parameters.values()
         hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        if bad := [one.name for one in parameters if one.name not in hints or one.kind in starred]:
+        if bad := [
+            parameter.name
+            for parameter in parameters
+            if parameter.name not in hints or parameter.kind in starred
+        ]:
             raise UserError(
                 f"{plugin} has no type for {', '.join(bad)}, or stars before it",
                 "name and annotate its parameters, from which its schema is made",
             )
         self._fields: dict[str, Any] = {
-            one.name: (hints[one.name], ... if one.default is one.empty else one.default)
-            for one in parameters
+            parameter.name: (
+                hints[parameter.name],
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+            for parameter in parameters
         }
         self._function = function
+        # One model gives the schema for prompts and converts the arguments of calls.
         self._model = create_model(name, **self._fields)
         line = description.partition("\n")[0]
         self.tools: tuple[Tool, ...] = (Tool(name, line, self._model.model_json_schema()),)
+        # A single argument can stand between tags without JSON.
         argument = next(iter(self._fields)) if len(self._fields) == 1 else None
         self.tags: Mapping[str, Tag] = {name: Tag(argument)}
         self.identity = plugin.source
@@ -166,7 +177,9 @@ class FunctionSource:
         """Call the function; errors are results for the agent."""
         try:
             values = self._model.model_validate(dict(arguments))
-            call = partial(self._function, **{one: getattr(values, one) for one in self._fields})
+            call = partial(
+                self._function, **{field: getattr(values, field) for field in self._fields}
+            )
             is_async = inspect.iscoroutinefunction(self._function)
             return str(await (call() if is_async else _in_thread(call)))
         except ValidationError as error:
@@ -174,6 +187,7 @@ class FunctionSource:
         except ToolError:
             raise
         except Exception as error:
+            # The agent reads this message, which must not show folders of this machine.
             raise ToolError(_without_folders(last_line(error))) from error
 
 
@@ -186,6 +200,7 @@ def _without_folders(text: str) -> str:
 async def _in_thread(do: Callable[[], object]) -> object:
     """Run a blocking function in a daemon thread, so that time limits apply and the run can end."""
     future: Future[object] = Future()
+    # A new thread has no context variables, such as the message of the call.
     context = copy_context()
 
     def run() -> None:
@@ -199,6 +214,7 @@ async def _in_thread(do: Callable[[], object]) -> object:
 
     threading.Thread(target=run, name="tool", daemon=True).start()
     result = await asyncio.wrap_future(future)
+    # A function may return a coroutine without being declared ``async``.
     return await result if inspect.isawaitable(result) else result
 
 
@@ -225,6 +241,7 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     """Return the sources of names, with settings of the file ``config``. Cached: a server lists its tools once."""
     file = None if config is None else expanded(config)
     entries = {} if file is None else _entries(file)
+    # A text, because arguments of a cached function must be hashable.
     return _sources(tuple(names), file, json.dumps(entries, default=str))
 
 
@@ -250,28 +267,31 @@ def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> T
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
     entries = json.loads(text)
     sources = [_construct(name, entries, file) for name in names]
+    # Only names that several sources share get a prefix.
     count = Counter(tool.name for source in sources for tool in source.tools)
     twice = frozenset(name for name in count if count[name] > 1)
-    for place, (name, source) in enumerate(zip(names, sources, strict=True)):
+    for index, (name, source) in enumerate(zip(names, sources, strict=True)):
+        # Commands and URLs are no prefix, and a prefixed source can't open sessions.
         is_alike = any(tool.name in twice for tool in source.tools)
         if is_alike and _PLAIN.fullmatch(name) and not isinstance(source, SessionSource):
-            sources[place] = PrefixedSource(name, source, twice)
+            sources[index] = PrefixedSource(name, source, twice)
     check_tools([tool for source in sources for tool in source.tools])
     return tuple(sources)
 
 
 def _construct(name: str, entries: Mapping[str, Any], file: Path | None) -> ToolSource:
     values = dict(entries.get(name, {}))
-    kind = str(values.pop("tool", name))
-    if kind.startswith(MCP):
-        values |= {"server": kind.removeprefix(MCP).strip()}
-        kind = "mcp"
-    plugin = find(TOOLS, kind)
+    tool_name = str(values.pop("tool", name))
+    if tool_name.startswith(MCP):
+        values |= {"server": tool_name.removeprefix(MCP).strip()}
+        tool_name = "mcp"
+    plugin = find(TOOLS, tool_name)
     if not isinstance(plugin.thing, type):
         if values:
             raise UserError(f"{plugin} is a function and has no settings", f"correct {file}")
         return FunctionSource(plugin)
     settings_type = settings_type_of(plugin, Settings)
+    # An entry of the file names its tool, unless the tool's settings say otherwise.
     if "name" in settings_type.model_fields and name in entries:
         values.setdefault("name", name)
     try:
@@ -289,15 +309,15 @@ def _construct(name: str, entries: Mapping[str, Any], file: Path | None) -> Tool
 
 def _entries(file: Path) -> dict[str, dict[str, Any]]:
     rows = read_yaml(file).get("tools")
-    if not rows or not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(
             f"{file} has no list of tools",
             "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings",
         )
     entries: dict[str, dict[str, Any]] = {}
-    for one in rows:
-        name = str(one.pop("name", one.get("tool")))
+    for row in rows:
+        name = str(row.pop("name", row.get("tool")))
         if name in entries:
             raise UserError(f"{file} has two tools called {name!r}", "rename one of them")
-        entries[name] = one
+        entries[name] = row
     return entries

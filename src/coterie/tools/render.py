@@ -242,9 +242,9 @@ def _gray_image(url: str) -> str:
     """Return a gray image of the size in a URL, such as ``/640/480``, ``/640x480`` or ``?w=640&h=480``."""
     parts = urlsplit(url.replace("&amp;", "&"))
     query = parse_qs(parts.query)
-    asked = [query.get(long, query.get(long[0], [""]))[0] for long in ("width", "height")]
+    sizes_in_query = [query.get(long, query.get(long[0], [""]))[0] for long in ("width", "height")]
     sizes = re.findall(r"(?<=[/x])\d+(?=[/x.]|$)", re.sub(r"/(?:id|seed)/[^/]+", "", parts.path))
-    numbers = [n for n in (sizes[:2] or asked) if n.isdecimal()] or [*map(str, IMAGE_SIZE)]
+    numbers = [n for n in (sizes[:2] or sizes_in_query) if n.isdecimal()] or [*map(str, IMAGE_SIZE)]
     width, height = (min(int(n[:9]), MAX_IMAGE) or 1 for n in (numbers[0], numbers[-1]))
     return "data:image/svg+xml," + quote(
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>"
@@ -271,10 +271,13 @@ MOUNTS = (
 
 def find_chromium(playwright: "Playwright", path: str) -> Path:
     """Return the program of a Chromium. Raises ``UserError`` if there is none."""
-    own = Path(playwright.chromium.executable_path)
-    places = [own, *own.parents[2].glob("chromium_headless_shell-*/*/*headless*shell*")]
+    playwright_path = Path(playwright.chromium.executable_path)
+    candidates = [
+        playwright_path,
+        *playwright_path.parents[2].glob("chromium_headless_shell-*/*/*headless*shell*"),
+    ]
     names = ("chromium", "chromium-browser", "google-chrome")
-    programs = [path, *(str(p) for p in places if p.exists()), *map(shutil.which, names)]
+    programs = [path, *(str(p) for p in candidates if p.exists()), *map(shutil.which, names)]
     program = next(filter(None, programs), None)
     if program is None or not os.access(program, os.X_OK):
         raise UserError(f"there is no Chromium{path and ' ' + path}, which renders pages", INSTALL)
@@ -317,13 +320,13 @@ def _script(settings: RenderSettings, chromium: Path, user: sandbox.User) -> str
         elif path.exists():
             paths.append(path)
     if not any(chromium.is_relative_to(path) for path in paths):
-        home, own = Path.home(), chromium.parent
-        if home.is_relative_to(own) or not any(own.glob("*.pak")):
+        home, folder = Path.home(), chromium.parent
+        if home.is_relative_to(folder) or not any(folder.glob("*.pak")):
             raise UserError(
-                f"{own} has other files than those of Chromium, and the jail would show them",
+                f"{folder} has other files than those of Chromium, and the jail would show them",
                 "set `chromium` to the program in the folder of a Chromium alone",
             )
-        paths.append(own)
+        paths.append(folder)
     for path in paths:
         words += sandbox.bind(path, path)
     words += ["--proc", "/proc", "--perms", "0755", "--dir", "/dev"]
@@ -341,9 +344,9 @@ def _script(settings: RenderSettings, chromium: Path, user: sandbox.User) -> str
 def resident_bytes(process: psutil.Process) -> int:
     """Return the memory of a process and its descendants, without pages of files."""
     total = 0
-    for one in [process, *process.children(recursive=True)]:
+    for descendant in [process, *process.children(recursive=True)]:
         with contextlib.suppress(OSError):
-            status = Path(f"/proc/{one.pid}/status").read_text()
+            status = Path(f"/proc/{descendant.pid}/status").read_text()
             total += 1024 * sum(map(int, re.findall(r"^Rss(?:Anon|Shmem):\s*(\d+)", status, re.M)))
     return total
 
@@ -403,8 +406,8 @@ class _Slot:
         if browser is None or not browser.is_connected():
             await self.close()
             browser = await self._start()
-        others = [page for context in browser.contexts for page in context.pages[1:]]
-        if self._page is None or self._rendered >= self.settings.renew or others:
+        extra_pages = [page for context in browser.contexts for page in context.pages[1:]]
+        if self._page is None or self._rendered >= self.settings.renew or extra_pages:
             await self._renew(browser)
         self._rendered += 1
         self._leaves = asyncio.get_running_loop().create_future()
@@ -453,8 +456,8 @@ class _Slot:
         self._frame = tree["frameTree"]["frame"]["id"]
 
         def leave(event: dict[str, Any]) -> None:
-            own = event["frameId"] == self._frame and event["disposition"] == "currentTab"
-            if own and not self._leaves.done():
+            is_own_frame = event["frameId"] == self._frame and event["disposition"] == "currentTab"
+            if is_own_frame and not self._leaves.done():
                 self._leaves.set_result(event["url"][:200])
 
         session.on("Page.frameRequestedNavigation", leave)
@@ -485,8 +488,8 @@ class _Slot:
     async def _evaluate(self, expression: str) -> None:
         """Run a script out of reach of the page's own; a page may have replaced its document since the last script."""
         world = await self._session.send("Page.createIsolatedWorld", {"frameId": self._frame})
-        place = {"contextId": world["executionContextId"], "awaitPromise": True}
-        await self._session.send("Runtime.evaluate", {"expression": expression, **place})
+        context = {"contextId": world["executionContextId"], "awaitPromise": True}
+        await self._session.send("Runtime.evaluate", {"expression": expression, **context})
 
     async def _stay(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of work, unless the page leaves: a page that leaves has no picture, however far it came."""

@@ -104,9 +104,9 @@ class Passage:
         return self._split()[1]
 
     def _split(self) -> tuple[str, str]:
-        first, line_end, rest = self.contents.partition("\n")
-        if line_end and len(first) >= 2 and first[0] == first[-1] == '"':
-            return first[1:-1], rest
+        first_line, line_end, rest = self.contents.partition("\n")
+        if line_end and len(first_line) >= 2 and first_line[0] == first_line[-1] == '"':
+            return first_line[1:-1], rest
         return "", self.contents
 
 
@@ -123,10 +123,10 @@ class Passages:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def __getitem__(self, place: int) -> Passage:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        row = json.loads(self._rows[int(self._offsets[place]) : int(self._offsets[place + 1])])
+    def __getitem__(self, index: int) -> Passage:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        row = json.loads(self._rows[int(self._offsets[index]) : int(self._offsets[index + 1])])
         return Passage(row["id"], row["contents"])
 
 
@@ -136,13 +136,13 @@ def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
     A row with ``contents`` is one passage. A row with ``title`` and ``text`` is a page, whose text is split at line
     ends into paragraphs, numbered from 0. Raises ``UserError`` for a bad row, with its line, and for a bad file.
     """
-    for page, (place, row) in enumerate(numbered(file, progress)):
+    for page, (position, row) in enumerate(numbered(file, progress)):
         is_page = isinstance(row, dict) and "contents" not in row
         text = row.get("text" if is_page else "contents") if isinstance(row, dict) else None
         title = row.get("title") if is_page else ""
         if not isinstance(text, str) or not text.strip() or not isinstance(title, str):
             raise UserError(
-                f"{file}, {place}, is not a row with `contents`, or with the texts `title` and `text`",
+                f"{file}, {position}, is not a row with `contents`, or with the texts `title` and `text`",
                 ROW,
             )
         id_ = str(row.get("id", page))
@@ -157,8 +157,9 @@ def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
             for begin in range(0, len(line), MAX_CHARACTERS)
         ]
         for count, piece in enumerate(pieces):
-            own = id_ if len(pieces) == 1 else f"{id_}-{count}"
-            yield page, Passage(own, f'"{title}"\n{piece}')
+            # A page of one paragraph keeps the id of its row.
+            passage_id = id_ if len(pieces) == 1 else f"{id_}-{count}"
+            yield page, Passage(passage_id, f'"{title}"\n{piece}')
 
 
 # -- by words -----------------------------------------------------------------------------------
@@ -181,16 +182,18 @@ def word_scores(index: Any, query: str) -> Scores:
 def known_words(index: Any, query: str) -> list[str]:
     """Return the words of a query that are in a BM25 index."""
     (words,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
-    return [one for one in words if one in index.vocab_dict]
+    return [word for word in words if word in index.vocab_dict]
 
 
 def best(scores: Scores, count: int, among: Places | None = None) -> Places:
     """Return the indices of the highest positive scores, highest first, ties in order; ``among`` restricts them."""
-    places = np.flatnonzero(scores) if among is None else among[scores[among] > 0]
-    if count < len(places):
-        values = scores[places]
-        places = places[values >= np.partition(values, len(values) - count)[len(values) - count]]
-    return places[np.lexsort((places, -scores[places]))][:count]
+    indices = np.flatnonzero(scores) if among is None else among[scores[among] > 0]
+    # Only scores from the count-th highest on, with its ties, have to be sorted.
+    if count < len(indices):
+        values = scores[indices]
+        indices = indices[values >= np.partition(values, len(values) - count)[len(values) - count]]
+    # The last key is the first criterion: the score, then the position.
+    return indices[np.lexsort((indices, -scores[indices]))][:count]
 
 
 def need(package: str, extra: str) -> Any:
@@ -225,6 +228,7 @@ class Encoder:
         self._tokenizer = loading.load_tokenizer(source)
         loading.check_safetensors(source)
         dtype = torch.float16 if self._device.type == "cuda" else torch.float32
+        # Vectors are means of states, so weights of a pooler may be unused.
         model = loading.with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
         if (context := loading.context_length(model.config)) is not None:
             loading.check_context(context, settings.max_tokens, source)
@@ -252,6 +256,7 @@ class Encoder:
             return_tensors="pt",
         ).to(self._device)
         with torch.inference_mode():
+            # N texts, T tokens, D dimensions: states (N, T, D), mask (N, T, 1), vectors (N, D).
             states = self._model(**inputs).last_hidden_state.float()
             mask = inputs["attention_mask"].unsqueeze(-1).float()
             means = (states * mask).sum(1) / mask.sum(1)
@@ -266,12 +271,13 @@ def _build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: P
     progress.start(len(passages), "encoding")
     index: Any = None
     for begin in range(0, len(passages), step):
-        places = range(begin, min(begin + step, len(passages)))
-        vectors = encoder.passages([passages[place].contents for place in places])
+        indices = range(begin, min(begin + step, len(passages)))
+        vectors = encoder.passages([passages[index].contents for index in indices])
+        # The first batch shows the number of dimensions.
         if index is None:
             index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
-        progress.advance(len(places))
+        progress.advance(len(indices))
     faiss.write_index(index, str(file))
 
 
@@ -340,23 +346,26 @@ def build_index(
 def _fill_index(
     new: Path, file: Path, bm25: bool, encoder: EncoderSettings | None, progress: Progress
 ) -> int:
+    # Missing packages are reported before the file is read.
     if bm25:
         need_bm25s()
     if encoder is not None:
         need_faiss()
         loaded = Encoder(encoder)
+    # Compact arrays of 64-bit integers, since there may be tens of millions of passages.
     offsets, pages, content = array("q", [0]), array("q"), hashlib.sha256()
 
+    # Tokenization consumes this generator, so the rows are written in the same pass.
     def contents() -> Iterator[str]:
         with (new / PASSAGES).open("wb") as out:
-            for page, one in read_rows(file, progress):
-                fields = {"id": one.id, "contents": one.contents}
+            for page, passage in read_rows(file, progress):
+                fields = {"id": passage.id, "contents": passage.contents}
                 row = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
                 out.write(row)
                 content.update(row)
                 offsets.append(offsets[-1] + len(row))
                 pages.append(page)
-                yield one.contents
+                yield passage.contents
 
     if bm25:
         tokens = need_bm25s().tokenize(contents(), show_progress=False)
@@ -366,6 +375,7 @@ def _fill_index(
         index.index(tokens, show_progress=False)
         index.save(str(new), show_progress=False)
     else:
+        # Without an index of words, only write the rows.
         deque(contents(), 0)
     np.save(new / OFFSETS, np.frombuffer(offsets, np.int64))
     np.save(new / PAGES, np.frombuffer(pages, np.int64))
@@ -373,8 +383,9 @@ def _fill_index(
     if encoder is not None:
         identity = encoder.identity()
         _build_vectors(Passages(new), loaded, new / VECTORS, progress)
-        place = expanded(encoder.model)
-        model = str(place.absolute()) if place.is_dir() else encoder.model
+        # The index may be opened from another working folder.
+        folder = expanded(encoder.model)
+        model = str(folder.absolute()) if folder.is_dir() else encoder.model
         encoder = encoder.model_copy(update={"model": model})
     manifest = Manifest(
         form=FORM,
@@ -389,14 +400,15 @@ def _fill_index(
     return manifest.passages
 
 
-def index_of(place: Path) -> Path:
+def index_of(path: Path) -> Path:
     """Return the index of a folder, or of a file, which is indexed on first use."""
-    if not place.is_file():
-        return place
-    target = home() / "indexes" / f"{sha256(place)}-{FORM}"
+    if not path.is_file():
+        return path
+    # The name holds the content and the format, so a changed file is indexed again.
+    target = home() / "indexes" / f"{sha256(path)}-{FORM}"
     if not target.is_dir():
         with new_folder(target) as new:
-            _fill_index(new, place, True, None, Silent())
+            _fill_index(new, path, True, None, Silent())
     return target
 
 
@@ -414,6 +426,7 @@ class Retriever:
             need_faiss()
             self._vectors = _open_vectors(_vector_file(folder, settings), len(self._passages))
             self._encoder = Encoder(_encoder(folder, settings, manifest))
+            # One query shows the size of the encoder's vectors.
             width = self._encoder.queries(["x"]).shape[1]
             if width != self._vectors.d:
                 raise UserError(
@@ -425,14 +438,15 @@ class Retriever:
         """Return at most ``count`` passages with scores for each query; by words, only ones with a common word."""
         if self._words is not None:
             all_scores = (word_scores(self._words, query) for query in queries)
-            pairs = [[(place, s[place]) for place in best(s, count)] for s in all_scores]
+            pairs = [[(index, s[index]) for index in best(s, count)] for s in all_scores]
         else:
             vectors = self._encoder.queries(queries)
-            scores, places = self._vectors.search(vectors, min(count, len(self._passages)))
-            pairs = [list(zip(*one, strict=True)) for one in zip(places, scores, strict=True)]
+            scores, indices = self._vectors.search(vectors, min(count, len(self._passages)))
+            pairs = [list(zip(*pair, strict=True)) for pair in zip(indices, scores, strict=True)]
+        # FAISS fills missing results with -1.
         return [
-            [(self._passages[int(place)], float(score)) for place, score in one if place >= 0]
-            for one in pairs
+            [(self._passages[int(index)], float(score)) for index, score in pair if index >= 0]
+            for pair in pairs
         ]
 
 
@@ -450,6 +464,7 @@ def check_index(folder: Path, settings: SearchSettings = BY_WORDS) -> str:
     encoder, file = _encoder(folder, settings, manifest), _vector_file(folder, settings)
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")
+    # An index may have tens of gigabytes, so only its size and both ends are hashed.
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(SAMPLE)

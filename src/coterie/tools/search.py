@@ -118,6 +118,7 @@ class RetrieverTool:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         s = self.settings
+        # Local searches run one batch at a time; a server answers several requests at once.
         async with (
             self._open_search() as search,
             aclosing(Batches(search, s.window_ms / 1000, MAX_REQUESTS if s.url else 1)) as batches,
@@ -129,6 +130,7 @@ class RetrieverTool:
                     raise ToolError("the query is empty")
                 answer = await batches.ask(query)
                 if isinstance(answer, ToolError):
+                    # Callers share the answer, so each raises an error of its own.
                     raise ToolError(str(answer))
                 return format_passages(answer)
 
@@ -139,6 +141,7 @@ class RetrieverTool:
         s = self.settings
         if s.url is not None:
             try:
+                # Any status will do, since most servers answer only POST requests.
                 httpx2.get(s.url, timeout=CONNECT_SECONDS, trust_env=False)
             except (httpx2.HTTPError, OSError) as error:
                 raise UserError(
@@ -171,16 +174,16 @@ class RetrieverTool:
 
         async def here(queries: Sequence[str]) -> list[Answer]:
             hits = await asyncio.to_thread(retriever.search, queries, s.topk)
-            return [[passage for passage, _ in one] for one in hits]
+            return [[passage for passage, _ in hit_list] for hit_list in hits]
 
         yield here
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
     blocks = []
-    for number, one in enumerate(passages, 1):
-        title = f' (Title: "{one.title}")' if one.title else ""
-        blocks.append(f"Doc {number}{title}\n{one.text}")
+    for number, passage in enumerate(passages, 1):
+        title = f' (Title: "{passage.title}")' if passage.title else ""
+        blocks.append(f"Doc {number}{title}\n{passage.text}")
     return "\n\n".join(blocks) or NOTHING
 
 
@@ -203,10 +206,12 @@ class Batches:
     async def ask(self, query: str) -> Answer:
         """Return the answer to one query. Raises the exceptions of its search."""
         self._queries[query] = None
+        # The first query of a batch starts its timer.
         if self._batch is None:
             self._batch = asyncio.create_task(self._run())
             self._tasks.add(self._batch)
             self._batch.add_done_callback(self._tasks.discard)
+        # A canceled caller must not cancel the search that others wait for.
         answers = await asyncio.shield(self._batch)
         return answers[query]
 
@@ -217,6 +222,7 @@ class Batches:
 
     async def _run(self) -> dict[str, Answer]:
         await asyncio.sleep(self._window)
+        # Queries that arrive from now on go into the next batch.
         queries, self._queries, self._batch = list(self._queries), {}, None
         async with self._room:
             return dict(zip(queries, await self._search(queries), strict=True))
@@ -252,6 +258,7 @@ async def post(
             fault = str(error)
             limits.pause(error.retry_after or 0.0)
         except ValueError:
+            # Errors of pydantic are ValueErrors, too.
             fault = "a broken answer"
     raise ToolUnavailable(f"{url}: {fault}")
 
@@ -281,10 +288,15 @@ async def _ask_server(
         if len(rows) != len(queries):
             raise ValueError(f"{len(rows)} results for {len(queries)} queries")
         documents = [
-            [one.document if isinstance(one, _Scored) else one for one in row[: s.topk]]
+            [
+                document.document if isinstance(document, _Scored) else document
+                for document in row[: s.topk]
+            ]
             for row in rows
         ]
-        return [[Passage(str(one.id), one.contents) for one in row] for row in documents]
+        return [
+            [Passage(str(document.id), document.contents) for document in row] for row in documents
+        ]
 
     assert s.url is not None
     body = {"queries": list(queries), "topk": s.topk, "return_scores": True}
@@ -296,8 +308,9 @@ async def _ask_server(
         refusal = ToolError(f"the query was refused: {error}")
     if len(queries) == 1:
         return [refusal]
+    # The server refused the batch, so ask each query alone to find out which one it refuses.
     alone = await asyncio.gather(*(_ask_server(http, s, [query]) for query in queries))
-    return [one for (one,) in alone]
+    return [passages for (passages,) in alone]
 
 
 # -- web_search ---------------------------------------------------------------------------------
@@ -382,6 +395,7 @@ class WebSearch:
         self.tags: Mapping[str, Tag] = {WEB_TOOL.name: Tag("query", "|")}
         self.identity = digest("web_search", s.num, backend)
         self._cache: Cache | None = None
+        # A lock disappears when no query waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
@@ -407,6 +421,7 @@ class WebSearch:
             yield {WEB_TOOL.name: self._run}
 
     async def _run(self, arguments: Mapping[str, Any]) -> str:
+        # Equal queries with other spacing share an entry of the cache.
         query = " ".join(str(arguments["query"]).split())
         if not query:
             raise ToolError("the query is empty")
@@ -421,6 +436,7 @@ class WebSearch:
         if self._cache is None:
             return await self._ask_serper(query)
         key = f"serper {self._settings.num}\n{query}"
+        # The second of two equal queries waits here and then finds the first one's answer.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if (entry := await self._cache.get(key)) is not None:
                 return SearchAnswer.model_validate_json(entry).organic
@@ -449,6 +465,7 @@ class WebSearch:
                     SERPER_PAUSE,
                 )
         except FinalFault as error:
+            # A wrong key fails every query, so the run must end instead of scoring 0.
             if error.status in KEY_STATUSES:
                 raise EngineGone(f"web search at {s.upstream}: {error}") from error
             raise ToolError(f"the query is refused: {error}") from error
@@ -459,9 +476,10 @@ class WebSearch:
         if not words:
             return []
         hits = []
-        for place in best(self._index.get_scores(words), self._settings.num).tolist():
-            row = self._rows[place]
+        for index in best(self._index.get_scores(words), self._settings.num).tolist():
+            row = self._rows[index]
             lines = [line.strip() for line in row.text.splitlines() if line.strip()]
+            # The line with most words of the query is the snippet.
             line = max(lines, key=lambda line: sum(word in line.lower() for word in words))
             snippet = line[:SNIPPET]
             hits.append(WebHit(title=row.title, link=row.url, snippet=snippet, date=row.date))
@@ -472,9 +490,9 @@ def observation(query: str, hits: Sequence[WebHit]) -> str:
     if not hits:
         return f"No results found for query: {query}"
     blocks = []
-    for place, hit in enumerate(hits, 1):
+    for number, hit in enumerate(hits, 1):
         lines = [
-            f"{place}. [{hit.title}]({hit.link})",
+            f"{number}. [{hit.title}]({hit.link})",
             *([f"Date published: {hit.date}"] if hit.date else []),
             *([f"Source: {hit.source}"] if hit.source else []),
             hit.link,
@@ -498,12 +516,12 @@ class PageFile:
 
     def __init__(self, file: Path) -> None:
         self.rows: dict[str, PageRow] = {}
-        for place, fields in numbered(file):
+        for position, fields in numbered(file):
             try:
                 row = PageRow.model_validate(fields)
             except ValidationError as error:
                 raise UserError(
-                    f"{file}, {place}, is not a page: {error.errors()[0]['msg']}",
+                    f"{file}, {position}, is not a page: {error.errors()[0]['msg']}",
                     'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
                 ) from error
             if row.url in self.rows:
@@ -524,8 +542,10 @@ class Cache:
                 file, timeout=30.0, check_same_thread=False, isolation_level=None
             )
             tables = self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            # Never write into a file of another program.
             if {name for (name,) in tables} - {"kept"}:
                 raise sqlite3.DatabaseError("it is the file of another program")
+            # Several processes may read while one of them writes.
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute(
                 "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, at REAL NOT NULL, text TEXT NOT NULL)"
@@ -552,5 +572,6 @@ class Cache:
             self._base.close()
 
     def _execute(self, statement: str, *values: object) -> list[Any]:
+        # All threads share one connection, so their statements take turns.
         with self._lock:
             return self._base.execute(statement, values).fetchall()

@@ -110,28 +110,31 @@ class Similarity:
     async def compare(self, pairs: Sequence[tuple[Page, Page | None]]) -> list[Comparison]:
         """Compare pairs of a reference and a page (``None``: missing, or not rendered) in batches."""
         assert self._measure is not None, "open it first"
-        groups = await asyncio.to_thread(
-            lambda: [
-                (one, page or _plain(BLACK, FAILED), *_blank_pages(one)) for one, page in pairs
-            ]
-        )
+        groups = [
+            (
+                reference,
+                page or _plain(BLACK, FAILED),
+                *await asyncio.to_thread(_blank_pages, reference),
+            )
+            for reference, page in pairs
+        ]
         pages = {page.hash: page for group in groups for page in group}
         features = {hash_: self._features[hash_] for hash_ in pages if hash_ in self._features}
         fresh = [page for hash_, page in pages.items() if hash_ not in features]
         values = await asyncio.to_thread(self._measure.features, fresh)
         features |= zip((page.hash for page in fresh), values, strict=True)
         comparisons = []
-        for (reference, *compared), (_, page) in zip(groups, pairs, strict=True):
+        for (reference, *pictures), (_, page) in zip(groups, pairs, strict=True):
             raw, *blanks = (
-                round(self._measure.similarity(features[reference.hash], features[one.hash]), 6)
-                for one in compared
+                round(self._measure.similarity(features[reference.hash], features[picture.hash]), 6)
+                for picture in pictures
             )
             blank = max(blanks)
             score = min(1.0, max(0.0, (raw - blank) / max(1 - blank, BLANK))) if page else 0.0
             comparisons.append(Comparison(None if 1 - blank < BLANK else score, raw, blank))
-            for hash_ in (reference.hash, *(blank_page.hash for blank_page in compared[1:])):
-                self._features[hash_] = features[hash_]
-                self._features.move_to_end(hash_)
+            for picture in (reference, *pictures[1:]):
+                self._features[picture.hash] = features[picture.hash]
+                self._features.move_to_end(picture.hash)
         while len(self._features) > MAX_FEATURES:
             self._features.popitem(last=False)
         return comparisons
@@ -179,14 +182,14 @@ class Layout:
         """Return color, edges, words and height of pages."""
         return [self._of(_open(page).convert("RGB"), page.text) for page in pages]
 
-    def similarity(self, first: Any, second: Any) -> float:
-        words = sorted(first[2] | second[2])
-        counts = (np.array([one[2][word] for word in words]) for one in (first, second))
+    def similarity(self, features: Any, second: Any) -> float:
+        words = sorted(features[2] | second[2])
+        counts = (np.array([side[2][word] for word in words]) for side in (features, second))
         parts = (
-            _overlap(first[0], second[0]),
-            _overlap(first[1], second[1]),
+            _overlap(features[0], second[0]),
+            _overlap(features[1], second[1]),
             _overlap(*counts),
-            min(first[3], second[3]) / max(first[3], second[3]),
+            min(features[3], second[3]) / max(features[3], second[3]),
         )
         return float(np.dot((0.45, 0.25, 0.2, 0.1), parts))
 
@@ -205,9 +208,9 @@ def _cells(values: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([grid.ravel() for grid in grids])
 
 
-def _overlap(first: NDArray[Any], second: NDArray[Any]) -> float:
-    total = float((first + second).sum())
-    return 1 - float(np.abs(first - second).sum()) / total if total else 1.0
+def _overlap(histogram: NDArray[Any], second: NDArray[Any]) -> float:
+    total = float((histogram + second).sum())
+    return 1 - float(np.abs(histogram - second).sum()) / total if total else 1.0
 
 
 class Encoder:
@@ -235,8 +238,8 @@ class Encoder:
                 rows.extend(torch.nn.functional.normalize(values, dim=-1).cpu().numpy())
         return rows
 
-    def similarity(self, first: Any, second: Any) -> float:
-        return float(first @ second)
+    def similarity(self, embedding: Any, second: Any) -> float:
+        return float(embedding @ second)
 
 
 Loaded = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
@@ -251,9 +254,9 @@ def _load_clip(settings: SimilaritySettings) -> Loaded:
     from coterie.models import loading
 
     source = loading.resolve(settings.model)
-    kind = loading.read_part(AutoConfig, source, "its config.json").model_type
-    if kind != "clip":
-        raise UserError(f"{source} is not a CLIP model ({kind})", f"use one, such as {CLIP}")
+    model_type = loading.read_part(AutoConfig, source, "its config.json").model_type
+    if model_type != "clip":
+        raise UserError(f"{source} is not a CLIP model ({model_type})", f"use one, such as {CLIP}")
     processor = loading.read_part(CLIPImageProcessorPil, source, "its preprocessor_config.json")
     loading.check_safetensors(source)
     model = loading.with_weights(CLIPModel, source)

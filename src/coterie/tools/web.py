@@ -129,6 +129,7 @@ async def resolve_addresses(url: httpx2.URL, settings: FetchSettings) -> list[Ad
             )
     except (OSError, UnicodeError) as error:  # TimeoutError too
         raise PageError(f"the host {host} is not found") from error
+    # A link-local address may have a scope (``fe80::1%eth0``), which is removed.
     texts = dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows)
     addresses = [ipaddress.ip_address(text) for text in texts]
     is_private = f"{_plain(url.host)}:{port}" in settings.private_hosts
@@ -177,6 +178,7 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         url = web_url(str(request.url), self._settings)
         addresses = await resolve_addresses(url, self._settings)
+        # TLS checks the name, although the connection goes to the address.
         name = url.raw_host.decode("ascii").rstrip(".")
         failure: Exception | None = None
         for address in addresses[:MAX_ADDRESSES]:
@@ -189,6 +191,7 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
             try:
                 response = await super().handle_async_request(checked)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                # Some addresses of a host may be unreachable from here, such as those with IPv6.
                 failure = error
                 continue
             if response.has_redirect_location:  # the client would read its body, of any length
@@ -217,6 +220,7 @@ class Fetcher:
             max_redirects=MAX_REDIRECTS,
             trust_env=False,
         )
+        # A page must not recognize an agent by cookies of an earlier page.
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def aclose(self) -> None:
@@ -230,14 +234,14 @@ class Fetcher:
                 async with self._client.stream("GET", web_url(url, s)) as response:
                     if response.status_code != 200:
                         raise PageError(f"the server answers with status {response.status_code}")
-                    kind = (
+                    media_type = (
                         response.headers.get("content-type", "").lower().partition(";")[0].strip()
                     )
-                    if kind and not kind.startswith(kinds):
-                        raise PageError(f"it is {kind[:100]}, which is not read")
+                    if media_type and not media_type.startswith(kinds):
+                        raise PageError(f"it is {media_type[:100]}, which is not read")
                     body = b"".join([piece async for piece in decompress(response, s.page_bytes)])
-                    charset, whole = response.charset_encoding or "", len(body) < s.page_bytes
-                    return Fetched(str(response.url), kind, charset, body, whole)
+                    charset, is_whole = response.charset_encoding or "", len(body) < s.page_bytes
+                    return Fetched(str(response.url), media_type, charset, body, is_whole)
         except TimeoutError as error:
             raise PageError(f"it took longer than {s.page_seconds:g} seconds") from error
         except httpx2.TooManyRedirects as error:
@@ -246,22 +250,23 @@ class Fetcher:
             raise PageError(f"it can't be read: {error or type(error).__name__}") from error
 
 
-async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+async def decompress(response: httpx2.Response, limit: int) -> AsyncIterator[bytes]:
     """Yield the decompressed body; ``most`` limits both the compressed and the decompressed bytes."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise PageError(f"it is packed as {coding[:100]}, which was not asked for")
     unpack = None if coding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
-    sent, left = 0, most
+    sent, bytes_left = 0, limit
     async for piece in response.aiter_raw():
         try:
-            data = piece[:left] if unpack is None else unpack.decompress(piece, left)
+            # The limit is passed to zlib, so a small response can't unpack to gigabytes.
+            data = piece[:bytes_left] if unpack is None else unpack.decompress(piece, bytes_left)
         except zlib.error as error:
             raise PageError(f"it can't be unpacked: {error}") from error
         yield data
         sent += len(piece)
-        left -= len(data)
-        if left <= 0 or sent >= most or (unpack is not None and unpack.eof):
+        bytes_left -= len(data)
+        if bytes_left <= 0 or sent >= limit or (unpack is not None and unpack.eof):
             return
 
 
@@ -328,18 +333,22 @@ class Extractor:
 def decode(fetched: Fetched) -> str:
     """Decode a page. Raises :class:`PageError` for binary content, whatever the header says."""
     body, head = fetched.body, fetched.body[:HEAD]
+    # In UTF-16 ordinary text has zero bytes.
     is_wide = "16" in fetched.charset or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if head.startswith((b"%PDF", b"PK\x03\x04", b"\x1f\x8b")) or (b"\0" in head and not is_wide):
         raise PageError("it is not text, whatever its server says")
     meta = _META.search(head)
+    # The header is followed even if single characters are wrong. Guesses must fit exactly.
     tries = ((fetched.charset, "replace"), (meta[1].decode() if meta else "", "strict"))
     for charset, errors in (*tries, ("utf-16" if is_wide else "", "strict")):
         with suppress(LookupError, UnicodeError):
             if charset and _TEXTS.match(codecs.lookup(charset).name):
                 return body.decode(charset, errors=errors)
     try:
+        # A page that was cut off may end within a character.
         return codecs.utf_8_decode(body, "strict", fetched.whole)[0]
     except UnicodeDecodeError:
+        # The usual encoding of old pages that name none.
         return body.decode("cp1252", errors="replace")
 
 
@@ -405,6 +414,7 @@ class CrawlPage:
             find_key(s.summary.key_variable, Path())
         self.tools = (TOOL,)
         self.tags: Mapping[str, Tag] = {TOOL.name: Tag("urls", SEPARATOR)}
+        # What a page contains depends on these settings, so they are part of the cache's key.
         self._reach = digest(s.allowed_hosts, s.denied_hosts, s.private_hosts, s.page_bytes)
         summary = s.summary.model if s.summary else None
         limits = (s.page_characters, s.summary_characters, s.summary_tokens)
@@ -431,7 +441,7 @@ class CrawlPage:
 
     async def _read(self, arguments: Mapping[str, Any]) -> str:
         """Return the texts of the pages, in order. Raises ``EngineError`` if the model fails permanently."""
-        urls = [one.strip() for one in str(arguments["urls"]).split(SEPARATOR) if one.strip()]
+        urls = [url.strip() for url in str(arguments["urls"]).split(SEPARATOR) if url.strip()]
         if not urls:
             raise ToolError("there is no URL")
         if len(urls) > MAX_URLS:
@@ -441,14 +451,14 @@ class CrawlPage:
             *(self._format(url, goal, MESSAGE.get()) for url in urls), return_exceptions=True
         )
         blocks, failed = [], 0
-        for place, (url, one) in enumerate(zip(urls, results, strict=True), 1):
-            if isinstance(one, PageError):
+        for number, (url, result) in enumerate(zip(urls, results, strict=True), 1):
+            if isinstance(result, PageError):
                 failed += 1
-                blocks.append(f"Page {place} [{plain_url(url)}] was not read: {one}")
-            elif isinstance(one, BaseException):
-                raise one  # after all requests have ended
+                blocks.append(f"Page {number} [{plain_url(url)}] was not read: {result}")
+            elif isinstance(result, BaseException):
+                raise result  # after all requests have ended
             else:
-                blocks.append(f"Page {place} {one}")
+                blocks.append(f"Page {number} {result}")
         text = "\n\n".join(blocks)
         if failed == len(urls):
             raise ToolError(text)
@@ -459,6 +469,7 @@ class CrawlPage:
         page = await self._page(url)
         if self._model is not None and (goal or thoughts):
             s, title = self._settings, page.title or "without a title"
+            # Without a goal, the thoughts before the call show what the agent looks for.
             question = f"Question:\n{goal}" if goal else f"Thoughts:\n{thoughts[-THOUGHTS:]}"
             text = page.text[: s.summary_characters]
             prompt = f"{question}\n\nPage {page.url}, {title}:\n{text}"
@@ -474,6 +485,7 @@ class CrawlPage:
             if text not in self._file:
                 raise PageError("there is no such page")
             return self._file[text]
+        # Checked before the cache, so that the rules also apply to stored pages.
         url = web_url(text, self._settings)
         key = f"page {FORM} {self._reach}\n{url}"
         if self._cache is not None and (entry := await self._cache.get(key)) is not None:

@@ -32,12 +32,15 @@ def steps_for_targets(
 
     Order and dropped rows are the same as in the training. Raises ``UserError`` if no row can be trained.
     """
+    # Long and empty rows are dropped from the training, so they must not count here, either.
     batch = make_batch(rows, SFT(), max_row_length(model, settings))
     counts = [row.target_count for row in batch.items]
     order = Order(batch.groups, settings.seed, settings.batch_rows)
-    most = -(-tokens // sum(counts)) * order.steps_per_epoch
-    seen = list(accumulate(sum(counts[i] for i in step) for step in order.steps(0, most)))
-    steps = min(range(most), key=lambda place: abs(seen[place] - tokens)) + 1
+    # Steps of all epochs (rounded up) in which the training sees at least `tokens` targets.
+    max_steps = -(-tokens // sum(counts)) * order.steps_per_epoch
+    # Number of targets after each step, counted over all epochs.
+    seen = list(accumulate(sum(counts[i] for i in step) for step in order.steps(0, max_steps)))
+    steps = min(range(max_steps), key=lambda index: abs(seen[index] - tokens)) + 1
     return steps, -(-steps // order.steps_per_epoch)
 
 
@@ -64,10 +67,14 @@ class Prepared:
         model = self.model
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         with using(self.model, self.adapter) if self.adapter else nullcontext():
+            # Freeze all but the trained weights: the model may have adapters of other roles, which
+            # are trained in turn and must not get gradients here.
             requires_grad = {weight: weight.requires_grad for weight in self.model.parameters()}
             for name, weight in self.model.named_parameters():
                 weight.requires_grad_(name in self.names)
             if self.checkpointing:
+                # The reentrant variant gives no gradients if its inputs need none, as the output of
+                # frozen embeddings under an adapter.
                 base.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()
             try:
@@ -97,6 +104,7 @@ def prepare_model(
         )
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
+    # A head belongs to the base, and is trained in place even with a new adapter.
     initial_head = {name: w.clone() for name, w in head.state_dict().items()} if head else {}
     model = _with_trainable(model, settings, adapter)
 
@@ -117,14 +125,21 @@ def prepare_model(
             if reads == "differences":
                 head.bias.requires_grad_(False)
         _check_weights(model, settings)
+        # From here on the trained weights are known by name: `Prepared.training` sets the flags.
         trained = model.active_adapter if isinstance(model, PeftModel) else None
-        names = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+        names = frozenset(
+            name for name, parameter in model.named_parameters() if parameter.requires_grad
+        )
         prepared_model = Prepared(model, trained, names, settings.gradient_checkpointing)
+        # The caller may sample from its own model between steps, as it was before. A wrapper for a
+        # new adapter is used by the training alone.
         if model is base:
             restore()
         yield prepared_model
     finally:
         if model is not base:
+            # Remove the new adapter's layers, so that the caller has its base back. Its trained
+            # weights, and the head's, are in the final folder of the training.
             base = model.unload()
             if head:
                 head.load_state_dict(initial_head)
@@ -143,6 +158,7 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
                 "merge the adapter first (merge_and_unload), or use method=lora",
             )
         return model.requires_grad_(True)
+    # An existing adapter continues to train, instead of a second one on top of it.
     if with_adapter:
         activate(model, adapter or model.active_adapter)
         model.set_adapter(model.active_adapter)  # makes this adapter alone trainable
@@ -154,6 +170,8 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 
 def _check_weights(model: Any, settings: TrainingSettings) -> None:
     """Raise ``UserError`` for dropout, with which log-probs differ from those of sampling, and for another dtype."""
+    # Some models keep rates as numbers for functional dropout, so modules of type `Dropout` are not
+    # all.
     active = {
         f"{name or 'the model'}.{key}": rate
         for name, module in model.named_modules()
@@ -172,12 +190,13 @@ def _check_weights(model: Any, settings: TrainingSettings) -> None:
             f"the training has load_in_4bit={settings.load_in_4bit}, but the model was loaded otherwise",
             "give the same value of load_in_4bit to the training and to load()",
         )
-    own = model.get_input_embeddings().weight.dtype
-    if own != getattr(torch, settings.dtype):
-        kind = str(own).removeprefix("torch.")
+    # Layers in 4 bits and adapters have dtypes of their own, so look at the embeddings.
+    weight_dtype = model.get_input_embeddings().weight.dtype
+    if weight_dtype != getattr(torch, settings.dtype):
+        dtype_name = str(weight_dtype).removeprefix("torch.")
         raise UserError(
-            f"the weights are {kind}, but the training has dtype={settings.dtype}",
-            f"set dtype={kind} in the training, or load the model with dtype=torch.{settings.dtype}",
+            f"the weights are {dtype_name}, but the training has dtype={settings.dtype}",
+            f"set dtype={dtype_name} in the training, or load the model with dtype=torch.{settings.dtype}",
         )
 
 
@@ -218,19 +237,25 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
     groups = [objective.rows(item) for item in items]
     lengths = [max((len(row.ids) for row in group), default=0) for group in groups]
     short = [i for i, length in enumerate(lengths) if length <= max_length]
+    # Counted only where it is needed: `count` raises for a pair without a reference, and pairs that
+    # are too long have none.
     counts = {i: objective.count(items[i]) for i in short}
     indices = [i for i in short if counts[i] > 0]
     for row in (row for i in indices for row in groups[i]):
         for name in objective.needs:
+            # Values are aligned with targets by order alone, so a missing one would shift all
+            # others.
             values = getattr(row, name)
             if values is None or len(values) != row.target_count:
-                given = "no" if values is None else len(values)
+                value_count = "no" if values is None else len(values)
                 raise UserError(
-                    f"row {row.origin or '?'} has {given} {name} for {row.target_count} targets, but the objective "
-                    f"{objective.name} needs one for each",
+                    f"row {row.origin or '?'} has {value_count} {name} for {row.target_count} targets, but the "
+                    f"objective {objective.name} needs one for each",
                     "compute them first (coterie.training.reference, coterie.rewards.advantages)",
                 )
     too_long, empty = len(items) - len(short), len(short) - len(indices)
+    if not items:
+        raise UserError("there are no rows to train on", "give at least one row")
     if not indices:
         raise UserError(
             f"no row can be trained: {too_long} are longer than {max_length} tokens, "
@@ -267,20 +292,24 @@ class Order:
         steps = self.steps_per_epoch * settings.epochs
         return min(steps, settings.max_steps or steps)
 
-    def steps(self, first: int, stop: int) -> Iterator[list[int]]:
+    def steps(self, start: int, stop: int) -> Iterator[list[int]]:
         """Yield the item indices of each step in ``range(first, stop)``, counted over all epochs."""
         order: list[int] = []
-        for step in range(first, stop):
-            epoch, place = divmod(step, self.steps_per_epoch)
-            if not order or place == 0:
+        for step in range(start, stop):
+            epoch, index = divmod(step, self.steps_per_epoch)
+            # A resumed training starts within an epoch, and needs the order of that epoch too.
+            if not order or index == 0:
                 order = self._of_epoch(epoch)
-            yield order[place * self.batch_rows : (place + 1) * self.batch_rows]
+            yield order[index * self.batch_rows : (index + 1) * self.batch_rows]
 
     def _of_epoch(self, epoch: int) -> list[int]:
         groups: dict[str, list[int]] = {}
         for index, name in enumerate(self.groups):
+            # An item without a group is a group of its own.
             groups.setdefault(name or f"/{index}", []).append(index)
         shuffled = list(groups.values())
+        # The order depends on the epoch's number only, so that a resumed training does not need the
+        # state of a generator.
         random.Random(f"{self.seed}/{epoch}").shuffle(shuffled)
         return [index for group in shuffled for index in group]
 

@@ -61,11 +61,13 @@ def save_checkpoint(
 
     Every rank calls this; only a rank with ``write`` writes.
     """
+    # Stochastic rounding draws random numbers, so an exact resumption needs the generators' states.
     tensors: dict[str, torch.Tensor] = {"random/cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     for name, weight in weights.items():
         for key, value in optimizer.state[weight].items():
+            # All ranks take part in gathering a sharded tensor, also those that do not write.
             gathered = whole(value)
             if write:
                 tensors[f"optimizer/{name}/{key}"] = gathered.contiguous().cpu()
@@ -95,6 +97,7 @@ def fork_checkpoint(checkpoint: Path, target: Path) -> None:
     shutil.copytree(checkpoint, copied)
     shutil.copy2(checkpoint.parent / METRICS, target)
     facts = json.loads((copied / REPORT).read_text())
+    # Settings and objective of a fork may differ, but it has to start from the same weights.
     facts["identity"] = {START: facts["identity"][START]}
     (copied / REPORT).write_text(json.dumps(facts, indent=1))
 
@@ -116,8 +119,9 @@ def load_optimizer(
     with reading(file, _advice(checkpoint)):
         tensors = load_file(file)
     for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
+        group, _, rest = name.partition("/")
+        # Names are `optimizer/WEIGHT/KEY`, with dots but no slashes in the name of a weight.
+        if group == "optimizer":
             weight, _, field = rest.rpartition("/")
             optimizer.state[weights[weight]][field] = _shard_like(tensor, weights[weight])
     torch.set_rng_state(tensors["random/cpu"])
@@ -138,12 +142,15 @@ def save_weights(
     Writes the model or its adapter, the tokenizer with the trained ends of turn, and the value head if any. Every rank
     calls this; only a rank with ``write`` writes.
     """
+    # `keep_vars` keeps the parameters themselves, whose identity shows which names are tied.
     state = model.state_dict(keep_vars=True)
     gathered = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
     weights = {name: gathered[id(weight)] for name, weight in state.items()}
+    # Not earlier: gathering needs all ranks.
     if not write:
         return
     with writing(folder), whole_folder(folder) as temporary:
+        # Transformers and PEFT do not know the value head, which is saved in its own file.
         weights, head = split_head(weights)
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
@@ -168,6 +175,7 @@ def load_weights(model: Any, folder: Path) -> None:
         file = folder / "adapter_model.safetensors"
         with reading(file):
             tensors = load_file(file)
+        # PEFT would keep the random initial values of weights that the file lacks.
         check_whole(file, adapter_weights(model, model.active_adapter) - tensors.keys())
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
         if head:
@@ -176,12 +184,15 @@ def load_weights(model: Any, folder: Path) -> None:
             )
     else:
         with _without_bar(), reading(folder):
+            # Load through Transformers, which ties weights and joins the parts of split files.
             saved = with_weights(type(model), folder, dtype=model.dtype)
         model.load_state_dict({**saved.state_dict(), **head_weights})
 
 
 def finish_with(folder: Path, step: int) -> None:
     """Replace the final weights of a finished training by those of a checkpoint."""
+    # Only the weights change: the report of the whole training stays, and a final folder has no
+    # optimizer state.
     final, ignored = folder / "final", shutil.ignore_patterns(Path(STATE).parent.name)
     with whole_folder(final) as temporary:
         weights = checkpoint_folder(folder, step)
@@ -201,6 +212,7 @@ def weight_hash(model: Path | nn.Module) -> str:
         adapter = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
         head = split_head(dict(model.named_parameters()))[1]
         return hash_tensors({**adapter, **head}.items())
+    # Buffers that are not saved (such as rotary angles) are computed from the config when loaded.
     saved = set(model.state_dict())
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
     return hash_tensors([*model.named_parameters(), *buffers])
@@ -217,6 +229,7 @@ def _shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if tensor.shape != like.shape:  # the optimizer's step count
         return tensor
     tensor = tensor.to(like.device)
+    # Checkpoints have whole tensors, so that a training may resume on another number of ranks.
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor, like.device_mesh, like.placements)
@@ -227,6 +240,7 @@ def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        # As bytes, because NumPy has no bfloat16.
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -327,6 +341,7 @@ class Record:
         Called before ranks shard the model.
         """
         final, advice = self._folder / "final", _advice(self._folder)
+        # A final folder is complete, since it was renamed into place.
         if final.exists():
             identity, report = read_report(final)
             self._check(identity)
@@ -339,9 +354,12 @@ class Record:
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
             load_weights(self._model, newest)
+            # Tokens and seconds of earlier sessions don't count for the speed: they may be of
+            # another machine.
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
             with reading(self._metrics, advice), self._metrics.open() as lines:
+                # Lines after the checkpoint's step are of steps that will be repeated.
                 self._losses = [json.loads(lines.readline())["loss"] for _ in range(facts["step"])]
         return None
 
@@ -384,6 +402,7 @@ class Record:
             **measures,
         }
         if self.total is not None:
+            # Assume that later steps have the mean number of tokens of the steps so far.
             remaining = self.total - self.done
             metrics["seconds_left"] = remaining * counts.tokens / self.done / speed
         if self._accelerator.is_main_process:
@@ -404,6 +423,8 @@ class Record:
 
     def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         if write := self._accelerator.is_main_process:
+            # `load` reads the losses back from the metrics, so they must be on disk before the
+            # checkpoint is.
             flush(self._metrics)
         facts = {
             "identity": self._identity,
@@ -418,6 +439,7 @@ class Record:
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
+        # The loss of a single step is noisy: report the mean of the last tenth.
         tail, final = self._losses[-max(len(self._losses) // 10, 1) :], self._folder / "final"
         report = TrainingReport(
             final=final,
@@ -483,4 +505,5 @@ def open_folder(
                 shutil.rmtree(path)
         if not resume:
             (folder / METRICS).unlink(missing_ok=True)
+    # Other ranks must not look for a checkpoint before the folder is clean.
     accelerator.wait_for_everyone()

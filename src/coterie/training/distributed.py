@@ -54,9 +54,9 @@ def open_accelerator(settings: TrainingSettings, device: "torch.device") -> "Ite
     if dist.is_initialized() and dist.get_backend() == "gloo":
         # A process that exits with running gloo threads may abort.
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-    kind = accelerator.distributed_type
-    if kind == DistributedType.DEEPSPEED or (
-        kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    distributed_type = accelerator.distributed_type
+    if distributed_type == DistributedType.DEEPSPEED or (
+        distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
     ):
         # DeepSpeed steps inside its backward pass, before a loss or gradient that is not finite can be detected.
         raise UserError(
@@ -96,15 +96,15 @@ def _read(file: Path, key: str) -> dict[str, Any]:
         parsed = load_config_from_file(str(file))
         config: dict[str, Any] = yaml.safe_load(file.read_text())
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        last = str(error).strip().splitlines()[-1]
+        last_line = str(error).strip().splitlines()[-1]
         raise UserError(
-            f"{key}={file} is not a configuration of Accelerate: {last}", advice
+            f"{key}={file} is not a configuration of Accelerate: {last_line}", advice
         ) from error
-    kind = str(getattr(parsed.distributed_type, "value", parsed.distributed_type))
+    distributed_type = str(getattr(parsed.distributed_type, "value", parsed.distributed_type))
     ranks, machines = config.get("num_processes"), getattr(parsed, "num_machines", 1)
-    if kind not in ("MULTI_GPU", "FSDP") or machines != 1 or not ranks:
+    if distributed_type not in ("MULTI_GPU", "FSDP") or machines != 1 or not ranks:
         raise UserError(
-            f"{key}={file} has distributed_type {kind}, {machines} machines and {ranks} processes",
+            f"{key}={file} has distributed_type {distributed_type}, {machines} machines and {ranks} processes",
             "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml) with num_machines: 1 "
             "and num_processes",
         )

@@ -65,8 +65,11 @@ class Tally:
     def add(self, measures: Mapping[str, Measure]) -> None:
         for name, measure in measures.items():
             values = measure.values.float()
+            # An empty tensor has no minimum, and no share of the mean.
             if not values.numel():
                 continue
+            # Sums and counts, since means of parts of different sizes do not add up. They stay on
+            # the device until the end of the step, so that no pass waits for them.
             statistics = [values.sum(), values.new_tensor(values.numel())]
             statistics += [values.min(), values.max()] if measure.extremes else []
             self.parts.setdefault(name, []).append(torch.stack(statistics))
@@ -76,11 +79,12 @@ class Tally:
 
         Every rank calls this and gets the same result.
         """
-        own = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
+        # `gather_object` joins the lists of all ranks, so each rank gives a list with one element.
+        local_parts = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
         self.parts.clear()
         everywhere: dict[str, list[list[float]]] = {}
-        for one in gather_object(own):
-            for name, parts in one.items():
+        for rank_parts in gather_object(local_parts):
+            for name, parts in rank_parts.items():
                 everywhere.setdefault(name, []).extend(parts)
         result: dict[str, float] = {}
         for name, parts in sorted(everywhere.items()):
@@ -132,7 +136,9 @@ class Objective(Generic[Item]):
 
     def losses(self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the loss of each item, shape ``(items,)``."""
-        return torch.stack([self.loss(*one) for one in zip(items, read, strict=True)])
+        return torch.stack(
+            [self.loss(*item_and_logprobs) for item_and_logprobs in zip(items, read, strict=True)]
+        )
 
     def measures(
         self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]
@@ -142,6 +148,7 @@ class Objective(Generic[Item]):
 
     def weight(self, item: Any) -> float:
         """Return the item's weight. Raises :class:`UserError` for a negative weight or NaN."""
+        # Not `weight < 0`, which is False for NaN.
         if not item.weight >= 0:
             name = getattr(item, "name", "") or getattr(item, "origin", "") or "?"
             raise UserError(
@@ -163,6 +170,7 @@ class OnPairs(Objective[Pair]):
 
     def count(self, item: Pair) -> float:
         """Return the pair's weight; 0 if a side has no targets, or if the sides are equal."""
+        # The log-sigmoid of a pair with equal sides has no gradient, so its passes would be wasted.
         weight, sides = self.weight(item), (item.chosen, item.rejected)
         is_empty = any(not any(row.predicted for row in side) for side in sides)
         return 0.0 if is_empty or item.equal_sides else weight
@@ -171,6 +179,7 @@ class OnPairs(Objective[Pair]):
 def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tensor:
     """Return a row's values of its predicted targets (``Row.predicted``) with the dtype and device of ``like``."""
     values = getattr(row, name)
+    # The model predicts no first token, so the row's value of such a target is a placeholder.
     return torch.tensor(values[row.unpredicted :], dtype=like.dtype, device=like.device)
 
 
@@ -186,6 +195,7 @@ def side_statistic(
         return tokens.sum()
     if normalise == "tokens":
         return tokens.mean()
+    # Each turn is in one row only, so the lengths of the rows' turns divide the joined tokens.
     turns = tokens.split([len(turn) for row in rows for turn in row.predicted])
     return torch.stack([turn.mean() for turn in turns]).sum()
 
@@ -224,6 +234,7 @@ class DPO(OnPairs):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log p / p_ref of the chosen and of the rejected side, reduced by ``normalise``."""
         assert item.reference is not None, "count() raises for a pair without a reference"
+        # `rows` gives the rows of the chosen side first.
         chosen, rejected = read[: len(item.chosen)], read[len(item.chosen) :]
         return (
             side_statistic(item.chosen, chosen, self.settings.normalise) - item.reference[0],
@@ -232,12 +243,17 @@ class DPO(OnPairs):
 
     def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
         s = self.settings
+        # Rafailov et al. 2023, equation 7: beta times the difference of log-ratios is the margin of
+        # the implicit rewards. `logsigmoid` stays finite where log(sigmoid) underflows.
         better, worse = self.log_ratios(item, read)
         margin = s.beta * (better - worse)
         loss = -logsigmoid(margin)
         if s.label_smoothing:
+            # Conservative DPO: with probability s the label of the pair is swapped.
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
         if s.nll:
+            # Iterative RPO, equation 1: keep the chosen side likely, which the margin alone does
+            # not do.
             loss = loss - s.nll * side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
         return item.weight * loss
 
@@ -249,6 +265,7 @@ class Regression(OnPairs):
     reads: Reads = "differences"
 
     def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        # The mean value of a linear head is its value of the mean hidden state (pooled regression).
         better = side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
         worse = side_statistic(item.rejected, read[len(item.chosen) :], "tokens")
         return -item.weight * logsigmoid(better - worse)
@@ -265,8 +282,11 @@ class Classifier(Objective[LabeledTrajectory]):
         return self.weight(item) * sum(len(row.predicted) for row in item.rows)
 
     def loss(self, item: LabeledTrajectory, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        # Values of all target tokens `(tokens,)`, split into turns. The state after a turn is at
+        # its last token, so only that value is used.
         turns = torch.cat(list(read)).split([len(t) for row in item.rows for t in row.predicted])
         logits = torch.stack([turn[-1] for turn in turns])
+        # log(1 - sigmoid(v)) = log sigmoid(-v), so the label only changes the sign of the logit.
         return -item.weight * logsigmoid(logits if item.success else -logits).sum()
 
 
@@ -291,10 +311,12 @@ class ValueLoss(OnRows):
         ``value`` (with extremes); ``value_error``: (V - R)²; ``value_clip_share``: share of clipped tokens.
         """
         clip = self.settings.clip
+        # For each row `(2, tokens)`: the squared error of the value, and of the clipped value.
         errors = [
             torch.stack(_errors(row, tokens, clip))
             for row, (tokens,) in zip(items, read, strict=True)
         ]
+        # Where the clipped error is larger, the loss does not depend on the value: no gradient.
         free, clipped = torch.cat(errors, -1)
         return {
             "value": Measure(torch.cat([tokens for (tokens,) in read]), extremes=True),
@@ -304,6 +326,7 @@ class ValueLoss(OnRows):
 
 
 def _errors(row: Row, values: torch.Tensor, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+    # Old values and returns were computed when the row was made, and have no gradient.
     old, returns = at_predicted(row, "values", values), at_predicted(row, "returns", values)
     near = old + (values - old).clamp(-clip, clip)
     return (values - returns).square(), (near - returns).square()

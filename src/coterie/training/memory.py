@@ -68,17 +68,23 @@ class ModelShape:
             if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding):
                 continue
             if module is not output:
+                # One entry for a name in all layers (`q_proj`), since LoRA targets are such names.
+                # An adapter of rank r has r * (inputs + outputs) weights on each layer.
                 weights, ends = linear.get(key := name.rpartition(".")[2], (0, 0))
                 linear[key] = (weights + weight.numel(), ends + sum(weight.shape))
         sizes = [weight.numel() for weight in model.parameters()]
         heads, layers = getattr(text, "num_attention_heads", 1), text.num_hidden_layers
+        # Heads may be wider than their share of the hidden size (Qwen 3).
         width = getattr(text, "head_dim", None) or text.hidden_size // heads
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
         inner = max(inner) if isinstance(inner, list) else inner  # of each layer (Gemma 3n)
+        # In a mixture of experts, a token has the activations of its chosen experts only.
         if experts := getattr(text, "num_experts_per_tok", None):
             inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+        # By identity, so that tied embeddings count once.
         embeddings = {
-            id(one.weight): one.weight.numel() for one in (model.get_input_embeddings(), output)
+            id(module.weight): module.weight.numel()
+            for module in (model.get_input_embeddings(), output)
         }
         return cls(
             weights=sum(sizes),
@@ -101,6 +107,7 @@ class ModelShape:
 
     def weight_memory(self, weight_bytes: int) -> int:
         """Return the bytes of all weights, of which those that are not in 4 bits take ``weight_bytes`` each."""
+        # Only linear layers are quantized; embeddings, norms and the output layer keep their dtype.
         narrow = self.in_4bit * sum(weights for weights, _ in self.linear.values())
         return (self.weights - narrow) * weight_bytes + round(narrow * NF4)
 
@@ -113,8 +120,8 @@ class ModelShape:
         from coterie.models.adapters import ALL_LINEAR  # torch takes seconds to import
 
         names = set(settings.lora_targets)
-        whole = settings.method == "full" or ALL_LINEAR in names
-        return set(self.linear) if whole else names & set(self.linear)
+        is_full = settings.method == "full" or ALL_LINEAR in names
+        return set(self.linear) if is_full else names & set(self.linear)
 
     @property
     def cache_token(self) -> int:
@@ -160,6 +167,7 @@ class TrainedModel:
         item, tokens = self.rows * self.length, self.settings.tokens_per_microbatch
         if self.items is not None:  # a micro-batch holds no more than all items of a step
             tokens = min(tokens, item * min(self.items, self.settings.batch_rows))
+        # An item that exceeds the budget has a micro-batch of its own, and is never truncated.
         return max(tokens, item)
 
     def resident(self) -> dict[str, int]:
@@ -180,27 +188,37 @@ class TrainedModel:
         from coterie.training.trainer import BUCKET
 
         shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
+        # Bytes of an activation in matrix products.
         narrow = mixed or self.weight_bytes == 2
         compute = 2 if narrow else 4
         gradients = {"gradients": self.trained * self.trained_bytes}
         layer, ends = self._layer(mixed=mixed, on_gpu=on_gpu), 16 * shape.hidden
+        # Temporary gradients of one layer in its backward pass, per token.
         backward = 2 * shape.intermediate * compute + 8 * shape.hidden
+        # The vocabulary is projected in chunks (`models.logprobs`), so the memory of the logits
+        # does not grow with the micro-batch.
         elements = CHUNK_ELEMENTS * (GPU_CHUNKS if on_gpu else 1)
         chunk = min(self.tokens, max(1, elements // shape.vocabulary)) * shape.vocabulary
         logits = LOGITS.get(self.reads, 0) * chunk
         if logits and self.settings.method == "full":
             logits += 2 * shape.output * compute  # gradients of the output layer from two chunks
         if self.settings.gradient_checkpointing:
+            # With checkpointing every layer keeps its input only, and one layer at a time is
+            # recomputed.
             residual = self.weight_bytes if self.settings.method == "full" else compute
             per_token = shape.layers * residual * shape.hidden + ends
-            other = max(logits, self.tokens * (layer + backward))
+            temporary = max(logits, self.tokens * (layer + backward))
         else:
             per_token = shape.layers * layer + ends
-            other = max(logits, self.tokens * backward)
+            temporary = max(logits, self.tokens * backward)
         passes = {"activations": self.tokens * per_token, "logits": logits}
-        if other > logits:
-            passes = {"activations": self.tokens * per_token + other}
+        # Logits are freed before the backward pass reaches the layers: the peak is one or the
+        # other.
+        if temporary > logits:
+            passes = {"activations": self.tokens * per_token + temporary}
         if mixed:
+            # Autocast computes with bfloat16 copies of float32 weights, and keeps them for the
+            # backward pass.
             copies = 0 if shape.in_4bit else sum(weights for weights, _ in shape.linear.values())
             copies += shape.output
             passes["bfloat16 copies of weights"] = 2 * copies * (self.weight_bytes == 4)
@@ -209,13 +227,18 @@ class TrainedModel:
             passes["weights of a layer"] = widest * self.weight_bytes
         update = {}
         if self.trained_bytes == 2:
+            # The optimizer updates bfloat16 weights in float32 copies, one bucket at a time. A
+            # bucket has at least one whole weight.
             size = max(shape.largest, min(shards * BUCKET, shape.weights)) // shards
             update = {"update": UPDATE * size}
-        return gradients | max(passes, update, key=lambda one: sum(one.values()))
+        # Activations are freed before the update starts, so only the larger of the two counts.
+        return gradients | max(passes, update, key=lambda term: sum(term.values()))
 
     def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
         """Return the bytes per token that one layer keeps for its backward pass."""
         s, shape = self.settings, self.shape
+        # Sizes are in bytes per token. `full` is also used as the number 1 for terms of full
+        # training.
         full, targets = s.method == "full", shape.targets(s)
         compute = 2 if mixed or self.weight_bytes == 2 else 4
         residual = 2 if self.weight_bytes == 2 else 4
@@ -224,15 +247,21 @@ class TrainedModel:
         def inputs(width: int, names: Sequence[str], *, narrow: bool = False) -> int:
             """Return the bytes that layers keep of a common input. ``narrow``: it has the compute dtype already."""
             count = len(targets.intersection(names)) or full
+            # Under autocast each layer keeps a bfloat16 copy of the input; else all share one
+            # tensor.
             if full:
                 return compute * width * (0 if narrow else count if mixed else 1)
             if compute == 4:
                 return 0 if narrow else 4 * width * bool(count)
             return (2 if mixed else 4) * width * count  # an adapter casts its input itself
 
+        # Two norms compute in float32. Trained norms also keep the normalized states for their
+        # gradient.
         norms = 2 * (4 + residual * full) * shape.hidden
         norms += inputs(shape.hidden, ("q_proj", "k_proj", "v_proj"))
         norms += inputs(shape.hidden, ("gate_proj", "up_proj"))
+        # Queries, keys, values and the output of fused attention, and a float32 log-sum of each
+        # head.
         attention = 2 * compute * (queries + keys) + 4 * shape.heads
         attention += inputs(queries, ("o_proj",), narrow=True)
         if shape.normalized_heads:
@@ -241,6 +270,8 @@ class TrainedModel:
         if self.attention == "eager" or (on_gpu and compute == 4 and shape.kv_heads < shape.heads):
             attention += shape.heads * self.length * (4 if compute == 4 else 6)
             attention += 2 * compute * (queries - keys)
+        # Outputs of the gate and up projections and the gate's activation, and their product if the
+        # down projection is trained.
         product = full or (compute == 4 and "down_proj" in targets)
         mlp = (3 + product) * compute * shape.intermediate
         mlp += inputs(shape.intermediate, ("down_proj",), narrow=True)
@@ -274,6 +305,7 @@ class MemoryPlan:
 
     def check(self, available: int, device: str, model: str) -> None:
         """Raise ``UserError`` if the certain terms exceed the memory of the device."""
+        # Upper bounds of activations are often far off for short rows, so they only cause advice.
         if self.certain > available:
             terms = ", ".join(f"{name} {size}" for name, size in self._terms()[:5])
             raise UserError(
@@ -283,7 +315,7 @@ class MemoryPlan:
             )
 
     def _terms(self) -> list[tuple[str, str]]:
-        by_size = sorted(self.terms.items(), key=lambda one: -one[1])
+        by_size = sorted(self.terms.items(), key=lambda item: -item[1])
         return [(name, in_gib(size)) for name, size in by_size]
 
 
@@ -332,28 +364,35 @@ def training_memory(
     if references:
         terms["reference model"] = references * policy.shape.weights * policy.weight_bytes
     shards = ranks if sharded else 1
+    # The models take their steps one after another: all keep their states, and the largest step
+    # counts.
     steps = [model.step(on_gpu=device != "cpu", shards=shards) for model in models]
-    step = max(steps, key=lambda one: sum(one.values()))
+    step = max(steps, key=lambda term: sum(term.values()))
     terms.update(step)
+    # Data parallel ranks copy gradients into the buckets that they exchange.
     if ranks > 1 and not sharded:
         terms["gradients that ranks exchange"] = terms["gradients"]
     if sharded:
         shape = policy.shape
+        # Gathered weights: a few layers, and the weights outside of layers, such as embeddings.
         layers = GATHERED * shape.layer + shape.weights - shape.layers * shape.layer
         for name in ("weights", "adapter", "optimizer state", "gradients", "reference model"):
+            # Everything that stays allocated is divided among the ranks (rounded up).
             terms[name] = -(-terms[name] // ranks)
         compute = 2 if terms.pop("bfloat16 copies of weights", 0) else policy.weight_bytes
         terms["gathered layers"] = layers * compute
         if policy.settings.method == "full":
             terms["gradients of gathered layers"] = layers * compute
     if device == "cpu" and ranks > 1:
+        # Ranks on a CPU share one memory, also with the process that starts them and holds the
+        # model.
         terms = Counter({name: size * ranks for name, size in terms.items()})
         terms["model of the process that starts the ranks"] = policy.resident()["weights"]
         terms["libraries"] += LIBRARIES
     terms.update(sampling or {})
     sizes = {name: size for name, size in terms.items() if size}
-    own = advice(key, shared or key, policy.settings, ranks=sampling is None)
-    return MemoryPlan(key, sizes, own)
+    hints = advice(key, shared or key, policy.settings, ranks=sampling is None)
+    return MemoryPlan(key, sizes, hints)
 
 
 def cache_memory(
@@ -368,12 +407,14 @@ def cache_memory(
     on_cpu = engine.device_name == "cpu"
     rows, token = min(engine.max_batch, dialogues), shape.cache_token * dtype_bytes
     stored = min(round(engine.cache_gib * 2**30), dialogues * length * token)
+    # The compiled loops copy the weights into their own layout, and allocate only rows in use.
     if on_cpu and dtype_bytes == 4 and shape.compiled:
         return {
             "packed copy of weights": shape.weights * 4,
             "keys and values": rows * length * token,
             "stored prompts": stored,
         }
+    # The engine multiplies its slots by four whenever they are too few (`engines.padded.Slots`).
     slots = ROWS
     while slots < rows:
         slots *= 4

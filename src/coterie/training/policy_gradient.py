@@ -55,11 +55,15 @@ from coterie.training.settings import Divergence, Mean, PolicyGradientSettings, 
 
 def row_count(row: Row, mean: Mean) -> float:
     """Return the row's share of the denominator: its weighted tokens (``token``), or its weighted share of its path."""
+    # A path may have several rows, which are in different micro-batches or on different ranks. Each
+    # counts its share of the tokens, so that the rows of a path add up to its weight.
     tokens = sum(map(len, row.predicted))
     return row.weight * (tokens if mean == "token" else tokens / path_tokens(row))
 
 
 def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
+    # `loss` sums over the row's tokens. Divided by the tokens of the whole path, the sums of all
+    # rows of a path add up to the path's mean.
     if mean == "token":
         return row.weight
     return row.weight / ((constant or 1) if mean == "constant" else path_tokens(row))
@@ -67,12 +71,13 @@ def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
 
 def path_tokens(row: Row) -> int:
     """Return the trained tokens of the row's path. Raises ``UserError`` if unknown, or fewer than the row's own."""
-    own = sum(map(len, row.predicted))
-    if row.path_tokens is None or row.path_tokens < own:
+    own_tokens = sum(map(len, row.predicted))
+    if row.path_tokens is None or row.path_tokens < own_tokens:
         raise UserError(
-            f"row {row.origin or '?'} has {own} trained tokens but path_tokens={row.path_tokens}",
+            f"row {row.origin or '?'} has {own_tokens} trained tokens but path_tokens={row.path_tokens}",
             "set path_tokens to the sum over all rows of the path (record.rows.rows does), or use mean=token",
         )
+    # Rows of a path without trained tokens count 0; avoid 0 / 0.
     return max(row.path_tokens, 1)
 
 
@@ -92,6 +97,7 @@ def divergence(
     difference = log_ratio(logprobs, reference)
     if kind == "k2":
         return difference.square() / 2
+    # k3 is never negative, unlike k1, and has less variance.
     value = (-difference).exp() - 1 + difference
     return value * ratio if kind == "k3" else value
 
@@ -107,8 +113,11 @@ class PolicyGradient(OnRows):
 
     def __init__(self, settings: PolicyGradientSettings | None = None) -> None:
         self.settings = settings or PolicyGradientSettings()
+        # The entropy is a metric in any case. Its gradient takes memory for each logit, so it is
+        # computed only for an entropy bonus.
         self.reads: Reads = "entropies" if self.settings.entropy else "shown entropies"
         s, needs = self.settings, list[TargetValue](["advantages"])
+        # The engine's log-probs are p_old, or the denominator of the importance weight.
         needs += ["logprobs"] if s.old == "behaviour" or s.importance != "off" else []
         needs += ["old"] if s.old == "recomputed" else []
         self.needs: Sequence[TargetValue] = [*needs, "reference"] if s.kl else needs
@@ -119,6 +128,7 @@ class PolicyGradient(OnRows):
 
     def count(self, item: Row) -> float:
         """Return the row's share of the denominator. Raises ``UserError`` for another sampling distribution."""
+        # Negative weights raise an error; a negative advantage is the way to train against a row.
         self.weight(item)
         _check_distribution(item, self.settings.temperature)
         return row_count(item, self.settings.mean)
@@ -137,23 +147,33 @@ class PolicyGradient(OnRows):
         truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_cap``.
         """
         rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
+        # Rows may differ in their measures: only those with engine log-probs have an
+        # `engine_ratio`.
         names = dict.fromkeys(name for row in rows for name in row)
         joined = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
-        return {name: Measure(one, name.endswith("ratio")) for name, one in joined.items()}
+        return {name: Measure(values, name.endswith("ratio")) for name, values in joined.items()}
 
     def _tokens(self, row: Row, read: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the losses of a row's trained tokens, and its measures by name, all ``(tokens,)``."""
         s = self.settings
+        # `(tokens, 2)`: log-prob and entropy of each trained token.
         logprobs, entropies = read.unbind(-1)
         name: TargetValue = "logprobs" if s.old == "behaviour" else "old"
         old = at_predicted(row, name, logprobs)
         advantages = at_predicted(row, "advantages", logprobs)
+        # Probability ratio p / p_old of PPO, equation 7. Its gradient at ratio 1 is that of log p.
         log_ratios = log_ratio(logprobs, old)
         ratio = log_ratios.exp()
         clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+        # The maximum of two losses is the minimum of two objectives, a pessimistic bound. The two
+        # clips may differ, as in DAPO's equation 10.
         losses = torch.maximum(-ratio * advantages, -clipped * advantages)
+        # A token whose clipped term is larger has no gradient. Equality, as at ratio 1, is no
+        # clipping.
         is_clipped = losses > -ratio * advantages
         if s.dual_clip is not None:
+            # Dual clip (Ye et al. 2020, equation 5): for a negative advantage, PPO's clip does not
+            # bound the loss of a token whose ratio has grown.
             limit = torch.where(advantages < 0, -s.dual_clip * advantages, torch.inf)
             is_clipped |= losses > limit
             losses = torch.minimum(losses, limit)
@@ -164,16 +184,23 @@ class PolicyGradient(OnRows):
             "entropy": entropies,
         }
         if s.old == "recomputed" and row.logprobs is not None:
+            # Both log-probs are under the same weights. They differ because the engine and the
+            # trainer use other kernels, precision or batch sizes; both are constants here.
             weights = log_ratio(old, at_predicted(row, "logprobs", logprobs)).exp()
             measures["engine_ratio"] = weights
             if s.importance != "off":
+                # Large weights have a large variance: cut them at the cap, or leave the token out.
+                # Masked tokens still count in the denominator.
                 over = weights > s.importance_cap
                 measures["engine_cut_share"] = over
                 cut = 0.0 if s.importance == "mask" else s.importance_cap
                 losses = losses * torch.where(over, cut, weights)
         if s.kl:
+            # The divergence has its own ratio (`k3`), so the importance weight does not apply to
+            # it.
             reference = at_predicted(row, "reference", logprobs)
             losses = losses + s.kl * divergence(s.divergence, logprobs, reference, ratio)
+            # The metric needs the value of the divergence, for which k3 is right in all settings.
             measures["reference_kl"] = divergence("k3_forward", logprobs, reference, ratio)
         if s.entropy:
             losses = losses - s.entropy * entropies
@@ -183,6 +210,7 @@ class PolicyGradient(OnRows):
 def _check_distribution(row: Row, temperature: float) -> None:
     """Raise ``UserError`` if log-probs of sampling and training are of different distributions."""
     for target in row.targets:
+        # A ratio of two distributions of different temperature is not 1 for unchanged weights.
         if target.temperature != temperature:
             raise UserError(
                 f"row {row.origin or '?'} was sampled at temperature {target.temperature:g}, but the policy "

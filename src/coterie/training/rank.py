@@ -3,6 +3,10 @@
 import os
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from multiprocessing.connection import Client
@@ -17,18 +21,21 @@ from pydantic_core import from_json, to_json
 from torch.distributed.fsdp import fully_shard
 
 from coterie.config.plugins import at_place
+from coterie.engines.connections import Address
 from coterie.errors import UserError
 from coterie.models.adapters import ModelSource
 from coterie.models.check import check
 from coterie.record.rows import Row
 from coterie.training.losses import SFT
-from coterie.training.ranks import ADDRESS, TOKEN, Job
+from coterie.training.ranks import ADDRESS, STORE, TOKEN, Job
 from coterie.training.reference import LossModule, ShardedModel, rank_row_values
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others within a step."""
+BEAT_SECONDS = 2.0
+"""Seconds between two signs of life."""
 ROWS = TypeAdapter(list[Row])
 
 
@@ -42,16 +49,16 @@ class Rank:
         self._frozen: dict[ModelSource, tuple[Any, ShardedModel | None]] = {}
 
     def open(self, name: str, job: Any) -> dict[str, Any]:
-        known = TypeAdapter(Job).validate_python(job)
-        kind: Any = list.__class_getitem__(at_place(known.item))
-        self._items[name] = TypeAdapter(kind)
-        model = known.source.load(self._state.device).model
+        parsed_job = TypeAdapter(Job).validate_python(job)
+        item_type: Any = list.__class_getitem__(at_place(parsed_job.item))
+        self._items[name] = TypeAdapter(item_type)
+        model = parsed_job.source.load(self._state.device).model
         self._trainers[name] = Trainer(
-            *(model, known.make_objective(), known.settings, known.folder),
-            steps=known.steps,
-            identity=known.identity,
-            keep_last=known.keep_last,
-            at=known.at,
+            *(model, parsed_job.make_objective(), parsed_job.settings, parsed_job.folder),
+            steps=parsed_job.steps,
+            identity=parsed_job.identity,
+            keep_last=parsed_job.keep_last,
+            at=parsed_job.at,
         )
         return self._facts(name)
 
@@ -74,8 +81,8 @@ class Rank:
     def publish(self, name: str, folder: str) -> None:
         self._trainers[name].publish(Path(folder))
 
-    def send(self, name: str, kind: str, url: str) -> None:
-        self._trainers[name].send(kind, url)
+    def send(self, name: str, kind: str, address: Any) -> None:
+        self._trainers[name].send(kind, Address(**address))
 
     def finish(self, name: str) -> dict[str, Any]:
         self._trainers[name].finish()
@@ -85,22 +92,22 @@ class Rank:
         self, _: str, source: Any, settings: Any, kind: Any, rows: Any, temperature: float
     ) -> Any:
         """Compute values of rows by a frozen model, with its adapter active."""
-        own = TypeAdapter(ModelSource).validate_python(source)
+        model_source = TypeAdapter(ModelSource).validate_python(source)
         training = TrainingSettings.model_validate(settings)
-        if own not in self._frozen:
-            model = own.load(self._state.device).model
-            self._frozen[own] = model, _shard(model, training)
-        model, sharded = self._frozen[own]
-        place = self._state.process_index, self._state.num_processes
-        values = kind, ROWS.validate_python(rows), training, temperature, place, sharded
+        if model_source not in self._frozen:
+            model = model_source.load(self._state.device).model
+            self._frozen[model_source] = model, _shard(model, training)
+        model, sharded = self._frozen[model_source]
+        rank_and_count = self._state.process_index, self._state.num_processes
+        values = kind, ROWS.validate_python(rows), training, temperature, rank_and_count, sharded
         return list(rank_row_values(model, *values))
 
     def forget(self, _: str) -> None:
         self._frozen.clear()
 
     def _facts(self, name: str) -> dict[str, Any]:
-        one = self._trainers[name]
-        return {"done": one.done, "longest": one.longest, "report": one.report}
+        trainer = self._trainers[name]
+        return {"done": trainer.done, "longest": trainer.longest, "report": trainer.report}
 
 
 def _shard(model: Any, settings: TrainingSettings) -> ShardedModel | None:
@@ -117,6 +124,14 @@ def _shard(model: Any, settings: TrainingSettings) -> ShardedModel | None:
     return ShardedModel(module, rule)
 
 
+def _beat(send: Callable[[bytes], None]) -> None:
+    """Send the driver a sign of life now and then, until the connection ends."""
+    with suppress(OSError):
+        while True:
+            time.sleep(BEAT_SECONDS)
+            send(b"")
+
+
 def main() -> None:
     """Connect to the driver, join the other ranks, and answer requests until the driver closes the connection."""
     if torch.cuda.device_count() == 1:  # the launcher shows each rank its own GPU only
@@ -124,9 +139,16 @@ def main() -> None:
     host, _, port = os.environ[ADDRESS].rpartition(":")
     link = Client((host, int(port)), authkey=os.environ[TOKEN].encode())
     nonce = Path(link.recv_bytes().decode())
-    hello = {"rank": int(os.environ["RANK"]), "host": socket.gethostname()}
+    hello: dict[str, Any] = {"rank": int(os.environ["RANK"]), "host": socket.gethostname()}
     link.send_bytes(to_json({**hello, "version": version("coterie"), "sees": nonce.exists()}))
     rank: Rank | None = None
+    lock = threading.Lock()
+
+    def send(content: bytes) -> None:
+        with lock:
+            link.send_bytes(content)
+
+    threading.Thread(target=_beat, args=(send,), daemon=True).start()
     while True:
         try:
             request = from_json(link.recv_bytes())
@@ -134,15 +156,23 @@ def main() -> None:
             break
         if rank is None:  # the first request
             on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
-            rank = Rank(PartialState(on_cpu, timeout=timedelta(seconds=TIMEOUT)))
-            link.send_bytes(b'{"value":null}')
+            group: dict[str, Any] = {"timeout": timedelta(seconds=TIMEOUT)}
+            if store := os.environ.get(STORE):
+                size = int(os.environ["WORLD_SIZE"])
+                group |= {
+                    "init_method": f"file://{store}",
+                    "rank": hello["rank"],
+                    "world_size": size,
+                }
+            rank = Rank(PartialState(on_cpu, **group))
+            send(b'{"value":null}')
             continue
         try:
             value = getattr(rank, request["do"])(request["name"], **request["values"])
         except UserError as error:
-            link.send_bytes(to_json({"refusal": [error.what, error.todo]}))
+            send(to_json({"refusal": [error.what, error.todo]}))
             sys.exit(1)
-        link.send_bytes(to_json({"value": value}))
+        send(to_json({"value": value}))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -5,20 +5,26 @@ They live until the training ends and keep models and optimizers. If a rank dies
 checkpoint, and the driver repeats the later steps, whose items it has kept.
 """
 
+import errno
+import logging
 import os
 import queue
 import secrets
 import shutil
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any, Generic
 
@@ -32,7 +38,7 @@ from safetensors.torch import save_file
 from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.child_guard import guarded
-from coterie.engines.server_process import free_port
+from coterie.engines.connections import Address
 from coterie.engines.vllm import HOST
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, ModelSource, find_head, save_adapter, split_head
@@ -47,21 +53,29 @@ from coterie.training.reference import RowValue
 from coterie.training.settings import Tracker, TrainingSettings
 from coterie.training.trainer import fit
 
-ADDRESS, TOKEN = "COTERIE_DRIVER", "COTERIE_TOKEN"
-"""Environment variables of a rank: address of the driver, and the secret of its connection."""
+logger = logging.getLogger(__name__)
+ADDRESS, TOKEN, STORE = "COTERIE_DRIVER", "COTERIE_TOKEN", "COTERIE_STORE"
+"""Environment variables of a rank: address of the driver, secret of its connection, and on one machine the file by
+which ranks find each other."""
 JOIN_SECONDS = 300.0
 """Time limit for all ranks to start and connect."""
+GREETING_SECONDS = 30.0
+"""Time limit for a new connection to show the secret, and for the first message of its rank."""
 RESTARTS = 3
 """Starts after the first one, in a row without a finished request."""
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 GRACE = 5.0
 POLL = 0.25
 LAST_LINES = 15
 
+Arrival = tuple[Connection, dict[str, Any]]
+"""Connection of a rank, and the first message of the rank."""
 Launch = Callable[[Mapping[str, str], int, Path], AbstractContextManager[Callable[[], str]]]
 """Starts ranks inside a block: environment of all ranks, their number, log file.
 
 Each is a process ``python -m coterie.training.rank`` that also has ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
-``MASTER_ADDR`` and ``MASTER_PORT``. The value is a function that returns why the ranks ended, or "".
+``MASTER_ADDR``, and ``MASTER_PORT`` or ``COTERIE_STORE``. The value is a function that returns why the ranks ended,
+or "".
 """
 
 
@@ -70,21 +84,24 @@ def local_ranks(
     environment: Mapping[str, str], count: int, log: Path
 ) -> Iterator[Callable[[], str]]:
     """Start ranks on this machine, each under a guard that ends it with this process."""
+    # They meet in a file of a private folder, because torch's TCPStore listens on all interfaces, and so does gloo.
+    private = tempfile.TemporaryDirectory(prefix="coterie-")
     shared = {**environment, "WORLD_SIZE": str(count), "MASTER_ADDR": HOST}
-    shared["MASTER_PORT"] = str(free_port())
+    shared |= {STORE: f"{private.name}/store", "GLOO_SOCKET_IFNAME": LOOPBACK}
     processes: list[subprocess.Popen[bytes]] = []
 
     def problem() -> str:
-        ended = [(n, one.poll()) for n, one in enumerate(processes)]
-        return ", ".join(f"rank {n} ended with status {s}" for n, s in ended if s is not None)
+        statuses = [(n, process.poll()) for n, process in enumerate(processes)]
+        return ", ".join(f"rank {n} ended with status {s}" for n, s in statuses if s is not None)
 
     try:
         for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(start_rank({**shared, **own}, log))
+            number = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(start_rank({**shared, **number}, log))
         yield problem
     finally:
         end_ranks(processes)
+        private.cleanup()
 
 
 def start_rank(
@@ -135,8 +152,8 @@ class Job:
     def make_objective(self) -> Objective[Any]:
         arguments = []
         if self.objective_settings:
-            kind, text = self.objective_settings
-            arguments.append(at_place(kind).model_validate_json(text))
+            class_path, text = self.objective_settings
+            arguments.append(at_place(class_path).model_validate_json(text))
         objective: Objective[Any] = at_place(self.objective)(*arguments)
         return objective
 
@@ -159,6 +176,7 @@ class Ranks:
         self.device = device
         self.folder = folder
         self._launch, self._host = launch, host
+        self._stall = settings.stall_seconds
         self._links: list[Connection] = []
         self._running: AbstractContextManager[Callable[[], str]] | None = None
         self._problem: Callable[[], str] = str
@@ -205,32 +223,44 @@ class Ranks:
     def exchange(self, message: bytes) -> list[Any]:
         """Send a request once. Raises :class:`RanksGone`, and ``UserError`` as the trainer does."""
         replies: dict[Connection, Any] = {}
+        rank = 0
         try:
-            for link in self._links:
-                link.send_bytes(message)
-            while len(replies) < self.count:
-                waiting = [link for link in self._links if link not in replies]
+            for rank in range(self.count):
+                self._links[rank].send_bytes(message)
+            heard = dict.fromkeys(self._links, time.monotonic())
+            while waiting := [link for link in self._links if link not in replies]:
                 for ready in wait(waiting, POLL):
                     assert isinstance(ready, Connection)
-                    replies[ready] = reply = from_json(ready.recv_bytes())
-                    if "refusal" in reply:
-                        raise UserError(*reply["refusal"])
+                    rank = self._links.index(ready)
+                    content = ready.recv_bytes()
+                    heard[ready] = time.monotonic()
+                    if content:  # else it is a sign of life
+                        replies[ready] = reply = from_json(content)
+                        if "refusal" in reply:
+                            raise UserError(*reply["refusal"])
                 if problem := self._problem():
                     raise RanksGone(problem)
+                # A stopped rank also keeps the ranks that wait for it from replying; they are still heard.
+                rank = self._links.index(min(waiting, key=lambda link: heard[link]))
+                if time.monotonic() - heard[self._links[rank]] > self._stall:
+                    raise BlockingIOError
+        except BlockingIOError as error:
+            raise RanksGone(f"rank {rank} has not answered for {self._stall:g} s") from error
         except (EOFError, OSError) as error:
             time.sleep(POLL)  # for the status of the process
-            raise RanksGone(self._problem() or "a rank closed its connection") from error
+            raise RanksGone(self._problem() or f"rank {rank} closed its connection") from error
         return [replies[link]["value"] for link in self._links]
 
     def _start(self) -> None:
         """Start the ranks and wait for all. Raises :class:`RanksGone`, and ``UserError`` for ranks that can't work."""
         token = secrets.token_hex(16)
-        listener = Listener((self._host, 0), authkey=token.encode(), backlog=self.count)
-        arrivals: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-        threading.Thread(target=_accept, args=(listener, arrivals), daemon=True).start()
         nonce = self.folder / f".nonce-{secrets.token_hex(8)}"
         nonce.touch()
-        host, port = listener.address
+        listener = socket.create_server((self._host, 0))
+        arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        greet = partial(_greet, token.encode(), nonce, self._stall, arrivals)
+        threading.Thread(target=_accept, args=(listener, greet), daemon=True).start()
+        host, port = listener.getsockname()
         environment = {
             **_launch_variables(self._config),
             ADDRESS: f"{host}:{port}",
@@ -251,22 +281,16 @@ class Ranks:
             raise
         finally:
             nonce.unlink()
+            listener.shutdown(socket.SHUT_RDWR)  # ends the thread, whose call would keep it open
             listener.close()
 
-    def _join(
-        self, arrivals: "queue.SimpleQueue[Connection]", nonce: Path
-    ) -> dict[int, Connection]:
+    def _join(self, arrivals: "queue.SimpleQueue[Arrival]", nonce: Path) -> dict[int, Connection]:
         links: dict[int, Connection] = {}
         until = time.monotonic() + JOIN_SECONDS
         while len(links) < self.count:
             with suppress(queue.Empty):
-                link = arrivals.get(timeout=POLL)
+                link, hello = arrivals.get(timeout=POLL)
                 self._links.append(link)  # closed if the start fails
-                try:
-                    link.send_bytes(str(nonce.absolute()).encode())
-                    hello = from_json(link.recv_bytes())
-                except (EOFError, OSError) as error:
-                    raise RanksGone("a rank ended while it connected") from error
                 links[hello["rank"]] = link
                 _check_hello(hello, nonce)
             if problem := self._problem():
@@ -287,14 +311,15 @@ class Ranks:
             self._running.__exit__(None, None, None)
             self._running = None
 
-    def _count_failure(self, gone: RanksGone) -> None:
+    def _count_failure(self, error: RanksGone) -> None:
         self._stop()
         self._failures += 1
+        logger.warning("%s; all ranks start again", error)
         if self._failures > RESTARTS:
             raise UserError(
-                f"the {self.count} ranks ended {self._failures} times in a row: {gone}",
+                f"the {self.count} ranks ended {self._failures} times in a row: {error}",
                 self._advice(),
-            ) from gone
+            ) from error
 
     def _advice(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
@@ -304,22 +329,46 @@ class Ranks:
         )
 
 
-def _accept(listener: Listener, arrivals: "queue.SimpleQueue[Connection]") -> None:
+def _accept(listener: socket.socket, greet: Callable[[Connection], None]) -> None:
+    """Greet each connection in a thread, since a stranger's may stay silent."""
     while True:
         try:
-            arrivals.put(listener.accept())
-        except (AuthenticationError, EOFError, ConnectionError):
-            continue  # not one of ours
-        except OSError:
-            return  # closed
+            link = Connection(listener.accept()[0].detach())
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EBADF):  # closed
+                return
+            time.sleep(POLL)  # a stranger's connection was reset, or there are too many
+        else:
+            threading.Thread(target=greet, args=(link,), daemon=True).start()
+
+
+def _greet(
+    key: bytes, nonce: Path, stall: float, arrivals: "queue.SimpleQueue[Arrival]", link: Connection
+) -> None:
+    """Queue a connection that shows the secret; reads and writes of it then end after ``stall`` seconds."""
+    with suppress(AuthenticationError, EOFError, OSError, ValueError):  # not one of ours
+        _set_limit(link, GREETING_SECONDS)
+        deliver_challenge(link, key)
+        answer_challenge(link, key)
+        link.send_bytes(str(nonce.absolute()).encode())
+        hello = from_json(link.recv_bytes())
+        _set_limit(link, stall)
+        arrivals.put((link, hello))
+
+
+def _set_limit(link: Connection, seconds: float) -> None:
+    """Let a read or write raise ``BlockingIOError`` when the other side did nothing for this time."""
+    with socket.socket(fileno=os.dup(link.fileno())) as copy:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            copy.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
 
 
 def _check_hello(hello: Mapping[str, Any], nonce: Path) -> None:
     """Raise ``UserError`` for a rank with another version of coterie, or without access to the run folder."""
-    rank, own = f"rank {hello['rank']} on {hello['host']}", version("coterie")
-    if hello["version"] != own:
+    rank, own_version = f"rank {hello['rank']} on {hello['host']}", version("coterie")
+    if hello["version"] != own_version:
         raise UserError(
-            f"{rank} has coterie {hello['version']}, but this process has {own}",
+            f"{rank} has coterie {hello['version']}, but this process has {own_version}",
             "install the same version on all machines",
         )
     if not hello["sees"]:
@@ -370,8 +419,12 @@ class RankTrainer(Generic[Item]):
         keep_last: int | None = 1,
         at: int | None = None,
     ) -> None:
-        own = getattr(objective, "settings", None)
-        saved = (place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
+        objective_settings = getattr(objective, "settings", None)
+        saved = (
+            (place_of(type(objective_settings)), objective_settings.model_dump_json())
+            if isinstance(objective_settings, Settings)
+            else None
+        )
         job = Job(
             source=source,
             settings=settings,
@@ -409,12 +462,12 @@ class RankTrainer(Generic[Item]):
         self.close()
 
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
-        before = {"before": self.done}
-        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **before)
+        done_before = {"before": self.done}
+        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **done_before)
         self.done += 1
         self._tracker.log(metrics, self.done)
         saved = max(saved_steps(self.folder), default=0)
-        self._kept = [one for one in self._kept if one[0] >= saved]
+        self._kept = [entry for entry in self._kept if entry[0] >= saved]
         return metrics
 
     def row_values(
@@ -444,9 +497,9 @@ class RankTrainer(Generic[Item]):
         self.close()
         return self.report
 
-    def send(self, kind: str, url: str) -> None:
+    def send(self, kind: str, address: Address) -> None:
         """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
-        self._ranks.call(self._request("send", kind=kind, url=url))
+        self._ranks.call(self._request("send", kind=kind, address=address))
 
     def close(self) -> None:
         """Forget the trainer. The ranks end with their block."""
@@ -456,9 +509,9 @@ class RankTrainer(Generic[Item]):
     def reopen(self) -> None:
         """Open the trainer on new ranks and repeat the steps after its last checkpoint."""
         (state, *_) = self._ranks.exchange(self._request("open", job=replace(self._job, at=None)))
-        for before, kept in self._kept:
-            if before >= state["done"]:
-                self._ranks.exchange(kept)
+        for done_before, request in self._kept:
+            if done_before >= state["done"]:
+                self._ranks.exchange(request)
 
     def _call(self, do: str, **values: Any) -> Any:
         """Send a request that changes the trainer, and keep it until the next checkpoint."""
@@ -503,8 +556,8 @@ def _merge(parts: Sequence[Any], count: int) -> list[tuple[float, ...] | None]:
     """Join the values of all ranks, in the order of the rows."""
     result: list[tuple[float, ...] | None] = [None] * count
     for part in parts:
-        for i, own in part:
-            result[i] = tuple(own)
+        for i, rank_values in part:
+            result[i] = tuple(rank_values)
     return result
 
 

@@ -43,6 +43,7 @@ class LossModule(nn.Module, Generic[Item]):
         self.model = model
         self.objective = objective
         self.rule = rule
+        # Accelerate reads this attribute of the wrapped module to shard a model layer by layer.
         self._no_split_modules = getattr(model, "_no_split_modules", None)
         self.tally = Tally()
 
@@ -60,12 +61,15 @@ class LossModule(nn.Module, Generic[Item]):
         if inside is not None:
             return inside(self.model)
         objective = self.objective
+        # Items (such as pairs) have several rows, which all go through one forward pass.
         groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
         settings = objective.reads, self.rule, objective.temperature
+        # Regroup the flat list of the rows' values by item.
         tensors = iter(read_rows(self.model, rows, *settings))
         read = [[next(tensors) for _ in group] for group in groups]
         if counts:
+            # Metrics are of the same forward pass as the loss, so they take no pass of their own.
             with torch.no_grad():
                 detached = [[tensor.detach() for tensor in group] for group in read]
                 self.tally.add(objective.measures(items, detached))
@@ -80,13 +84,15 @@ def read_rows(
     temperature: float = 1.0,
 ) -> list[torch.Tensor]:
     """Compute the values that an objective reads of each row's targets, in order; none for a first token."""
-    ids, at = [row.ids for row in rows], [places(row) for row in rows]
+    ids, positions = [row.ids for row in rows], [places(row) for row in rows]
+    # A state's value may depend on the tokens before a target only (`before`): it is a baseline of
+    # the target.
     if reads in OF_A_HEAD:
-        return token_values(model, ids, at, rule, before=reads == "states")
+        return token_values(model, ids, positions, rule, from_parents=reads == "states")
     if reads == "logprobs":
-        return sequence_logprobs(model, ids, at, rule, temperature=temperature)
+        return sequence_logprobs(model, ids, positions, rule, temperature=temperature)
     options = {"temperature": temperature, "gradient": reads == "entropies"}
-    return sequence_logprobs(model, ids, at, rule, compute=token_entropies, **options)
+    return sequence_logprobs(model, ids, positions, rule, compute=token_entropies, **options)
 
 
 def row_logprobs(
@@ -98,7 +104,7 @@ def row_logprobs(
 
 def places(row: Row) -> list[int]:
     """Return the positions of a row's targets in order, without a target at the first token."""
-    return [place for turn in row.predicted for place in turn]
+    return [position for turn in row.predicted for position in turn]
 
 
 class Scorer(Protocol):
@@ -133,9 +139,10 @@ def with_row_reference(
 
     Of a model with adapters the reference is ``adapter`` (a frozen copy), or the base if that is ``None``.
     """
+    # The frozen adapter is active in this block only. A scorer on ranks switches adapters itself.
     with using(model, adapter):
         values = row_values(model, "reference", rows, settings, temperature)
-    return [replace(row, reference=one) for row, one in zip(rows, values, strict=True)]
+    return [replace(row, reference=logprobs) for row, logprobs in zip(rows, values, strict=True)]
 
 
 def with_values(
@@ -147,11 +154,11 @@ def with_values(
     without values.
     """
     result: list[Row] = []
-    after: list[float | None] = []
+    final_values: list[float | None] = []
     for row, values in zip(rows, row_values(model, "values", rows, settings), strict=True):
         result.append(replace(row, values=values and values[:-1]))
-        after.append(None if values is None else values[-1])
-    return result, after
+        final_values.append(None if values is None else values[-1])
+    return result, final_values
 
 
 def row_values(
@@ -162,6 +169,7 @@ def row_values(
     temperature: float = 1.0,
 ) -> list[tuple[float, ...] | None]:
     """Compute the values of each row, with one for a target at the first token; ``None`` if it can't be trained."""
+    # Ranks have their own copies of the model, and split the rows among them.
     if not isinstance(model, nn.Module):
         scorer: Scorer = model
         return scorer.row_values(kind, rows, temperature)
@@ -185,28 +193,37 @@ def rank_row_values(
     rows: Sequence[Row],
     settings: TrainingSettings,
     temperature: float = 1.0,
-    place: tuple[int, int] = (0, 1),
+    rank_and_count: tuple[int, int] = (0, 1),
     sharded: ShardedModel | None = None,
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
     """Yield the indices and values of the rows of one rank; ``place`` is its number and the number of ranks."""
 
     def read(part: Sequence[Row], rule: CostRule | None, model: Any = model) -> list[torch.Tensor]:
+        # Values need one more state than log-probs: the state after the last target, from which GAE
+        # bootstraps a truncated path.
         if kind != "values":
             return row_logprobs(model, part, rule, temperature)
-        ids, at = [row.ids for row in part], [places(row) for row in part]
-        before = token_values(model, ids, at, rule, before=True)
-        last = token_values(model, ids, [places[-1:] for places in at], rule)
-        return [torch.cat(pair) for pair in zip(before, last, strict=True)]
+        ids, positions = [row.ids for row in part], [places(row) for row in part]
+        state_values = token_values(model, ids, positions, rule, from_parents=True)
+        last_values = token_values(
+            model, ids, [row_positions[-1:] for row_positions in positions], rule
+        )
+        return [torch.cat(pair) for pair in zip(state_values, last_values, strict=True)]
 
     def inside(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
         assert sharded is not None
+        # Shards of a model are gathered by the hooks of the wrapper, so the pass runs inside of it.
         values: list[torch.Tensor] = sharded.module([], inside=partial(read, part, rule))
         return values
 
+    # A row of weight 0 is in no step of a trainer. Left out here too, micro-batches are the same,
+    # and so is the rounding of log-probs.
     sides = [(row,) if row.weight else () for row in rows]
-    given = (sharded.rule,) if sharded else None
-    for part in _read(model, sides, settings, inside if sharded else read, place, given):
+    # In a tuple, since `None` is a rule, too (no packing).
+    packing = (sharded.rule,) if sharded else None
+    for part in _read(model, sides, settings, inside if sharded else read, rank_and_count, packing):
         for i, (values,) in part:
+            # Values of a row are aligned with all its targets, also one that no token predicts.
             yield i, (*[UNPREDICTED] * rows[i].unpredicted, *values.tolist())
 
 
@@ -218,16 +235,17 @@ def _read(
     sides: Sequence[Sequence[Row]],
     settings: TrainingSettings,
     read: Read,
-    place: tuple[int, int] = (0, 1),
-    given: tuple[CostRule | None] | None = None,
+    rank_and_count: tuple[int, int] = (0, 1),
+    packing: tuple[CostRule | None] | None = None,
 ) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
     """Yield the indices and values of sides that can be trained, in the micro-batches of a trainer's step.
 
     A side has one or more rows. Rows that are too long, or have nothing to train, are left out. All ranks make the same
     number of calls. The rule of packing is ``given`` for a sharded model, which can't be checked.
     """
-    (rule,) = given or (check(model).packing(settings.packing),)
+    (rule,) = packing or (check(model).packing(settings.packing),)
     longest = max_row_length(model, settings)
+    # The same items as `make_batch` keeps, so that micro-batches equal those of the step.
     indices = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
     indices = [i for i in indices if all(len(row.ids) <= longest for row in sides[i])]
     if not indices:
@@ -235,7 +253,9 @@ def _read(
     sequences = [[row.ids for row in side] for side in sides]
     splitter = Splitter(sequences, rule, settings.tokens_per_microbatch)
     with torch.no_grad():
-        for part in rank_microbatches(splitter, splitter.families(indices), *place):
+        for part in rank_microbatches(splitter, splitter.families(indices), *rank_and_count):
+            # A rank with an empty part computes any side, and drops the result: all ranks must make
+            # the same number of calls.
             values = iter(read([row for i in part or indices[:1] for row in sides[i]], rule))
             yield [(i, [next(values) for _ in sides[i]]) for i in part]
 
@@ -260,11 +280,13 @@ def with_reference(
     stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off; a ``scorer``
     has the same weights. Raises ``UserError`` for a log-prob that is not finite.
     """
+    # Other adapters don't influence the reference, and change while it is in use.
     weights = hash_tensors(
         (name, weight)
         for name, weight in model.named_parameters()
         if ".lora_" not in name or f".{adapter}." in name
     )
+    # A resumed run takes the stored numbers, unless weights, pairs or the reduction have changed.
     identity = {"model": weights, "pairs": hash_items(pairs), "normalise": normalise}
     file, sums = folder / FILE, None
     if file.is_file():
@@ -274,6 +296,7 @@ def with_reference(
         with using(model, adapter):
             sums = _compute(model, pairs, settings, normalise, progress or Silent(), scorer)
         folder.mkdir(parents=True, exist_ok=True)
+        # Write, flush and rename: a killed process leaves no damaged file under the final name.
         partial = folder / f".{FILE}.{os.getpid()}.partial"
         try:
             with writing(folder):
@@ -299,6 +322,7 @@ def _compute(
     scorer: Scorer | None,
 ) -> torch.Tensor:
     """Return reduced log-probs ``[pairs, 2]``, NaN for a side that is too long or has no targets."""
+    # Sides of a pair are neighbors here, so `view(-1, 2)` restores the pairs at the end.
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(sides), "reference log-probs")
@@ -309,7 +333,7 @@ def _compute(
             parts = _read_on_ranks(scorer, sides)
         for part in parts:
             for i, logprobs in part:
-                doubles = [one.double() for one in logprobs]
+                doubles = [row_logprobs.double() for row_logprobs in logprobs]
                 total = float(side_statistic(sides[i], doubles, normalise))
                 if not math.isfinite(total):
                     raise UserError(
@@ -332,12 +356,18 @@ def _read_on_ranks(
 ) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
     """Yield the indices and log-probs of sides that can be trained."""
     for start in range(0, len(sides), SIDES):
-        some = sides[start : start + SIDES]
-        values = iter(scorer.row_values("reference", [row for side in some for row in side], 1.0))
+        chunk = sides[start : start + SIDES]
+        values = iter(scorer.row_values("reference", [row for side in chunk for row in side], 1.0))
         part = []
-        for i, side in enumerate(some, start):
-            known = [(row, next(values)) for row in side]
-            read = [torch.tensor(one[row.unpredicted :]) for row, one in known if one is not None]
+        for i, side in enumerate(chunk, start):
+            scored = [(row, next(values)) for row in side]
+            # Ranks pad the values of a first token, and return `None` for a row that can't be
+            # trained. A side needs all its rows.
+            read = [
+                torch.tensor(row_logprobs[row.unpredicted :])
+                for row, row_logprobs in scored
+                if row_logprobs is not None
+            ]
             if read and len(read) == len(side):
                 part.append((i, read))
         yield part

@@ -43,7 +43,7 @@ Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differenc
 """
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
-_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
+_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch", "stall_seconds")
 """Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
 
 
@@ -97,6 +97,8 @@ class TrainerSettings(Settings):
 
     def autocast(self, *, on_gpu: bool) -> bool:
         """Return True if the training uses bfloat16 autocast; ``on_gpu``: on a GPU with bfloat16 support."""
+        # Weights that are all bfloat16 compute in bfloat16 anyway; a float32 adapter on them needs
+        # autocast to have the same dtype as its layer.
         if self.mixed_precision != "auto":
             return self.mixed_precision == "bf16"
         return on_gpu and not (self.dtype == "bfloat16" and self.method == "full")
@@ -114,7 +116,9 @@ class TrainerSettings(Settings):
     def identity(self) -> str:
         """Return the hash of all settings that can change the trained weights."""
         fields = type(self).model_fields
+        # Replace keys without an effect by their defaults, so that they may differ.
         same = {name: fields[name].default for name in _WITHOUT_EFFECT if name in fields}
+        # A default that is given explicitly is the same training.
         if self.method == "lora":
             same |= {"lora_r": self.rank, "lora_alpha": self.alpha}
         return self.model_copy(update=same).fingerprint()
@@ -133,6 +137,9 @@ class LaunchSettings(Settings):
         None,
         "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
         "on each rank",
+    )
+    stall_seconds: float = key(
+        300.0, "seconds without a sign of life of a rank after which all ranks start again", ge=10
     )
 
 
@@ -177,8 +184,9 @@ class TrainingSettings(SharedTrainingSettings, EpochSettings):
 
 def combine(shared: TrainerSettings, phase: PhaseSettings) -> TrainingSettings:
     """Return the settings of a training from its own and those that it shares with others."""
-    kind = SharedTrainingSettings if isinstance(phase, EpochSettings) else TrainerSettings
-    values = {name: getattr(shared, name) for name in kind.model_fields}
+    # A phase of reinforcement learning has no epochs, but a schedule and weight decay of its own.
+    settings_type = SharedTrainingSettings if isinstance(phase, EpochSettings) else TrainerSettings
+    values = {name: getattr(shared, name) for name in settings_type.model_fields}
     return TrainingSettings.model_validate({**values, **phase.model_dump()})
 
 
@@ -234,6 +242,7 @@ class PolicyLossSettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
+        # The weight p_old / p_engine is 1 by definition if p_old is the engine's.
         if self.importance != "off" and self.old == "behaviour":
             raise ValueError(
                 f"importance={self.importance} needs the trainer's log-probs under the sampling weights; "
@@ -243,6 +252,7 @@ class PolicyLossSettings(Settings):
             raise ValueError(
                 "mean=constant needs constant, and no other mean uses it; set both or neither"
             )
+        # The bound is for ratios far above the ordinary range of the clip.
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
                 f"dual_clip={self.dual_clip} is too small; use more than 1 + clip_high={1 + self.clip_high:g}"
@@ -277,6 +287,7 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
     """Return bfloat16 if any training in a run's settings has that dtype, else float32."""
     import torch
 
+    # Models of a run share a base in this process, which has one dtype.
     is_bfloat16 = any(training.dtype == "bfloat16" for training in _trainings(settings))
     return torch.bfloat16 if is_bfloat16 else torch.float32
 
@@ -339,6 +350,7 @@ def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any])
     if name == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
+        # TensorBoard shows only plain values as hyperparameters; others become text.
         writer = SummaryWriter(str(folder / run))
         is_plain = bool | int | float | str
         plain = {key: n if isinstance(n, is_plain) else str(n) for key, n in config.items()}
@@ -350,6 +362,7 @@ def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any])
             writer.flush()
 
         return Tracker(write, writer.close)
+    # The id is kept with the run, so that a resumed run continues the same curves.
     id_file = folder / "id"
     if not id_file.is_file():
         id_file.write_text(uuid4().hex[:16])
@@ -358,6 +371,7 @@ def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any])
     if name == "trackio":  # continues an experiment by its name
         options["name"] = f"{run}-{id_[:8]}"
     else:
+        # Offline unless the user asks for the network.
         mode = os.environ.get(f"{name.upper()}_MODE", "offline")
         options |= {"name": run, "id": id_, "mode": mode}
         options["dir" if name == "wandb" else "log_dir"] = str(folder)

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
+from coterie.engines.connections import Address
 from coterie.engines.transfer import send_weights
 from coterie.errors import UserError
 from coterie.models.adapters import using
@@ -54,6 +55,8 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient; clear the gradients of bfloat16 weights."""
+        # Weights in bfloat16 are hidden from torch's update, which rounds to the nearest value and
+        # so loses small changes; they are updated below.
         low = [
             (
                 group,
@@ -61,6 +64,7 @@ class AdamW(torch.optim.AdamW):
             )
             for group in self.param_groups
         ]
+        # A weight without a gradient is skipped by torch. Each gradient is freed after its bucket.
         gradients = {weight: weight.grad for _, weights in low for weight in weights}
         for weight in gradients:
             weight.grad = None
@@ -73,6 +77,7 @@ class AdamW(torch.optim.AdamW):
         self, group: dict[str, Any], weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
         for weight in weights:
+            # The same keys as torch's own state, so that checkpoints do not depend on the dtype.
             if not self.state[weight]:
                 zeros = (torch.zeros_like(weight, dtype=torch.float32) for _ in range(2))
                 self.state[weight].update(
@@ -81,12 +86,15 @@ class AdamW(torch.optim.AdamW):
                 )
         states = [self.state[weight] for weight in weights]
         stored = [_local(weight) for weight in weights]
+        # All weights of the bucket lie in one flat float32 buffer, of which `adamw` updates views
+        # in place.
         buffer, exact = _float_copies(stored)
         adamw(
             exact,
-            _float_copies([_local(one) for one in gradients])[1],
+            _float_copies([_local(gradient) for gradient in gradients])[1],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
+            # Maximum second moments, which only AMSGrad has.
             [],
             [state["step"] for state in states],
             fused=True,
@@ -103,9 +111,12 @@ class AdamW(torch.optim.AdamW):
 
 def rounded(exact: Tensor) -> Tensor:
     """Round float32 to bfloat16 stochastically and without bias; keep infinities and NaN."""
+    # A bfloat16 number is the upper half of a float32's bits. Uniform noise in the lower half
+    # carries over with a probability equal to the part that is cut off, so the mean is exact.
     bits = exact.view(torch.int32)
     noise = torch.randint_like(bits, 1 << 16)
     result = ((bits + noise) & -(1 << 16)).view(torch.float32)
+    # The carry would turn the bits of some NaN into those of a number.
     return torch.where(exact.isfinite(), result, exact).to(torch.bfloat16)
 
 
@@ -131,7 +142,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _float_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Return a flat float32 buffer with all elements, and views of it in the shapes of the tensors."""
-    count = sum(one.numel() for one in tensors)
+    count = sum(tensor.numel() for tensor in tensors)
     buffer = torch.empty(count, dtype=torch.float32, device=tensors[0].device)
     views = _views(buffer, tensors)
     torch._foreach_copy_(views, list(tensors))
@@ -139,8 +150,8 @@ def _float_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 
 def _views(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    parts = buffer.split([one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
+    parts = buffer.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
@@ -164,6 +175,7 @@ def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
         return settings.learning_rate
     warmup = math.ceil(settings.warmup_ratio * total)
     if step < warmup:
+        # From 1 / warmup on: a first step at rate 0 would be wasted.
         return settings.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(total - warmup, 1)
     shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 + 0.5 * math.cos(math.pi * done)}
@@ -214,10 +226,11 @@ class Trainer(Generic[Item]):
                 "which is unknown",
                 "give the number of steps, or use schedule=constant warmup_ratio=0",
             )
+        # A run starts ranks itself; here the settings would be silently ignored.
         if launches(settings) and "WORLD_SIZE" not in os.environ:
-            asked = f"processes={settings.processes}" if settings.processes else "launch"
+            ranks_key = f"processes={settings.processes}" if settings.processes else "launch"
             raise UserError(
-                f"{asked} starts ranks in a run, and this training is in one process",
+                f"{ranks_key} starts ranks in a run, and this training is in one process",
                 "leave it out and start the script with torchrun, or train by coterie run",
             )
         self.objective = objective
@@ -241,9 +254,11 @@ class Trainer(Generic[Item]):
             self._sharded: bool = self._accelerator.is_fsdp2
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
+            # Files of a killed process are removed before the state of the folder is read.
             open_folder(folder, self._accelerator, resume=resume, at=at)
             with self._prepared.training():
                 self._open(steps, identity or {}, keep_last)
+            # Nothing failed: keep model and accelerator open until `close`.
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "Trainer[Item]":
@@ -286,9 +301,12 @@ class Trainer(Generic[Item]):
             try:
                 loss, norm = self._gradient(batch, splitter, families)
                 measures = self._tally.result()
+                # Until the step is recorded, weights and record may differ. After an interruption
+                # in between only the last checkpoint can be used.
                 self.torn = True
                 self._wrapped_optimizer.step()
             finally:
+                # Also after an error: what remains would be added to the next step.
                 self._wrapped_optimizer.zero_grad()
                 self._tally.parts.clear()
             counts = self._record.counts
@@ -298,6 +316,7 @@ class Trainer(Generic[Item]):
             counts.tokens += batch.tokens
             counts.targets += sum(batch.targets)
             counts.computed_tokens += sum(family.nodes for family in families)
+            # Held-out items are not part of the training's speed.
             seconds = time.monotonic() - start
             if heldout:
                 measures["heldout_loss"] = self.measure(heldout)
@@ -318,6 +337,8 @@ class Trainer(Generic[Item]):
             for part in rank_microbatches(
                 splitter, families, accelerator.process_index, accelerator.num_processes
             ):
+                # A rank with an empty part computes any item with weight 0, since all ranks must
+                # call a sharded model equally often.
                 losses = self._wrapped([batch.items[i] for i in part or [0]], counts=False)
                 total += losses.sum() * bool(part)
         return float(accelerator.reduce(total, reduction="sum")) / sum(batch.counts)
@@ -335,10 +356,11 @@ class Trainer(Generic[Item]):
         The reference is the model without its adapter.
         """
         accelerator, model = self._accelerator, self.model
-        place = accelerator.process_index, accelerator.num_processes
+        rank_and_count = accelerator.process_index, accelerator.num_processes
         sharded = ShardedModel(self._wrapped, self._rule) if self._sharded else None
+        # Policy and reference share the base: without its adapter, the model is the reference.
         with using(model, None) if kind == "reference" else nullcontext():
-            arguments = kind, rows, self.settings, temperature, place, sharded
+            arguments = kind, rows, self.settings, temperature, rank_and_count, sharded
             return list(rank_row_values(model, *arguments))
 
     def leave_out(self, too_long: int, empty: int) -> None:
@@ -358,13 +380,14 @@ class Trainer(Generic[Item]):
             checkpoint.save_weights(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
-    def send(self, kind: str, url: str) -> None:
+    def send(self, kind: str, address: Address) -> None:
         """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
         self._refuse_closed()
         with self._prepared.training():
             state = self.model.state_dict(keep_vars=True)
-            weights = {name: checkpoint.whole(one).detach() for name, one in state.items()}
-            send_weights(weights, kind, url, self._accelerator.process_index)
+            # Gathering sharded weights needs all ranks; the sender is one of them.
+            weights = {name: checkpoint.whole(weight).detach() for name, weight in state.items()}
+            send_weights(weights, kind, address, self._accelerator.process_index)
 
     def finish(self) -> TrainingReport:
         """Save the final weights in ``folder/final``, remove the checkpoints, and close."""
@@ -384,9 +407,12 @@ class Trainer(Generic[Item]):
     def _scope(self) -> Iterator[None]:
         """Use the threads and random numbers of the training; restore the caller's at the end of the block."""
         threads, on_gpu = torch.get_num_threads(), torch.cuda.is_available()
+        # Adapter initialization and stochastic rounding draw random numbers. The training continues
+        # its own stream in each block, whatever its caller draws between two steps.
         with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
             torch.set_num_threads(self.settings.threads or threads)
             if self._random is None:
+                # First block of work of this trainer.
                 torch.manual_seed(self.settings.seed)
             else:
                 torch.set_rng_state(self._random[0])
@@ -401,11 +427,16 @@ class Trainer(Generic[Item]):
 
     def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int | None) -> None:
         """Wrap the model and restore the state of the folder."""
-        own = getattr(self.objective, "settings", None)
+        objective_settings = getattr(self.objective, "settings", None)
         names = self._prepared.names
         starting = self.model.named_parameters()
-        starting = ((n, one) for n, one in starting if n in names or ".lora_" not in n)
-        numbers = own.fingerprint() if isinstance(own, Settings) else ""
+        # Adapters of other roles don't influence this training, and may have changed since it
+        # began.
+        starting = ((n, parameter) for n, parameter in starting if n in names or ".lora_" not in n)
+        numbers = (
+            objective_settings.fingerprint() if isinstance(objective_settings, Settings) else ""
+        )
+        # A checkpoint with another identity is refused: resuming it would mix two trainings.
         identity = {
             "objective": self.objective.name,
             "objective's settings": numbers,
@@ -418,8 +449,11 @@ class Trainer(Generic[Item]):
             *(self.model, self.folder, self.settings, self._accelerator, steps, identity), keep_last
         )
         self.report = self._record.load()
+        # A finished training takes no more steps, so it needs no optimizer.
         if self.report is not None:
             return
+        # Model and objective are wrapped together, so that log-probs are computed inside the
+        # wrapper's forward pass, where DDP and FSDP act.
         module = LossModule(self.model, self.objective, self._rule)
         self._tally = module.tally
         self._optimizer = make_optimizer(self._trained(), self.settings)
@@ -429,7 +463,9 @@ class Trainer(Generic[Item]):
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         names = self._prepared.names
-        return {name: one for name, one in self.model.named_parameters() if name in names}
+        return {
+            name: parameter for name, parameter in self.model.named_parameters() if name in names
+        }
 
     def _gradient(
         self, batch: Batch[Item], splitter: Splitter, families: Sequence[Family]
@@ -440,6 +476,8 @@ class Trainer(Generic[Item]):
         number of ranks. An empty micro-batch computes a row with weight 0.
         """
         accelerator, module = self._accelerator, self._wrapped
+        # The denominator is the whole step's, on all ranks. Each part adds its share to the
+        # gradient.
         ranks, count = accelerator.num_processes, sum(batch.counts)
         parts = rank_microbatches(splitter, families, accelerator.process_index, ranks)
         item_losses: list[tuple[int, torch.Tensor]] = []
@@ -449,14 +487,23 @@ class Trainer(Generic[Item]):
             reduces = number == len(parts) or self._sharded
             with nullcontext() if reduces else accelerator.no_sync(module):
                 losses = module(items, counts=bool(part))
+                # Ranks average their gradients, but the shares should be added: hence the factor
+                # `ranks`.
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
+            # An empty part has the loss of its substitute, which does not count; hence not strict.
             item_losses += zip(part, losses.detach(), strict=False)
         total = sum((loss for _, loss in item_losses), torch.zeros((), device=accelerator.device))
         loss = float(accelerator.reduce(total, reduction="sum")) / count
         norm = float(accelerator.clip_grad_norm_(module.parameters(), self.settings.max_grad_norm))
+        # Checked before the optimizer's step, while the weights are still right. All ranks have the
+        # same loss and norm, so all raise.
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            own = [batch.names[i] for i, one in item_losses if not math.isfinite(float(one))]
-            bad = gather_object(own)
+            # A finite sum of losses may still have an infinite gradient, so there may be no bad
+            # row.
+            bad_names = [
+                batch.names[i] for i, loss in item_losses if not math.isfinite(float(loss))
+            ]
+            bad = gather_object(bad_names)
             which = f"rows {', '.join((bad or batch.names)[:8])}"
             raise UserError(
                 f"the loss ({loss}) or gradient norm ({norm}) of {which if bad else 'a step of ' + which} is not "
@@ -503,6 +550,8 @@ def train(
         measure_every: Steps between two measures of ``heldout``; an epoch by default.
     """
     objective = objective or SFT()
+    # Filtered here, before the order of the steps is made, so that dropped items make no step
+    # smaller.
     batch = make_batch(rows, objective, max_row_length(model, settings))
     order = Order(batch.groups, settings.seed, settings.batch_rows)
     with Trainer(
@@ -528,11 +577,13 @@ def fit(
     if trainer.report is None:
         watch = progress if progress and trainer.is_main else Silent()
         steps, every = order.count(trainer.settings), measure_every or order.steps_per_epoch
+        # A resumed training has counted its dropped items already.
         if trainer.done == 0:
             trainer.leave_out(batch.too_long, batch.empty)
         try:
             watch.start(steps, f"training {len(batch.items)} rows")
             watch.advance(trainer.done)
+            # Continue after the steps of the checkpoint, in the same order.
             for indices in order.steps(trainer.done, steps):
                 number = trainer.done + 1
                 measured = heldout if number == steps or number % every == 0 else ()

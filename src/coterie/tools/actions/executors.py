@@ -37,6 +37,7 @@ from coterie.tools.sandbox.pool import Sandbox
 MAX_VALUE = 8000
 """Characters of a value; longer values are truncated."""
 _WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
+# A final ``s`` after three or more letters, but not ``ss``.
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 
 
@@ -72,18 +73,18 @@ class Executor:
         new: dict[str, str] = {}
         deadline = asyncio.get_running_loop().time() + SECONDS
         for action in actions:
-            known = {**values, **new}
+            available = {**values, **new}
             used = [name for argument in action.arguments for name in argument.variables]
             try:
-                if missing := [name for name in used if name not in known]:
+                if missing := [name for name in used if name not in available]:
                     raise Failed(f"{missing[0]} has no value")
                 if not action.arguments:
                     raise Failed("it is given nothing")
                 async with asyncio.timeout_at(deadline):
-                    new[action.result] = (await self.do(action, known))[:MAX_VALUE]
+                    new[action.result] = (await self.do(action, available))[:MAX_VALUE]
             except (Failed, TimeoutError) as error:
-                why = str(error) or f"it takes more than {SECONDS:g} seconds"
-                return Executed(new, None, f"{action.result} = {action.tool}: {why}")
+                reason = str(error) or f"it takes more than {SECONDS:g} seconds"
+                return Executed(new, None, f"{action.result} = {action.tool}: {reason}")
         return Executed(new, answer_of(new))
 
 
@@ -100,9 +101,9 @@ def words_of(text: str) -> list[str]:
     return [_PLURAL.sub("", word) for word in _WORD.findall(text.lower())]
 
 
-def word_f1(first: str, second: str) -> float:
+def word_f1(text: str, second: str) -> float:
     """Return the F1 of the word multisets of two texts, in [0, 1]; 0 if one has no words."""
-    a, b = words_of(first), words_of(second)
+    a, b = words_of(text), words_of(second)
     if not a or not b:
         return 0.0
     return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
@@ -114,13 +115,16 @@ def rank(query: str, texts: Sequence[str]) -> list[int]:
     A word in ``n`` of the ``N`` texts has the weight ``ln(1 + N / n)``, once per text.
     """
     sets = [set(words_of(text)) for text in texts]
-    counts = Counter(word for one in sets for word in one)
+    counts = Counter(word for word_set in sets for word in word_set)
     weights = {
         word: math.log(1 + len(sets) / counts[word]) for word in words_of(query) if counts[word]
     }
-    scores = [sum(weight for word, weight in weights.items() if word in one) for one in sets]
+    scores = [
+        sum(weight for word, weight in weights.items() if word in word_set) for word_set in sets
+    ]
     return sorted(
-        (at for at, score in enumerate(scores) if score), key=lambda at: (-scores[at], at)
+        (index for index, score in enumerate(scores) if score),
+        key=lambda index: (-scores[index], index),
     )
 
 
@@ -131,12 +135,14 @@ _SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400}|/\d{1,400})?")
 _RESULT = re.compile(r"R\d{1,4}|Output")
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
+# Statements such as ``x = 3`` in a result like ``x = 3, y = 4``.
 _SAID = re.compile(r"(?:^|[,;])\s*([A-Za-z_]\w{0,63})\s*=\s*([^=,;<>]{1,60})(?=$|[,;])")
 _IS = re.compile(r"[A-Za-z_]\w{0,63} ?= ?([^=,;]{1,100})")
 _SIMPLE = re.compile(r"\w+(?:\.\w+)?")
 _PIECE = re.compile(r'"[^"]*"|\'[^\']*\'|.', re.DOTALL)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AND = re.compile(r"\band\b")
+# This program runs inside the sandbox.
 _SOURCE = '''
 import ast, contextlib, fractions, io
 
@@ -216,6 +222,7 @@ class MathsExecutor(Executor):
 def _evaluate(text: str, values: Mapping[str, str]) -> str:
     """Return the value of a calculation; results may assign names (``x = 3``). Raises :class:`Failed`."""
     names: dict[str, Number] = dict(CONSTANTS)
+    # A solution such as ``x = 3, y = 4`` gives its unknowns values for later calculations.
     for value in values.values():
         for name, formula in _SAID.findall(value[:1000]):
             with suppress(Failed):
@@ -246,11 +253,12 @@ def split(text: str) -> list[str]:
 
 def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
     """Split statements at commas, semicolons and ``and``; replace a result's name by its statements."""
+    # Commas between thousands separate nothing.
     pieces = split(_AND.sub(";", _THOUSANDS.sub("", text)))
     return [
-        one
+        part
         for piece in pieces
-        for one in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
+        for part in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
     ]
 
 
@@ -272,6 +280,7 @@ def _substitute(text: str, values: Mapping[str, str]) -> str:
             return value
         if equation := _IS.fullmatch(value):
             value = equation[1]
+        # Brackets keep the order of operations: R1 * 2, where R1 is 3 + 4.
         return value if _SIMPLE.fullmatch(value) else f"({value})"
 
     return re.sub(r"\b(?:R\d{1,4}|Output)\b", value, text)
@@ -291,6 +300,7 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
     reply = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if reply is None:
         raise Failed(f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve")
+    # Errors of the worker are messages for the model, which may correct its action.
     if "error" in reply:
         raise Failed(reply["error"])
     return str(reply["value"])
@@ -335,14 +345,15 @@ def choose(action: Action, candidates: Sequence[PageElement]) -> str:
     kind = action.tool
     if kind not in KINDS:
         raise Failed("there is no such tool")
-    texts = {one.label: one.text.strip() for one in action.arguments}
+    texts = {argument.label: argument.text.strip() for argument in action.arguments}
     query, value = texts.get("query"), texts.get("text")
     if not query:
         raise Failed("it names no element")
     if kind != "CLICK" and not value:
         raise Failed("it names no text")
-    scores = [_fit(kind, query, one) for one in candidates[:CANDIDATES]]
-    best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
+    scores = [_fit(kind, query, candidate) for candidate in candidates[:CANDIDATES]]
+    # Of equal scores, the first element of the page counts.
+    best = max(range(len(scores)), key=lambda index: (scores[index], -index), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
     operation = f"{kind} [{candidates[best].id}]"
@@ -362,6 +373,7 @@ def score(operation: str, gold: Gold) -> tuple[bool, bool]:
 def _fit(kind: str, query: str, element: PageElement) -> float:
     """Score a candidate by common words, then similarity of letters, then the tag."""
     text = element.text[:500]
+    # A query such as ``search button`` also names the tag.
     words = word_f1(query, f"{text} {element.tag}" if element.tag in query.lower() else text)
     letters = fuzz.ratio(query.casefold(), text.casefold()) / 100
     has_tag = element.tag.lower() in _TAGS.get(kind, ())

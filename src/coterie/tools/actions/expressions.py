@@ -29,6 +29,7 @@ class Failed(ValueError):
     """An action failed: a text can't be read or has no value. The message is for the model that wrote it."""
 
 
+# Other spellings of signs. The order matters where patterns overlap.
 _SPELLINGS = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (
@@ -68,42 +69,45 @@ def to_python(text: str, lookup: Lookup = lambda name: None) -> str:
         return to_python(value)
     if len(text) > MAX_CHARACTERS:
         raise Failed(f"it has more than {MAX_CHARACTERS:,} characters")
+    # Three passes, from the inside out, for fractions within fractions.
     for _ in range(3):
         text = _FRACTION.sub(r"((\1)/(\2))", text)
     for pattern, instead in _SPELLINGS:
         text = pattern.sub(instead, text)
     text = text.rstrip()
     # kind of the last piece: a number, another value, a function; empty where a value is expected
-    source, before, at = "", "", 0
+    source, previous_kind, position = "", "", 0
     calls = [False]  # for each open bracket, whether it holds the arguments of a function
-    while at < len(text):
-        token = _TOKEN.match(text, at)
+    while position < len(text):
+        token = _TOKEN.match(text, position)
         if token is None:
-            raise Failed(f"{text[at:].strip()[:20]!r} can't be read")
+            raise Failed(f"{text[position:].strip()[:20]!r} can't be read")
         kind = str(token.lastgroup)
-        word, at = token[kind], token.end()
+        word, position = token[kind], token.end()
         if kind == "grouped" and calls[-1]:  # max(1,200) has two arguments
-            at -= len(word) - word.index(",")
+            position -= len(word) - word.index(",")
             word = word.partition(",")[0]
-        if word == "!" or (word == "%" and not _MODULO.match(text, at)):
+        # ``%`` is the remainder if a value follows, otherwise percent.
+        if word == "!" or (word == "%" and not _MODULO.match(text, position)):
             source += ".factorial" if word == "!" else ".percent"
-        elif (kind == "sign" and word != "(") or (before and word in ("of", "mod")):
+        elif (kind == "sign" and word != "(") or (previous_kind and word in ("of", "mod")):
             if word == ")" and len(calls) > 1:
                 calls.pop()
-            source, before = source + _SIGNS.get(word, word), "value" if word == ")" else ""
+            source, previous_kind = source + _SIGNS.get(word, word), "value" if word == ")" else ""
         else:
-            if before == "number" and kind in _NUMBERS:
+            if previous_kind == "number" and kind in _NUMBERS:
                 raise Failed(f"no sign stands before {word!r}")
-            source += "*" if before in ("number", "value") else ""
+            # Two values without a sign between them are multiplied, as in ``2(x + 1)``.
+            source += "*" if previous_kind in ("number", "value") else ""
             if word == "(":
-                calls.append(before == "function")
-                source, before = source + "(", ""
+                calls.append(previous_kind == "function")
+                source, previous_kind = source + "(", ""
             elif kind in _NUMBERS:
-                source, before = source + _number(word), "number"
+                source, previous_kind = source + _number(word), "number"
             elif kind == "call" and word.lower() in FUNCTIONS:
-                source, before = source + word.lower(), "function"
+                source, previous_kind = source + word.lower(), "function"
             else:
-                source, before = source + _name(word, lookup, kind == "call"), "value"
+                source, previous_kind = source + _name(word, lookup, kind == "call"), "value"
         if len(source) > MAX_SOURCE:
             raise Failed(f"it has more than {MAX_SOURCE:,} characters with its results")
     return source
@@ -122,9 +126,9 @@ def parse(source: str) -> ast.expr:
 
 def _number(token: str) -> str:
     if token.count(" ") and "/" in token:
-        whole, _, part = token.partition(" ")
+        integer, _, part = token.partition(" ")
         above, _, below = part.partition("/")
-        return f"('{whole}'+'{above.strip()}'/'{below.strip()}')"
+        return f"('{integer}'+'{above.strip()}'/'{below.strip()}')"
     return f"'{token.replace(',', '').rstrip('.')}'"
 
 
@@ -140,6 +144,7 @@ def _name(name: str, lookup: Lookup, is_call: bool) -> str:
         return name
     if number := _WORDED.fullmatch(value.strip()):
         return _number(number[1])
+    # Parsed and written again, so a value can't change the expression around it.
     try:
         match parse(to_python(value)):
             case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[right]):
@@ -206,6 +211,7 @@ def calculate(
         case node:
             pass
     try:
+        # Numbers are strings in the source, so fractions get all of their digits.
         return compute(node, lambda digits: _within(Fraction(digits)), value, _apply)
     except RecursionError as error:
         raise Failed("it nests too deep") from error
@@ -216,12 +222,15 @@ def format_number(value: Number) -> str:
     _within(value)
     if isinstance(value, Fraction):
         below = value.denominator
-        places = next((n for n in range(DIGITS + 1) if 10**n % below == 0), None)
-        if places is not None:
-            return f"{Decimal(f'{value * 10**places}e-{places}'):f}"
+        # A decimal has few places if its denominator divides a small power of ten.
+        decimals = next((n for n in range(DIGITS + 1) if 10**n % below == 0), None)
+        if decimals is not None:
+            return f"{Decimal(f'{value * 10**decimals}e-{decimals}'):f}"
+        # Short fractions without a finite decimal form stay fractions.
         if 10**40 % below and max(abs(value.numerator), below) < 10**DIGITS:
             return str(value)
     try:
+        # Adding 0.0 turns -0.0 into 0.0.
         return f"{float(value) + 0.0:.{DIGITS}g}"
     except OverflowError as error:
         raise Failed("a number is too large") from error
@@ -258,12 +267,15 @@ def _power(base: Number, exponent: Number) -> Any:
         return float(base) ** float(exponent)
     degree = exponent.denominator
     if degree == 1:
+        # The size is estimated first, because computing a huge power would take all memory.
         bits = max(map(int.bit_length, base.as_integer_ratio()))
         if bits > 1 and (bits - 1) * abs(exponent) > MAX_BITS:
             raise Failed("a number is too large")
         return base ** int(exponent)
+    # Odd roots of negative numbers are real: the cube root of -8 is -2.
     if base < 0 and degree % 2:
         return _power(Fraction(-1), Fraction(exponent.numerator)) * _power(-base, exponent)
+    # The root is exact if numerator and denominator have exact roots.
     root = Fraction(*(round(abs(part) ** (1 / degree)) for part in base.as_integer_ratio()))
     if base >= 0 and degree <= 16 and root**degree == base:
         return _power(root, Fraction(exponent.numerator))
@@ -282,11 +294,11 @@ def _factorial(value: Number) -> int:
     return math.factorial(_whole(value))
 
 
-def _round(value: Number, places: Number = 0) -> Fraction:
+def _round(value: Number, decimals: Number = 0) -> Fraction:
     """Round half away from 0."""
-    if not -30 <= float(places) <= 30:
+    if not -30 <= float(decimals) <= 30:
         raise Failed("round takes at most 30 places")
-    scale = Fraction(10) ** _whole(places)
+    scale = Fraction(10) ** _whole(decimals)
     scaled = math.floor(abs(Fraction(value)) * scale + Fraction(1, 2)) / scale
     return scaled if value >= 0 else -scaled
 

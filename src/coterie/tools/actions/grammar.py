@@ -27,6 +27,7 @@ _BEGINS = re.compile(r"[;\n](?=\s{0,80}(?:R\d{1,4}|Output)[ \t]*=[ \t]*[A-Za-z_]
 """Separator after which an action begins even within quotes and open brackets."""
 _SPACES = re.compile(r"[\s;]*")
 _REST = re.compile(r"[^;\n]*")
+# Quoted text, or one bracket or comma. An apostrophe after a letter opens no quote.
 _MARK = re.compile(r'"[^"\n]*"|(?<![\w)\]}])\'[^\'\n]*\'(?!\w)|[()\[\]{},]')
 _LABEL = re.compile(r"(query|question|text)[ \t]*:\s*", re.IGNORECASE)
 _RESULT = re.compile(r"\bR\d{1,4}\b")
@@ -58,9 +59,9 @@ class Action:
     arguments: tuple[Argument, ...]
     text: str
 
-    def rest(self, place: int) -> str:
+    def rest(self, index: int) -> str:
         """Return the text of all arguments from index ``place`` on, with their commas."""
-        arguments = self.arguments[place:]
+        arguments = self.arguments[index:]
         return self.text[arguments[0].start : -1].rstrip() if arguments else ""
 
 
@@ -79,19 +80,20 @@ class Parsed:
 def parse(text: str) -> Parsed:
     """Parse a text that a model wrote, without raising. An empty text has no actions and no problems."""
     if len(text) > MAX_CHARACTERS:
-        what = f"the text has {len(text):,} characters, and {MAX_CHARACTERS:,} are allowed"
-        return Parsed((), (what,))
+        problem = f"the text has {len(text):,} characters, and {MAX_CHARACTERS:,} are allowed"
+        return Parsed((), (problem,))
     actions: list[Action] = []
     problems: list[str] = []
+    # Actions are separated first, so that an open bracket spoils only its own action.
     for piece in _BEGINS.split(text):
         _read(piece, actions, problems)
     return Parsed(tuple(actions), tuple(problems))
 
 
 def _read(text: str, actions: list[Action], problems: list[str]) -> None:
-    at = _end(_SPACES, text, 0)
-    while at < len(text):
-        header = _HEADER.match(text, at)
+    position = _end(_SPACES, text, 0)
+    while position < len(text):
+        header = _HEADER.match(text, position)
         if header is None:
             problems.append("not an action: write `R1 = Tool(arguments)`")
         else:
@@ -100,29 +102,31 @@ def _read(text: str, actions: list[Action], problems: list[str]) -> None:
                 problems.append("`(` is not closed")
                 return
             pieces = _arguments(text, [header.end() - 1, *commas, stop - 1], problems)
-            arguments = tuple(_argument(text, start, end, at) for start, end in pieces)
-            actions.append(Action(header["result"], header["tool"], arguments, text[at:stop]))
-            at = stop
-        rest = _REST.match(text, at)
+            arguments = tuple(_argument(text, start, end, position) for start, end in pieces)
+            actions.append(Action(header["result"], header["tool"], arguments, text[position:stop]))
+            position = stop
+        rest = _REST.match(text, position)
+        # After an action there may be another one without a separator, or prose.
         if header and rest and rest[0].strip(" \t\r."):
-            following = _end(_SPACES, text, at)
+            following = _end(_SPACES, text, position)
             if _HEADER.match(text, following):
                 problems.append("`;` is missing between two actions")
-                at = following
+                position = following
                 continue
             problems.append("text after the end of an action")
-        at = _end(_SPACES, text, _end(_REST, text, at))
+        # Continue after the next separator.
+        position = _end(_SPACES, text, _end(_REST, text, position))
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    match = pattern.match(text, at)
-    return match.end() if match else at
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    return match.end() if match else position
 
 
-def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
+def _brackets(text: str, position: int, problems: list[str]) -> tuple[list[int], int]:
     """Return the commas between arguments from ``at`` on, and the end of the closing bracket, or 0 without one."""
     commas, opened, unmatched = [], ["("], list[str]()
-    for mark in _MARK.finditer(text, at):
+    for mark in _MARK.finditer(text, position):
         sign = mark[0]
         if sign in ("(", "[", "{"):
             opened.append(sign)
@@ -131,8 +135,10 @@ def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
         elif sign in _OPENERS and _OPENERS[sign] not in opened:
             unmatched.append(f"`{sign}` is not opened")
         elif sign in _OPENERS:
-            while (last := opened.pop()) != _OPENERS[sign]:
-                unmatched.append(f"`{last}` is not closed")
+            # Inner brackets that were left open end here as well.
+            while (last_opener := opened.pop()) != _OPENERS[sign]:
+                unmatched.append(f"`{last_opener}` is not closed")
+            # Problems of brackets only count if the action ends; otherwise that is the problem.
             if not opened:
                 problems += unmatched
                 return commas, mark.end()
@@ -142,13 +148,15 @@ def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
 def _arguments(text: str, edges: list[int], problems: list[str]) -> list[tuple[int, int]]:
     pieces: list[tuple[int, int]] = []
     in_label = False
+    # ``Tool()`` has no arguments, not an empty one.
     if len(edges) == 2 and not text[edges[0] + 1 : edges[1]].strip():
         return pieces
-    for before, stop in pairwise(edges):
-        piece = text[before + 1 : stop]
+    for edge, stop in pairwise(edges):
+        piece = text[edge + 1 : stop]
         start = stop - len(piece.lstrip())
         stop = start + len(piece.strip())
         has_label = _LABEL.match(text, start, stop) is not None
+        # Text with a label continues over commas.
         if in_label and not has_label:
             pieces[-1] = (pieces[-1][0], stop)
             continue
@@ -163,6 +171,7 @@ def _argument(text: str, start: int, stop: int, action: int) -> Argument:
     label = _LABEL.match(text, start, stop)
     start = label.end() if label else start
     content = text[start:stop]
+    # Within other text, ``Env`` and ``Output`` are ordinary words.
     only = not label and _NAMES_ONLY.fullmatch(content)
     names = re.findall(_NAME, content) if only else _RESULT.findall(content)
     variables = tuple(dict.fromkeys(names))
@@ -231,33 +240,35 @@ DOMAINS: Mapping[str, tuple[ActionTool, ...]] = {
 
 def describe(domain: str) -> str:
     """Describe the tools of a domain for a prompt, one per line."""
-    return "\n".join(f"- {one.signature}: {one.does}" for one in DOMAINS[domain])
+    return "\n".join(f"- {tool.signature}: {tool.does}" for tool in DOMAINS[domain])
 
 
-def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
+def check(text: str, domain: str, results: Iterable[str] = ()) -> Parsed:
     """Parse a text of a domain and report problems; ``known`` are earlier results."""
-    tools = {one.name: one for one in DOMAINS[domain]}
+    tools = {tool.name: tool for tool in DOMAINS[domain]}
     parsed = parse(text)
     problems = list(parsed.problems)
     if not parsed.actions and not problems:
         problems.append("there is no action")
     if len(parsed.actions) > MAX_ACTIONS:
         problems.append(f"there are {len(parsed.actions)} actions, and {MAX_ACTIONS} are allowed")
-    names = {*known, *(("Env",) if domain == "web" else ())}
+    # Actions on web pages may refer to the page as ``Env``.
+    names = {*results, *(("Env",) if domain == "web" else ())}
     for action in parsed.actions:
+        # Names are added in order, so an action can only use earlier results.
         problems += _problems(action, names, tools)
         names.add(action.result)
     return Parsed(parsed.actions, tuple(problems))
 
 
-def _problems(action: Action, known: set[str], tools: Mapping[str, ActionTool]) -> Iterator[str]:
+def _problems(action: Action, results: set[str], tools: Mapping[str, ActionTool]) -> Iterator[str]:
     if not _RESULT_NAME.fullmatch(action.result):
         yield f"{action.result} is not the name of a result: take R1, R2, ..."
-    elif action.result in known:
+    elif action.result in results:
         yield f"{action.result} is set a second time"
     for argument in action.arguments:
         for name in argument.variables:
-            if name not in known:
+            if name not in results:
                 yield f"{name} is used before it is set"
     tool = tools.get(action.tool)
     if tool is None:
@@ -270,7 +281,9 @@ def _problems(action: Action, known: set[str], tools: Mapping[str, ActionTool]) 
 def _fits(arguments: Sequence[Argument], parameters: Sequence[str]) -> bool:
     if len(parameters) == 1:
         return len(arguments) > 0
-    labels = [one.partition(":")[0].lower() if ":" in one else "" for one in parameters]
-    return [one.label for one in arguments] == labels and all(
-        one.text.strip() if one.label else one.variables for one in arguments
+    labels = [
+        parameter.partition(":")[0].lower() if ":" in parameter else "" for parameter in parameters
+    ]
+    return [argument.label for argument in arguments] == labels and all(
+        argument.text.strip() if argument.label else argument.variables for argument in arguments
     )

@@ -25,7 +25,9 @@ MAX_SOLUTIONS = 64
 def _answer(question: dict[str, Any]) -> dict[str, str]:
     try:
         nodes = [parse(source) for source in question["statements"]]
-        names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+        names = {
+            child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)
+        }
         if not names - {"pi", *_OPERATIONS}:
             raise Failed("there is no unknown in it")
         statements = [_build(node) for node in nodes]
@@ -43,6 +45,7 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
 
 
 def _power(base: Any, exponent: Any) -> Any:
+    # A huge power would take all memory before it can be simplified.
     if exponent.is_number and not abs(exponent) <= MAX_EXPONENT:
         raise Failed(f"a power is higher than {MAX_EXPONENT}")
     if base.is_number and not exponent.is_number and abs(base) > 10**6:
@@ -104,6 +107,7 @@ def _build(node: ast.expr) -> Statement:
 
 
 def _symbol(name: str) -> Any:
+    # Declared as real, so that sympy leaves out complex solutions.
     return sympy.pi if name == "pi" else Symbol(name, real=True)
 
 
@@ -117,25 +121,29 @@ def _solve(statements: list[Statement], unknown: str | None) -> str:
     """Return ``7`` or ``-2, 2`` for one unknown, and ``x = 3, y = 4`` for several, with ``;`` between solutions."""
     if any(set(relations) - {ast.Eq} for _, relations in statements):
         raise Failed("an inequality stands among the equations")
+    # ``a = b = c`` gives two equations, and an expression alone is set to 0.
     equations = [
         a - b for sides, _ in statements for a, b in zip(sides, sides[1:] or [S.Zero], strict=False)
     ]
-    if all(sympy.simplify(one) == 0 for one in equations):
+    if all(sympy.simplify(equation) == 0 for equation in equations):
         raise Failed("every value solves it")
-    symbols = sorted(set().union(*(one.free_symbols for one in equations)), key=str)
-    unknowns = [one for one in symbols if one.name == unknown] or symbols
+    symbols = sorted(set().union(*(equation.free_symbols for equation in equations)), key=str)
+    unknowns = [symbol for symbol in symbols if symbol.name == unknown] or symbols
+    # A system is solved for all of its unknowns, even if only one of them is requested.
     candidates = sympy.solve(equations, unknowns if len(equations) == 1 else symbols, dict=True)
     solutions = [
-        {one.name: _text(values[one]) for one in unknowns if one in values}
+        {symbol.name: _text(values[symbol]) for symbol in unknowns if symbol in values}
         for values in candidates[:MAX_SOLUTIONS]
     ]
-    solutions = [one for one in solutions if one]
+    solutions = [solution for solution in solutions if solution]
     if not solutions:
         raise Failed("it has no real solution")
-    if all(len(one) == 1 for one in solutions):
-        return ", ".join(dict.fromkeys(value for one in solutions for value in one.values()))
+    if all(len(solution) == 1 for solution in solutions):
+        return ", ".join(
+            dict.fromkeys(value for solution in solutions for value in solution.values())
+        )
     return "; ".join(
-        ", ".join(f"{name} = {value}" for name, value in one.items()) for one in solutions
+        ", ".join(f"{name} = {value}" for name, value in solution.items()) for solution in solutions
     )
 
 
@@ -148,18 +156,20 @@ def _range(statements: list[Statement]) -> str:
     ]
     if not relations:
         raise Failed("there is no inequality in it")
-    symbols = set().union(*(one.free_symbols for one in relations))
+    symbols = set().union(*(relation.free_symbols for relation in relations))
     if len(symbols) > 1:
         raise Failed(f"it has {len(symbols)} unknowns, and 1 can be solved for")
     symbol = next(iter(symbols), None)
+    # Relations without an unknown are true or false already.
     sets = [
-        S.Reals if one is S.true else S.EmptySet if one is S.false
-        else sympy.solve_univariate_inequality(one, symbol, relational=False)
-        for one in relations
+        S.Reals if relation is S.true else S.EmptySet if relation is S.false
+        else sympy.solve_univariate_inequality(relation, symbol, relational=False)
+        for relation in relations
     ]  # fmt: skip
-    whole = reduce(lambda a, b: a.intersect(b), sets)
-    parts = whole.args if isinstance(whole, sympy.Union) else (whole,)
-    return " U ".join(text for one in parts for text in _pieces(one)) or "no solution"
+    # All inequalities must hold, so the solution is the intersection of their sets.
+    intersection = reduce(lambda a, b: a.intersect(b), sets)
+    parts = intersection.args if isinstance(intersection, sympy.Union) else (intersection,)
+    return " U ".join(text for part in parts for text in _pieces(part)) or "no solution"
 
 
 def _pieces(part: Any) -> list[str]:
@@ -168,11 +178,14 @@ def _pieces(part: Any) -> list[str]:
     if part is S.Reals:
         part = sympy.Interval(-sympy.oo, sympy.oo)
     if isinstance(part, sympy.FiniteSet):
-        return [f"{{{_text(one)}}}" for one in sorted(part.args, key=lambda one: one.evalf())]
+        return [
+            f"{{{_text(element)}}}"
+            for element in sorted(part.args, key=lambda element: element.evalf())
+        ]
     if not isinstance(part, sympy.Interval):
         raise Failed("its solution is not made of intervals")
-    left, right = "[("[bool(part.left_open)], "])"[bool(part.right_open)]
-    return [f"{left}{_text(part.start)}, {_text(part.end)}{right}"]
+    left_bracket, right = "[("[bool(part.left_open)], "])"[bool(part.right_open)]
+    return [f"{left_bracket}{_text(part.start)}, {_text(part.end)}{right}"]
 
 
 def _text(value: Any) -> str:

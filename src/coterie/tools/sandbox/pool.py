@@ -71,31 +71,39 @@ class CellResult:
         return self.failed in LOST
 
 
-def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
+def read_cell(records: Sequence[JobRecord], max_characters: int) -> CellResult | None:
     """Parse the records of a cell; ``None`` if the process was lost. Raises ``WorkerLost`` if it was not opened."""
     (_, verdict), (_, head), (_, tail) = records
     content = json.loads(verdict)
-    failed, why, left_out = content["failed"], str(content["why"])[:MAX_WHY], content["left_out"]
+    failed, message, left_out = (
+        content["failed"],
+        str(content["why"])[:MAX_WHY],
+        content["left_out"],
+    )
     if failed == GONE:
         return None
     if failed == "open":
         raise WorkerLost(f"a session could not be confined: {_text(head)[:MAX_WHY]}")
     # the output before a limit is exceeded is not reproducible
-    output = shorten(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
+    output = (
+        shorten(head, tail, left_out, max_characters)
+        if failed not in LOST or failed == "ended"
+        else ""
+    )
     if failed not in LOST:
         return CellResult(output or NOTHING, failed)
-    reason = LOST[failed] + (f" ({why})" if why else "")
+    reason = LOST[failed] + (f" ({message})" if message else "")
     return CellResult("\n".join(filter(None, (output, reason, ANEW))), failed)
 
 
-def shorten(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
+def shorten(head: bytes, tail: bytes, left_out: int | None, max_characters: int) -> str:
     """Shorten a text that lacks ``left_out`` characters (or ``None``) between head and tail to ``most`` characters."""
-    half = most // 2
+    half = max_characters // 2
     if left_out is not None:
         beginning, end = _text(head), _text(tail.lstrip(CONTINUATION))
     else:
         text = _text(head + tail)
-        if len(text) <= most:
+        if len(text) <= max_characters:
             return text.rstrip("\n")
         beginning, end, left_out = text[:half], text[half:], 0
     left_out += max(len(beginning) - half, 0) + max(len(end) - half, 0)
@@ -136,11 +144,13 @@ class PythonSession:
                 except WorkerLost as error:
                     lost.append(error)
             else:
-                why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
-                if why is None:
+                last_loss = next(
+                    (loss for loss in reversed(lost) if isinstance(loss, CellLost)), None
+                )
+                if last_loss is None:
                     raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
-                await self.sessions.workers.check(why)
-                result = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
+                await self.sessions.workers.check(last_loss)
+                result = CellResult(f"{LOST['lost']} ({last_loss})\n{ANEW}", "lost")
             self.cells = [] if result.lost else [*self.cells, (source, result)]
             return result
 
@@ -186,8 +196,8 @@ class Sessions:
                     await self._send(worker, OPENING, seed=session.seed, **_STARTING)
                 try:
                     if previous is None:
-                        for cell, before in session.cells:
-                            if await self._send(worker, CELL, source=cell) != before:
+                        for cell, earlier_result in session.cells:
+                            if await self._send(worker, CELL, source=cell) != earlier_result:
                                 raise WorkerLost("a cell that was run again showed something else")
                     result = await self._send(worker, CELL, source=source)
                 except WorkerLost as error:
@@ -204,8 +214,8 @@ class Sessions:
                 self.workers.changed.set()
             return result
 
-    async def _send(self, worker: Worker, kind: str, **own: Any) -> CellResult:
-        records = await worker.run(request(kind, self.settings, worker.user, **own))
+    async def _send(self, worker: Worker, kind: str, **fields: Any) -> CellResult:
+        records = await worker.run(request(kind, self.settings, worker.user, **fields))
         result = read_cell(records, self.settings.shown_characters)
         if result is None:
             raise WorkerLost("the process of a session was ended from outside")
@@ -242,16 +252,16 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         try:
             (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
-            why = result.reason
+            reason = result.reason
         except SandboxFailed as error:
-            why = str(error)
+            reason = str(error)
         except BaseException:
             await self.answers.close()
             raise
-        if why:
+        if reason:
             await self.answers.close()
             raise UserError(
-                f"the sandbox starts but cannot run a trivial answer: {why}",
+                f"the sandbox starts but cannot run a trivial answer: {reason}",
                 "the interpreter's files must be readable by every user; see docs/howto/sandbox.md",
             )
         return self
@@ -270,14 +280,14 @@ class Sandbox:
     ) -> AsyncIterator[CallResult]:
         """Run each call in a process tree and a folder of its own, like :meth:`run` or :meth:`run_reference`."""
         workers = self.references if reference else self.answers
-        left = limits.total_seconds
+        seconds_left = limits.total_seconds
         for call in calls:
-            if left <= 0:
+            if seconds_left <= 0:
                 yield CallResult(call, None, "timeout", "no time was left for this call")
                 continue
-            own = limits.model_copy(update={"total_seconds": left})
-            (result,) = await _results(workers, source, [call], "module", own)
-            left -= result.seconds
+            call_limits = limits.model_copy(update={"total_seconds": seconds_left})
+            (result,) = await _results(workers, source, [call], "module", call_limits)
+            seconds_left -= result.seconds
             yield result
 
     def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
@@ -316,14 +326,14 @@ class Sandbox:
                 "give at least one call, and one value for each",
             )
         wires = [
-            one.wire if isinstance(one, CallResult) and one.wire else encode(one)
-            for one in expected
+            value.wire if isinstance(value, CallResult) and value.wire else encode(value)
+            for value in expected
         ]
         records, _ = await self.answers.run(source, calls, mode == "legacy", self.settings)
 
         def judge_all() -> Graded:
             tests = zip(map(read_record, calls, records), wires, strict=True)
-            return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
+            return Graded(tuple(judge(call, wire, mode, tolerance, strict) for call, wire in tests))
 
         return await asyncio.to_thread(judge_all)  # large values would block the event loop
 
@@ -335,4 +345,4 @@ async def _results(
         return []
     records, seconds = await workers.run(source, calls, mode == "legacy", limits)
     results = await asyncio.to_thread(lambda: list(map(read_record, calls, records)))
-    return [replace(one, seconds=seconds) for one in results]
+    return [replace(result, seconds=seconds) for result in results]

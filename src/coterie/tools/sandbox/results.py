@@ -34,11 +34,11 @@ def format_value(wire: Wire, max_length: int) -> str:
 def _text(wire: Wire) -> str:
     tag, content = wire
     if tag == "dict":
-        return f"{{{', '.join(f'{_text(one)}: {_text(item)}' for one, item in content)}}}"
+        return f"{{{', '.join(f'{_text(name)}: {_text(item)}' for name, item in content)}}}"
     if tag in CONTAINERS:
-        before, after = _BRACKETS[tag] if content or tag != "set" else ("set(", ")")
+        opening, closing = _BRACKETS[tag] if content or tag != "set" else ("set(", ")")
         comma = "," * (tag == "tuple" and len(content) == 1)
-        return f"{before}{', '.join(map(_text, content))}{comma}{after}"
+        return f"{opening}{', '.join(map(_text, content))}{comma}{closing}"
     if tag == "named":
         return f"<{repr(content[0])[1:-1]}: {_text(content[1])}>"
     if tag == "int" and len(content) > _MAX_INTEGER:
@@ -75,17 +75,17 @@ def same(expected: Wire, actual: Wire, tolerance: float = 0.0, *, strict: bool =
     """
     if expected[0] != actual[0] and (strict or _kind(expected) != _kind(actual)):
         return False
-    kind, content, other = _kind(expected), expected[1], actual[1]
-    if kind == _NUMBER:
+    wire_kind, content, actual_content = _kind(expected), expected[1], actual[1]
+    if wire_kind == _NUMBER:
         return _close(expected, actual, tolerance) or _number(expected) == _number(actual)
-    if kind in _IN_ORDER:
-        return len(content) == len(other) and all(
-            same(one, two, tolerance, strict=strict)
-            for one, two in zip(content, other, strict=True)
+    if wire_kind in _IN_ORDER:
+        return len(content) == len(actual_content) and all(
+            same(part, two, tolerance, strict=strict)
+            for part, two in zip(content, actual_content, strict=True)
         )
-    if kind == "dict":
-        ours, theirs = _by_key(content, strict), _by_key(other, strict)
-        return len(content) == len(other) and ours.keys() == theirs.keys() and all(
+    if wire_kind == "dict":
+        ours, theirs = _by_key(content, strict), _by_key(actual_content, strict)
+        return len(content) == len(actual_content) and ours.keys() == theirs.keys() and all(
             same(value, theirs[key], tolerance, strict=strict) for key, value in ours.items()
         )  # fmt: skip
     return _digest(expected, strict) == _digest(actual, strict)
@@ -94,13 +94,13 @@ def same(expected: Wire, actual: Wire, tolerance: float = 0.0, *, strict: bool =
 def equal(expected: Wire, actual: Wire) -> bool:
     """Compare like Python's ``==``: NaN does not equal itself, nor an iterator another one."""
     for wire in (expected, actual):
-        if has_nan(wire) or any(one[0] in ("iterator", "values") for one in _parts(wire)):
+        if has_nan(wire) or any(part[0] in ("iterator", "values") for part in _parts(wire)):
             return False
     return same(expected, actual)
 
 
 def has_nan(wire: Wire) -> bool:
-    return any(_is_nan(*one) for one in _parts(wire))
+    return any(_is_nan(*part) for part in _parts(wire))
 
 
 def _is_nan(tag: str, content: Any) -> bool:
@@ -132,12 +132,12 @@ def _close(expected: Wire, actual: Wire, tolerance: float) -> bool:
     if not tolerance or "float" not in tags or "complex" in tags or expected[0] in _WHOLE:
         return False
     try:
-        one, two = _as_float(expected), _as_float(actual)
+        expected_number, two = _as_float(expected), _as_float(actual)
     except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
         return False
-    if not math.isfinite(one) or (actual[0] in _WHOLE and one.is_integer()):
+    if not math.isfinite(expected_number) or (actual[0] in _WHOLE and expected_number.is_integer()):
         return False
-    return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
+    return math.isclose(expected_number, two, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def _as_float(wire: Wire) -> float:
@@ -152,20 +152,20 @@ def _by_key(pairs: list[Any], strict: bool) -> dict[bytes, Wire]:
 
 
 def _digest(wire: Wire, strict: bool) -> bytes:
-    kind, content = _kind(wire), wire[1]
-    if kind == _NUMBER:
+    wire_kind, content = _kind(wire), wire[1]
+    if wire_kind == _NUMBER:
         parts = [_number(wire).encode()]
-    elif kind == _SET:
+    elif wire_kind == _SET:
         parts = sorted({_digest(item, strict) for item in content})
-    elif kind in _IN_ORDER:
+    elif wire_kind in _IN_ORDER:
         parts = [_digest(item, strict) for item in content]
-    elif kind == "dict":
+    elif wire_kind == "dict":
         parts = sorted(_digest(key, strict) + _digest(item, strict) for key, item in content)
-    elif kind == "named":
+    elif wire_kind == "named":
         parts = [content[0].encode("utf-8", "surrogatepass"), _digest(content[1], strict)]
     else:
         parts = [_scalar(wire, strict).encode("utf-8", "surrogatepass")]
-    digest = hashlib.sha256(f"{wire[0] if strict else kind} {len(parts)}".encode())
+    digest = hashlib.sha256(f"{wire[0] if strict else wire_kind} {len(parts)}".encode())
     for part in parts:
         digest.update(b"%d:" % len(part))
         digest.update(part)
@@ -179,8 +179,8 @@ def _scalar(wire: Wire, strict: bool) -> str:
         values = decode(wire)
         if not values:
             return "empty"
-        first, last = values[0], values[-1]
-        return f"{first:x} {last:x} {values.step if last != first else 0:x}"
+        start, end = values[0], values[-1]
+        return f"{start:x} {end:x} {values.step if end != start else 0:x}"
     if tag in ("datetime", "time") and content[1] is not None and not strict:
         return f"zoned {_instant(tag, *content)}"
     return str(content)
@@ -334,12 +334,12 @@ def read_record(call: str, record: JobRecord) -> CallResult:
         if set(content) == {"value"}:
             check(content["value"])
             return CallResult(call, content["value"])
-        failed, why = content["failed"], content["why"]
+        failed, message = content["failed"], content["why"]
         if by == BY_SUPERVISOR and failed not in FAILURES:
-            raise SandboxFailed(f"the sandbox could not confine an answer: {why}")
-        if failed in (FAILURES if by == BY_SUPERVISOR else _REPORTS) and isinstance(why, str):
-            why = why[:MAX_WHY].encode(errors="replace").decode()  # no lone surrogates
-            return CallResult(call, None, failed, why)
+            raise SandboxFailed(f"the sandbox could not confine an answer: {message}")
+        if failed in (FAILURES if by == BY_SUPERVISOR else _REPORTS) and isinstance(message, str):
+            message = message[:MAX_WHY].encode(errors="replace").decode()  # no lone surrogates
+            return CallResult(call, None, failed, message)
     except (ValueError, TypeError, KeyError, RecursionError, NotPlain):
         pass
     return CallResult(call, None, "garbled")

@@ -178,10 +178,12 @@ def _mounts() -> list[tuple[Path, Path]]:
     homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
     paths = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
     for home in homes - {Path("/usr")}:
-        paths |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
+        paths |= {
+            library for name in ("lib", "lib64") for library in (home / name).glob("lib*.so*")
+        }
     outermost: list[Path] = []
     for path in sorted(paths):
-        if path.exists() and not any(path.is_relative_to(one) for one in outermost):
+        if path.exists() and not any(path.is_relative_to(mount) for mount in outermost):
             outermost.append(path)
     zones = Path(str(importlib.resources.files("tzdata") / "zoneinfo"))
     return [
@@ -206,17 +208,24 @@ def _libraries() -> set[Path]:
 
 def _numpy() -> list[Path]:
     spec = importlib.util.find_spec("numpy")
-    places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
-    return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
+    locations = [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
+    return [
+        *locations,
+        *(
+            libraries
+            for libraries in (p.with_name("numpy.libs") for p in locations)
+            if libraries.is_dir()
+        ),
+    ]
 
 
 def _hidden() -> list[str]:
     """Return package folders to hide in the mounts: of this interpreter and of others."""
     standard = _standard()
-    folders = {one / name for one in standard for name in ("site-packages", "dist-packages")}
+    folders = {base / name for base in standard for name in ("site-packages", "dist-packages")}
     for folder in _libraries():
-        folders |= {one for one in folder.glob("python*") if one not in standard}
-    return sorted(str(one) for one in folders if one.is_dir())
+        folders |= {base for base in folder.glob("python*") if base not in standard}
+    return sorted(str(hidden_folder) for hidden_folder in folders if hidden_folder.is_dir())
 
 
 def _standard() -> set[Path]:
@@ -355,12 +364,12 @@ class Worker:
         return stderr.decode(errors="replace").strip()
 
 
-def request(kind: str, limits: SandboxSettings, user: User, **own: Any) -> Request:
+def request(kind: str, limits: SandboxSettings, user: User, **extra: Any) -> Request:
     """Return a request with the limits of the settings."""
     values = dict(limits) | {"uid": user.uid, "kept_bytes": MAX_BYTES * limits.shown_characters}
     names = {field.name for field in fields(Request)}
     shared = {name: value for name, value in values.items() if name in names}
-    return Request(kind, **{**shared, **own})
+    return Request(kind, **{**shared, **extra})
 
 
 def pack(request: Request) -> bytes:
@@ -376,12 +385,12 @@ async def _drain(pipe: StreamReader) -> bytes:
 
 
 def _records(reply: bytes, count: int) -> list[JobRecord]:
-    records, at = [], 0
+    records, offset = [], 0
     for _ in range(count):
-        by, size = RECORD.unpack_from(reply, at)
-        at += RECORD.size + size
-        records.append((by, reply[at - size : at]))
-    if at != len(reply):
+        by, size = RECORD.unpack_from(reply, offset)
+        offset += RECORD.size + size
+        records.append((by, reply[offset - size : offset]))
+    if offset != len(reply):
         raise ValueError("the reply has extra bytes")
     return records
 
@@ -426,25 +435,25 @@ class WorkerPool:
         self, source: str, calls: Sequence[str], legacy: bool, limits: SandboxSettings
     ) -> tuple[list[JobRecord], float]:
         """Run calls; return records and seconds. Raises :class:`SandboxFailed` if workers are lost otherwise."""
-        own = {"source": source, "calls": list(calls), "legacy": legacy}
+        fields = {"source": source, "calls": list(calls), "legacy": legacy}
         async with self.running():
             for _ in range(TRIES):
                 worker = await self.take()
                 try:
-                    records = await worker.run(request(JOB, limits, worker.user, **own))
+                    records = await worker.run(request(JOB, limits, worker.user, **fields))
                 except BaseException as error:
                     await self.drop(worker)
                     if not isinstance(error, WorkerLost):
                         raise
-                    why = error
+                    cause = error
                 else:
                     self.give_back(worker)
                     return records, worker.seconds
-            await self.check(why)
+            await self.check(cause)
         record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
         return [record] * len(calls), 0.0
 
-    async def check(self, why: Exception) -> None:
+    async def check(self, cause: Exception) -> None:
         """Raise :class:`SandboxFailed` unless a trivial answer runs, since then the answer lost the workers."""
         try:
             worker = await self._start()
@@ -455,11 +464,11 @@ class WorkerPool:
             finally:
                 await worker.close()
         except (WorkerLost, UserError) as error:
-            raise SandboxFailed(f"the sandbox's workers are lost: {error}") from why
+            raise SandboxFailed(f"the sandbox's workers are lost: {error}") from cause
         if json.loads(record).get("value") != ["int", "1"]:
             raise SandboxFailed(
                 f"the sandbox cannot run a trivial answer: {record.decode()}"
-            ) from why
+            ) from cause
 
     @property
     def has_room(self) -> bool:

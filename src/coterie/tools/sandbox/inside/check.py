@@ -24,14 +24,14 @@ def apply(function: Callable[..., Any], call: str) -> Typed:
     return Typed(function(*positional, **named))
 
 
-def replay(test: str, function: str, known: str, space: dict[str, Any]) -> list[Any]:
+def replay(test: str, function: str, known_results: str, space: dict[str, Any]) -> list[Any]:
     """Return the calls without a known result, and, if there are none, why the test failed ("" if it passed).
 
     ``known`` is JSON: the value of each call in the plain form. ``space`` has the names of the test's prelude. A test
     may also call the candidate by its name ``function``. Raises ``NameError`` before the first call if the test can't
     run, whatever the function returns.
     """
-    results = json.loads(known)
+    results = json.loads(known_results)
     if not results and (names := undefined_names(test, {*space, *vars(builtins), function})):
         raise NameError(f"its test uses an undefined name: {names[0]}")
     lenient = ast.fix_missing_locations(_Lenient().visit(ast.parse(test)))
@@ -86,12 +86,12 @@ def _run(
         return decode(results[call])
 
     random.seed(0)
-    names, why = {**space, function: candidate}, ""
+    names, reason = {**space, function: candidate}, ""
     try:
         exec(compile(tree, "test", "exec"), names)
         names["check"](candidate)
     except Exception as error:
-        why = type(error).__name__
+        reason = type(error).__name__
     if broken:
         raise NotPlain(broken[0])
-    return list(calls), why
+    return list(calls), reason

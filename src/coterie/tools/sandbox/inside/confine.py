@@ -119,10 +119,10 @@ WORK = "/tmp"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _must(result: int, what: str) -> None:
+def _must(result: int, action: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{action}: {os.strerror(code)}")
 
 
 def new_process_tree() -> None:
@@ -295,7 +295,7 @@ def filter_program(audit: int, numbers: Numbers, *, for_browser: bool = False) -
         (load, 0, 0, 32), (any_bit, 2, 0, ANY), (load, 0, 0, 36), (any_bit, 0, 1, ANY),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, len(FCNTL) + 2, numbers.fcntl), (load, 0, 0, 24),
-        *((equal, len(FCNTL) - at, 0, request) for at, request in enumerate(FCNTL)),
+        *((equal, len(FCNTL) - index, 0, request) for index, request in enumerate(FCNTL)),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *line) for line in lines)

@@ -41,7 +41,7 @@ def _place(*files: int) -> None:
 
     It opens a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file.
     """
-    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
+    copies = [os.dup2(file, 100 + index) for index, file in enumerate(files)]
     for number, file in enumerate(copies, RESULTS):
         os.dup2(file, number, inheritable=False)
     os.closerange(RESULTS + len(files), 256)
@@ -62,10 +62,10 @@ def answer(job: int, results: int) -> NoReturn:
         os._exit(0)
 
 
-def _run(job: Request, first: int) -> None:
+def _run(job: Request, first_call: int) -> None:
     """Write a frame when confined, when the source has run, and for each call, before which the source runs again."""
     try:
-        confine.limits(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+        confine.limits(job, int(job.cpu_seconds * (len(job.calls) - first_call + 1)) + 1)
         confine.give_up_rights(job.uid)
     except OSError as error:
         return _send(json.dumps({"failed": "open", "why": str(error)}).encode())
@@ -76,9 +76,9 @@ def _run(job: Request, first: int) -> None:
     except BaseException as error:
         return _send(_failure(error))
     _send(LOADED)
-    for index in range(first, len(job.calls)):
+    for index in range(first_call, len(job.calls)):
         try:
-            if index > first:
+            if index > first_call:
                 spaces = _define(code, job.legacy)
             value = eval(job.calls[index], *spaces)
             frame = json.dumps({"value": encode(value, job.max_record)}).encode()
@@ -103,9 +103,9 @@ def _failure(error: BaseException) -> bytes:
         text = str(error)[:MAX_MESSAGE]
     except BaseException:
         text = ""
-    kind = _KINDS.get(type(error), "error")
-    why = text if kind == "output" else f"{type(error).__name__}: {text}"
-    return json.dumps({"failed": kind, "why": why[:MAX_MESSAGE]}).encode()
+    failure = _KINDS.get(type(error), "error")
+    message = text if failure == "output" else f"{type(error).__name__}: {text}"
+    return json.dumps({"failed": failure, "why": message[:MAX_MESSAGE]}).encode()
 
 
 _KINDS: dict[type, str] = {NotPlain: "not plain", TooLarge: "output"}
@@ -174,7 +174,7 @@ class Interpreter:
         name = f"<cell {self.count + 1}>"
         try:
             text = source.decode()
-            body, last = _compile(text, name)
+            body, last_expression = _compile(text, name)
         except Exception as error:  # SyntaxError, or the compiler gave up
             self._flush()
             _say("".join(traceback.format_exception_only(error)))
@@ -182,7 +182,7 @@ class Interpreter:
         self.count += 1
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         try:
-            return self._execute(body, last)
+            return self._execute(body, last_expression)
         finally:
             self._flush()
             for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):
@@ -190,11 +190,11 @@ class Interpreter:
             if os.getpid() != self._pid:  # forked by the cell
                 os._exit(0)
 
-    def _execute(self, body: CodeType, last: CodeType | None) -> bytes:
+    def _execute(self, body: CodeType, last_expression: CodeType | None) -> bytes:
         try:
             try:
                 exec(body, self._space)
-                value = self._value(last)
+                value = self._value(last_expression)
             finally:
                 sys.settrace(None)
                 sys.setprofile(None)
@@ -210,16 +210,16 @@ class Interpreter:
             return b"e"
         return b"k"
 
-    def _value(self, last: CodeType | None) -> str:
-        value = None if last is None else eval(last, self._space)
+    def _value(self, last_expression: CodeType | None) -> str:
+        value = None if last_expression is None else eval(last_expression, self._space)
         if value is None:
             return ""
         vars(builtins)["_"] = value
         return f"{value!r}\n"
 
-    def _refuse(self, why: str) -> bytes:
+    def _refuse(self, reason: str) -> bytes:
         self._flush()
-        _say(why)
+        _say(reason)
         return b"r"
 
     def _begin(self) -> None:
@@ -239,11 +239,11 @@ class Interpreter:
 def _compile(text: str, name: str) -> tuple[CodeType, CodeType | None]:
     """Compile a cell, with its last expression apart if it ends with one."""
     tree: Any = compile(text, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    last = None
+    last_expression = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = ast.Expression(tree.body.pop().value)
-        last = compile(expression, name, "eval", dont_inherit=True)
-    return compile(tree, name, "exec", dont_inherit=True), last
+        last_expression = compile(expression, name, "eval", dont_inherit=True)
+    return compile(tree, name, "exec", dont_inherit=True), last_expression
 
 
 def _traceback(error: BaseException) -> str:

@@ -38,11 +38,11 @@ def read_exactly(file: int, size: int) -> bytes:
     """Read ``size`` bytes. Exit this process at the end of the pipe."""
     parts = []
     while size:
-        more = os.read(file, size)
-        if not more:
+        chunk = os.read(file, size)
+        if not chunk:
             os._exit(0)
-        parts.append(more)
-        size -= len(more)
+        parts.append(chunk)
+        size -= len(chunk)
     return b"".join(parts)
 
 

@@ -71,8 +71,8 @@ def encode(value: object, max_length: int | None = None) -> Wire:
             return ["none" if value is None else "bool", value]
         if depth == 0:
             raise NotPlain("a value nested more deeply than can be compared")
-        kind = type(value)
-        for base in kind.__mro__:
+        value_type = type(value)
+        for base in value_type.__mro__:
             if base in _SCALARS:
                 tag, write = _SCALARS[base]
                 return [tag, write(value)]
@@ -85,22 +85,26 @@ def encode(value: object, max_length: int | None = None) -> Wire:
             if base is Enum:
                 name, member = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
                 return ["named", [str(name), plain(member, depth - 1)]]
-        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):  # a number, or an array
+        if value_type.__module__ == "numpy" and hasattr(
+            value_type, "tolist"
+        ):  # a number, or an array
             wire = plain(value.tolist(), depth - 1)
-            return ["named", [kind.__name__, wire]] if is_typed and wire[0] in _NUMPY else wire
-        if hasattr(kind, "__next__"):
+            return (
+                ["named", [value_type.__name__, wire]] if is_typed and wire[0] in _NUMPY else wire
+            )
+        if hasattr(value_type, "__next__"):
             return ["iterator", [plain(item, depth - 1) for item in iter(value)]]
-        raise NotPlain(f"a value of type {kind.__name__} is not plain data")
+        raise NotPlain(f"a value of type {value_type.__name__} is not plain data")
 
     return plain(value.value if isinstance(value, Typed) else value, DEPTH)
 
 
-def _zoned(kind: Any) -> Any:
+def _zoned(moment: Any) -> Any:
     """Return a function that writes a date and time, or a time, with its offset in microseconds."""
 
     def write(value: Any) -> list[str | None]:
-        offset = kind.utcoffset(value)
-        bare = kind.isoformat(kind.replace(value, tzinfo=None))
+        offset = moment.utcoffset(value)
+        bare = moment.isoformat(moment.replace(value, tzinfo=None))
         return [bare, None if offset is None else f"{offset // _MICROSECOND:x}"]
 
     return write
@@ -127,7 +131,7 @@ _SCALARS: dict[type, tuple[str, Any]] = {
     timedelta: ("timedelta", lambda value: f"{timedelta.__floordiv__(value, _MICROSECOND):x}"),
 }
 _SERIES: dict[type, tuple[str, Any]] = {
-    **{kind: (kind.__name__, kind.__iter__) for kind in (list, tuple, set, frozenset, deque)},
+    **{type_: (type_.__name__, type_.__iter__) for type_ in (list, tuple, set, frozenset, deque)},
     type({}.keys()): ("keys", iter),
     type({}.values()): ("values", iter),
     type({}.items()): ("items", iter),
@@ -146,7 +150,7 @@ def decode(wire: Wire, *, key: bool = False) -> Any:
     if tag in ("none", "bool", "str"):
         return content
     if tag == "dict":
-        pairs = {decode(one, key=True): decode(item, key=key) for one, item in content}
+        pairs = {decode(name, key=True): decode(item, key=key) for name, item in content}
         return tuple(pairs.items()) if key else pairs
     if tag in CONTAINERS:
         within = key or tag in ("set", "frozenset")
@@ -158,9 +162,9 @@ def decode(wire: Wire, *, key: bool = False) -> Any:
     return content if key and tag == "decimal" and value.is_snan() else value
 
 
-def _read_zoned(kind: Any, content: list[str | None]) -> Any:
+def _read_zoned(moment_type: Any, content: list[str | None]) -> Any:
     bare, offset = content
-    value = kind.fromisoformat(bare)
+    value = moment_type.fromisoformat(bare)
     if value.tzinfo is not None:
         raise ValueError("an offset in the wrong place")
     if offset is None:

@@ -30,15 +30,15 @@ def begin(program: str, commands: Sequence[tuple[str, str]]) -> None:
     forms: dict[str, dict[int, str]] = {}
     for name, form in commands:
         forms.setdefault(name, {})[form.count("{}")] = form
-    space = {name: _function(name, some) for name, some in forms.items()}
+    space = {name: _function(name, overloads) for name, overloads in forms.items()}
 
     def run() -> None:
         try:
             exec(compile(program, "program", "exec"), {"__name__": "__main__", **space})
             _lines.put("")
         except BaseException as error:
-            own = error.__traceback__.tb_next if error.__traceback__ else None
-            _lines.put("".join(traceback.format_exception(type(error), error, own)))
+            trace = error.__traceback__.tb_next if error.__traceback__ else None
+            _lines.put("".join(traceback.format_exception(type(error), error, trace)))
 
     threading.Thread(target=run, daemon=True).start()
     print(f"\n{_lines.get()}")

@@ -29,7 +29,9 @@ USUAL = (
 types such as ``List``."""
 
 
-def run(program: str, stdin: str, function: str | None, most: int, errors: int) -> list[object]:
+def run(
+    program: str, stdin: str, function: str | None, max_bytes: int, errors: int
+) -> list[object]:
     """Run a program and return its exit code, whether it printed more than ``most`` bytes, its output and its stderr.
 
     The exit code of a signal is 128 plus its number. ``errors`` bytes of stderr are kept. ``stdin`` is the standard
@@ -44,19 +46,19 @@ def run(program: str, stdin: str, function: str | None, most: int, errors: int) 
             os._exit(1)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    too_much = os.fstat(files[1]).st_size > most
-    output = _read_ends(files[1], most), _read_ends(files[2], errors)
+    too_much = os.fstat(files[1]).st_size > max_bytes
+    output = _read_ends(files[1], max_bytes), _read_ends(files[2], errors)
     for file in files:
         os.close(file)
     return [128 - code if code < 0 else code, too_much, *output]
 
 
-def _read_ends(file: int, most: int) -> str:
+def _read_ends(file: int, max_bytes: int) -> str:
     """Read a file; leave out the middle if it has more than ``most`` bytes."""
-    size, half = os.fstat(file).st_size, most // 2
-    if size <= most:
-        return os.pread(file, most, 0).decode(errors="replace")
-    ends = (os.pread(file, half, at).decode(errors="replace") for at in (0, size - half))
+    size, half = os.fstat(file).st_size, max_bytes // 2
+    if size <= max_bytes:
+        return os.pread(file, max_bytes, 0).decode(errors="replace")
+    ends = (os.pread(file, half, offset).decode(errors="replace") for offset in (0, size - half))
     return f"\n[{size - 2 * half} bytes are left out]\n".join(ends)
 
 
@@ -74,12 +76,12 @@ def _child(program: str, text: str, function: str | None, files: list[int]) -> N
     os.setsid()
     stdin, out, stderr = files
     stdout = out if function is None else os.open(os.devnull, os.O_WRONLY)
-    for place, file in enumerate((stdin, stdout, stderr)):
-        os.dup2(file, place)
+    for descriptor, file in enumerate((stdin, stdout, stderr)):
+        os.dup2(file, descriptor)
     os.closerange(3, out)
     os.closerange(out + 1 if function is not None else out, 64)
     stdin_file, stdout_file, stderr_file = (
-        io.FileIO(place, mode, closefd=False) for place, mode in enumerate("rww")
+        io.FileIO(descriptor, mode, closefd=False) for descriptor, mode in enumerate("rww")
     )
     sys.stdin = io.TextIOWrapper(io.BufferedReader(stdin_file), "utf-8", "replace")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(stdout_file), "utf-8", "replace")
@@ -145,7 +147,7 @@ def _import_usual(space: dict[str, Any]) -> None:
         names = getattr(module, "__all__", dir(module))
         space.update({name: getattr(module, name) for name in names if name[0] != "_"})
     space.update(modules)
-    space.update({name: one for name, one in vars(builtins).items() if name[0] != "_"})
+    space.update({name: value for name, value in vars(builtins).items() if name[0] != "_"})
 
 
 def _call(space: dict[str, Any], function: str, text: str, out: int) -> None:

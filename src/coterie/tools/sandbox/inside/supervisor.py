@@ -82,21 +82,21 @@ class Forker:
 
     def __init__(self, *files: int) -> None:
         self._channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own = os.open("/proc/self/ns/pid", os.O_RDONLY)  # before the supervisor hides it
+        own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)  # before the supervisor hides it
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 for file in (*files, self._channel.detach()):
                     os.close(file)
-                _serve(its, own)
+                _serve(its, own_namespace)
             finally:
                 os._exit(1)
         its.close()
-        os.close(own)
+        os.close(own_namespace)
 
-    def fork(self, what: bytes, *files: int) -> int:
+    def fork(self, message: bytes, *files: int) -> int:
         """Fork a process that gets the descriptors; return its pid."""
-        socket.send_fds(self._channel, [what], files)
+        socket.send_fds(self._channel, [message], files)
         return self._number()
 
     def ending(self) -> int:
@@ -114,7 +114,7 @@ class Forker:
         return int(NUMBER.unpack(data)[0])
 
 
-def _serve(channel: socket.socket, own: int) -> None:
+def _serve(channel: socket.socket, own_namespace: int) -> None:
     """Fork for each request; send its pid, then its exit status. ``own`` is a descriptor of our pid namespace."""
     while True:
         request, files, _, _ = socket.recv_fds(channel, 1, 3)
@@ -124,7 +124,7 @@ def _serve(channel: socket.socket, own: int) -> None:
         pid = os.fork()
         if pid == 0:
             _FORKED[request](*files)
-        confine.enter_namespace(own)
+        confine.enter_namespace(own_namespace)
         for file in files:
             os.close(file)
         channel.send(NUMBER.pack(pid))
@@ -185,7 +185,7 @@ class Meter:
 
 def _processes(forker: Forker) -> list[str]:
     ours = ("1", str(forker.pid))
-    return [one for one in os.listdir(confine.processes()) if one.isdigit() and one not in ours]
+    return [name for name in os.listdir(confine.processes()) if name.isdigit() and name not in ours]
 
 
 def _read(name: str) -> bytes:
@@ -235,18 +235,18 @@ class Attempt:
     """One forked process that runs calls from ``first`` on, and appends to ``records``."""
 
     def __init__(
-        self, job: Request, content: int, first: int, forker: Forker, clock: Clock
+        self, job: Request, content: int, first_call: int, forker: Forker, clock: Clock
     ) -> None:
         self.job, self.clock = job, clock
         self.forker = forker
-        self.wanted = len(job.calls) - first
+        self.wanted = len(job.calls) - first_call
         self.confined = self.loaded = False
         self.failed_to_load: bytes | None = None
         self.records: list[JobRecord] = []
         self._buffer = bytearray()
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
-        os.pwrite(content, interpreter.FIRST.pack(first), 0)
+        os.pwrite(content, interpreter.FIRST.pack(first_call), 0)
         self._meter = Meter(forker.fork(ANSWER, content, pipe), forker, job)
         os.close(pipe)
 
@@ -257,7 +257,7 @@ class Attempt:
             # wakes when the process ends, and for each part of a long frame, but not for each frame
             poll.register(self._pipe, select.POLLIN if self._buffer else 0)
             over = any(event & select.POLLHUP for _, event in poll.poll(TICK * 1000))
-            before = self._frame_count()
+            count_before = self._frame_count()
             reason = self._read_all()
             if reason is not None:
                 return reason
@@ -268,7 +268,7 @@ class Attempt:
             waited = meter.waited
             meter.measure()
             self.clock.waited += meter.waited - waited
-            if self._frame_count() > before:
+            if self._frame_count() > count_before:
                 meter.restart()
             if reason := "timeout" if self.clock.over() else meter.over():
                 return reason
@@ -324,8 +324,8 @@ def run(job: Request, body: bytes, forker: Forker, clock: Clock) -> list[JobReco
         os.pwrite(content, body, interpreter.FIRST.size)
         while len(records) < len(job.calls):
             if clock.over():
-                why = "no time was left for this call"
-                return records + _failures(len(job.calls) - len(records), "timeout", why)
+                reason_text = "no time was left for this call"
+                return records + _failures(len(job.calls) - len(records), "timeout", reason_text)
             confine.clean_folder(job.file_mib, job.uid)
             attempt = Attempt(job, content, len(records), forker, clock)
             records = _finish(attempt, records, len(job.calls))
@@ -346,14 +346,14 @@ def _finish(attempt: Attempt, records: list[JobRecord], count: int) -> list[JobR
     records = records + attempt.records
     if reason is None:
         return records
-    why = f"the process ended {ending}" if reason == "ended" else ""
+    message = f"the process ended {ending}" if reason == "ended" else ""
     if not attempt.loaded:
-        return _failures(count, reason, why)
-    return records + _failures(1, reason, why)
+        return _failures(count, reason, message)
+    return records + _failures(1, reason, message)
 
 
-def _failures(count: int, reason: str, why: str) -> list[JobRecord]:
-    return [(BY_SUPERVISOR, json.dumps({"failed": reason, "why": why}).encode())] * count
+def _failures(count: int, reason: str, message: str) -> list[JobRecord]:
+    return [(BY_SUPERVISOR, json.dumps({"failed": reason, "why": message}).encode())] * count
 
 
 # -- sessions -------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ def _failures(count: int, reason: str, why: str) -> list[JobRecord]:
 class OutputEnds:
     """Beginning and end of a cell's output."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.most = max_bytes
         """Bytes of each part."""
         self.head = self.tail = b""
         self.left_out: int | None = None
@@ -378,8 +378,8 @@ class OutputEnds:
             self.left_out = (self.left_out or 0) + len(missing)
             self.tail = self.tail[-self.most :]
 
-    def records(self, failed: str, why: str = "") -> list[JobRecord]:
-        verdict = json.dumps({"failed": failed, "why": why, "left_out": self.left_out})
+    def records(self, failed: str, message: str = "") -> list[JobRecord]:
+        verdict = json.dumps({"failed": failed, "why": message, "left_out": self.left_out})
         return [(BY_SUPERVISOR, verdict.encode()), (BY_ANSWER, self.head), (BY_ANSWER, self.tail)]
 
 
@@ -408,17 +408,17 @@ class Session:
         meter.measure()
         meter.restart()
         if self.forker.has_ended(0):  # between two cells
-            failed, why = self._ending()
+            failed, message = self._ending()
         else:
             os.kill(-1, signal.SIGCONT)
-            failed, why = self._watch(interpreter.SIZE.pack(len(body)) + body, meter, output)
+            failed, message = self._watch(interpreter.SIZE.pack(len(body)) + body, meter, output)
         if failed in STATUSES.values():
             self.opened = True
             is_stopped = self._stop()
             self._drain(output)
             meter.measure()
             if self._read(self._statuses):
-                failed, why = "garbled", ""
+                failed, message = "garbled", ""
             elif not is_stopped:
                 failed = "restless"
             elif meter.resident > limits.memory_mib << 20:
@@ -426,7 +426,7 @@ class Session:
         if failed not in STATUSES.values():
             self.end()
             self._drain(output)
-        return output.records(failed, why)
+        return output.records(failed, message)
 
     def end(self) -> None:
         if not self.ended:
@@ -442,13 +442,13 @@ class Session:
     def _stop(self) -> bool:
         """Stop all processes but ours. Return True if all are stopped at one moment."""
         began, pause = time.monotonic(), 0.0001
-        before, since = None, began
+        last_seen, since = None, began
         while (now := time.monotonic()) - began < STOPPING_SECONDS:
             os.kill(-1, signal.SIGSTOP)
             os.kill(self.forker.pid, signal.SIGCONT)
             seen = _standing(self.forker)
-            if seen is None or seen != before:
-                before, since = seen, now
+            if seen is None or seen != last_seen:
+                last_seen, since = seen, now
             elif b"D" not in (state for _, state, *_ in seen) or now - since > ASLEEP_SECONDS:
                 return True
             time.sleep(pause)

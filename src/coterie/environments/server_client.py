@@ -1,0 +1,143 @@
+"""Client of environment servers (AgentGym, NeMo Gym, OpenEnv), whose replies are read as those of a stranger.
+
+A reply is limited in bytes and time and checked against its schema. Every error begins with the server's URL, so that
+neither the policy nor coterie is blamed for it.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar
+
+import httpx2
+from pydantic import Field, TypeAdapter, ValidationError
+
+from coterie.engines.endpoint import quote
+from coterie.engines.protocol import EngineError, EngineGone
+
+Value = TypeVar("Value")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""Reward or score: a number, but not a bool."""
+REPLY_BYTES = 16 << 20
+"""Maximum size of a reply, which no text for a policy comes near to."""
+QUOTED_BYTES = 1000
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 30.0
+"""Maximum time for the end of a session, which a run waits for."""
+IDLE_SECONDS = 2.0
+"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
+
+
+class EnvironmentServerError(EngineError):
+    """A server that failed or sent an invalid reply. Only its branch fails."""
+
+
+def run_in_thread(work: Coroutine[Any, Any, Value]) -> Value:
+    """Run asynchronous work to its end, also where the caller has an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+_adapter: Any = cache(TypeAdapter)
+
+
+def parse_json(url: str, kind: type[Value], body: bytes | str) -> Value:
+    """Return the JSON of a reply as a value of ``kind``, a model or another type.
+
+    Types are strict: ``"false"`` is no bool. Raises :class:`EnvironmentServerError`, also for JSON that nests deeper
+    than the parser's 200 levels.
+    """
+    return _validated(url, lambda: _adapter(kind).validate_json(body, strict=True), body)
+
+
+def check_type(url: str, kind: type[Value], value: object, reply: object) -> Value:
+    """Return a value of a parsed ``reply``. Raises :class:`EnvironmentServerError` if it is not of ``kind``."""
+    return _validated(url, lambda: _adapter(kind).validate_python(value, strict=True), str(reply))
+
+
+def _validated(url: str, validate: Any, reply: bytes | str) -> Any:
+    try:
+        return validate()
+    except ValidationError as error:
+        (first, *_), shown = error.errors(include_url=False), reply[:QUOTED_BYTES]
+        text = shown.decode(errors="replace") if isinstance(shown, bytes) else shown
+        key = "".join(f"{name}: " for name in first["loc"])
+        raise EnvironmentServerError(
+            f"{url} sent an invalid reply: {key}{first['msg']}: {quote(text)}"
+        ) from None
+
+
+class ServerClient:
+    """HTTP client of one server, opened with ``async with``. A request ends within ``seconds``, whatever is sent."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self.url = url.rstrip("/")
+        self._seconds = seconds
+        self._http = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
+            # A packed reply of 2 MiB may have gigabytes, so packed ones are refused.
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+            verify=self.url.startswith("https:"),  # certificates take 20 ms to load
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def request(
+        self, method: str, path: str, *, seconds: float | None = None, **content: Any
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of a reply.
+
+        Raises ``EngineGone`` if nothing listens, and :class:`EnvironmentServerError` for other faults.
+        """
+        url, limit = f"{self.url}{path}", seconds or self._seconds
+        try:
+            async with (
+                asyncio.timeout(limit),
+                self._http.stream(method, url, **content) as response,
+            ):
+                if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
+                    raise EnvironmentServerError(
+                        f"{url} packs its reply as {quote(coding)}, which was not asked for"
+                    )
+                if response.has_redirect_location:
+                    target = quote(response.headers["Location"])
+                    raise EnvironmentServerError(f"{url} redirects to {target}; use that address")
+                body = bytearray()
+                async for piece in response.aiter_raw():
+                    body += piece
+                    if len(body) > REPLY_BYTES:
+                        raise EnvironmentServerError(
+                            f"{url} sent more than {REPLY_BYTES >> 20} MiB in a reply"
+                        )
+                return response.status_code, bytes(body)
+        except TimeoutError as error:
+            raise EnvironmentServerError(f"{url} did not answer within {limit:g} s") from error
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise EngineGone(f"no environment server answers at {self.url}: {error}") from error
+        except (httpx2.HTTPError, OSError) as error:
+            raise EnvironmentServerError(f"{url}: {error!r}") from error
+
+    async def ask(self, method: str, path: str, kind: type[Value], **content: Any) -> Value:
+        """Return the JSON of a reply with status 200. Raises as :meth:`request`."""
+        status, body = await self.request(method, path, **content)
+        if status != 200:
+            text = body[:QUOTED_BYTES].decode(errors="replace")
+            raise EnvironmentServerError(f"{self.url}{path}: status {status}: {quote(text)}")
+        return parse_json(f"{self.url}{path}", kind, body)
+
+
+def ask_now(url: str, path: str, kind: type[Value], seconds: float) -> Value:
+    """Return the JSON of a reply to GET, from a new connection."""
+
+    async def ask() -> Value:
+        async with ServerClient(url, seconds) as server:
+            return await server.ask("GET", path, kind)
+
+    return run_in_thread(ask())

@@ -1,0 +1,85 @@
+"""An HTTP server that sends what a test gives it for each path, whole or in pieces, and hostile ways to reply."""
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+Reply = Callable[[BaseHTTPRequestHandler], None]
+MIB = 1 << 20
+
+
+def sends(body: object, status: int = 200, **headers: str) -> Reply:
+    """Send bytes, or a value as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return reply
+
+
+def sends_pieces(piece: bytes, seconds: float) -> Reply:
+    """Send a piece again and again until the client has gone."""
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(200):
+            handler.wfile.write(piece)
+            time.sleep(seconds)
+
+    return reply
+
+
+HOSTILE: Mapping[str, tuple[Reply, str]] = {
+    "bomb": (sends(gzip.compress(bytes(64 * MIB)), Content_Encoding="gzip"), "packs its reply"),
+    "endless": (sends_pieces(bytes(MIB), 0), "more than 16 MiB"),
+    "drip": (sends_pieces(b" ", 0.05), "did not answer within"),
+    "silent": (lambda _: time.sleep(2), "did not answer within"),
+    "long header": (sends({}, X="x" * 200_000), "too long"),
+    "half": (sends(b"{}", Content_Length="100"), "peer closed connection"),
+    "redirect": (sends(b"", 302, Location="http://127.0.0.1:9/x"), "redirects to http"),
+    "status": (sends({"detail": "no"}, 500), "status 500"),
+    "deep": (sends(b"[" * 100_000 + b"]" * 100_000), "recursion limit"),
+    "not json": (sends(b"<html>"), "Invalid JSON"),
+    "not utf-8": (sends(b'{"a": "\xff"}'), "invalid unicode"),
+    "list": (sends([]), "should be an object"),
+    "null": (sends(None), "should be an object"),
+}
+"""Replies that no client may accept, and parts of the errors."""
+
+
+@contextmanager
+def serving(replies: Mapping[str, Reply]) -> Iterator[str]:
+    """Serve replies by path, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            try:
+                replies[self.path.partition("?")[0]](self)
+            except OSError:  # the client has gone
+                self.close_connection = True
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.block_on_close = True, False
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
