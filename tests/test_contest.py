@@ -70,8 +70,8 @@ BAD = {
     "import os\nos.write(3, b'x')": "error",
     "import ctypes\nctypes.string_at(0)": "error",
     "open('tests.json').read()": "error",
-    "import sys\nf = sys._getframe()\nwhile 'most' not in f.f_locals: f = f.f_back\n"
-    "print('x' * (f.f_locals['most'] // 2**20))": "wrong output",
+    "import sys\nf = sys._getframe()\nwhile 'max_bytes' not in f.f_locals: f = f.f_back\n"
+    "print('x' * (f.f_locals['max_bytes'] // 2**20))": "wrong output",
     "print(10**9000)": "wrong output",
 }
 

@@ -32,7 +32,7 @@ types such as ``List``."""
 def run(
     program: str, stdin: str, function: str | None, max_bytes: int, errors: int
 ) -> list[object]:
-    """Run a program and return its exit code, whether it printed more than ``most`` bytes, its output and its stderr.
+    """Run a program and return its exit code, whether it printed more than ``max_bytes``, its output and its stderr.
 
     The exit code of a signal is 128 plus its number. ``errors`` bytes of stderr are kept. ``stdin`` is the standard
     input. With ``function``, it has one line of JSON for each argument, and the output is the returned value as JSON.
