@@ -48,7 +48,7 @@ def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path, number: in
     wait_for_dialogues(folder, process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command resumes" in err, err
+    assert process.returncode == 130 and "run the same command again" in err, err
     assert "Traceback" not in err and (folder / "report.html").is_file()
     kept = finished_dialogues(folder)
     again = subprocess.run(command, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
-from coterie.record.store import Store
+from coterie.record.store import ItemKey, Store
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
@@ -91,25 +91,31 @@ def test_nothing_is_recorded_if_everything_fails(store: Store) -> None:
     assert store.failures() == []
 
 
-def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
+def test_a_stage_continues_under_other_settings_only_before_its_first_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = settings("optima/isft", SMALL)
-    recipe = Optima(first)
+    result = ItemKey(0, "evaluate", "task", "0")
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    def start(seed: int, *, with_result: bool) -> None:
+        own = settings("optima/isft", [*SMALL, f"seed={seed}"])
+        recipe = Optima(own)
 
-    with open_run(tmp_path / "run", recipe.name, first) as run:
+        def killed(*_: object) -> None:
+            if with_result:
+                run.store.finish(result, metrics={})
+            raise KeyboardInterrupt
+
         monkeypatch.setattr(recipe, "evaluate", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with open_run(tmp_path / "run", recipe.name, own) as run:
             run_steps(recipe, run, Silent())
-        assert not run.is_finished(Step(0, "evaluate"))
-    other = settings("optima/isft", [*SMALL, "seed=1"])
-    with open_run(tmp_path / "run", recipe.name, other) as run, pytest.raises(UserError) as refused:
-        run_steps(Optima(other), run, Silent())
+
+    for seed, with_result in ((0, False), (1, True)):
+        with pytest.raises(KeyboardInterrupt):
+            start(seed, with_result=with_result)
+    with pytest.raises(UserError) as refused:
+        start(2, with_result=False)
     assert "started under other settings" in refused.value.what
-    assert "seed: 0 -> 1" in refused.value.what
+    assert "seed: 1 -> 2" in refused.value.what
 
 
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:

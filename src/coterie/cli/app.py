@@ -557,7 +557,7 @@ def main() -> None:
     except sqlite3.OperationalError as error:
         _refuse(f"SQLite: {error}", "check the disk and the permissions of the run folder")
     if status == INTERRUPTED:
-        console.print("stopped; the same command resumes where this left off")
+        console.print("stopped; run the same command again to continue")
     if isinstance(status, int) and status:
         sys.exit(status)
 

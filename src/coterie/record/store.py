@@ -345,6 +345,14 @@ class Store:
     def is_empty(self) -> bool:
         return not self._fetch("SELECT 1 FROM item LIMIT 1")
 
+    def remove(self, key: ItemKey) -> None:
+        """Remove a finished item without tree, credit and selections."""
+        with self.transaction() as db:
+            where, values = _where(
+                iteration=key.iteration, stage=key.stage, task=key.task, sample=key.sample
+            )
+            db.execute(f"DELETE FROM item {where}", values)
+
     def finished(self, key: ItemKey) -> bool:
         with explained(self.path):
             return tables.item_row(self._db, key) is not None

@@ -184,9 +184,23 @@ class Run:
         fingerprint = (self.store.metrics_at(step.start_key) or {}).get("settings")
         return None if fingerprint is None else str(fingerprint)
 
+    def has_results(self, step: Step) -> bool:
+        """Return True if a stage, finished or not, has an item or a training."""
+        items = self.store.finished_keys(step.iteration, step.stage)
+        return (
+            bool(items - {(step.start_key.task, step.start_key.sample)})
+            or bool(self.store.stages(step.iteration, f"{step.stage}/*"))
+            or any(self.folder.glob(f"training/*/iteration-{step.iteration:02d}"))
+        )
+
     def begin(self, step: Step, fingerprint: str) -> None:
         # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
-        if self.start_fingerprint(step) is None:
+        # A stage that failed before its first result may start under other settings.
+        started = self.start_fingerprint(step)
+        if started not in (None, fingerprint) and not self.has_results(step):
+            self.store.remove(step.start_key)
+            started = None
+        if started is None:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:

@@ -188,10 +188,12 @@ def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
 
 
 def check_finished(recipe: Any, run: Run) -> None:
-    """Raise :class:`UserError` if the settings of a finished or started step have changed."""
+    """Raise :class:`UserError` if the settings of a step that has results have changed."""
     for step in [stage.step for stage in recipe.stages()]:
         fingerprint = run.start_fingerprint(step)
-        if fingerprint is not None and fingerprint != recipe.fingerprint(step):
+        # A corrected reward or environment may follow a step that failed before its first result.
+        is_changed = fingerprint is not None and fingerprint != recipe.fingerprint(step)
+        if is_changed and run.has_results(step):
             changed = differences(read_config(run.folder)[1], run.settings)
             done = "finished" if run.is_finished(step) else "started"
             lines = [f"the {step} in {run.folder} was {done} under other settings:"]
