@@ -44,7 +44,10 @@ def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path, number: in
     folder = tmp_path / "run"
     words = [word.replace("rollout.tasks=4", "rollout.tasks=32") for word in SMALL]
     command = [sys.executable, "-m", "coterie", "run", "optima/isft", *words, "--folder", folder]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Scripts start commands in the background with Ctrl-C ignored.
+    background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"] if number != signal.SIGINT else []
+    started = [*background, *command]
+    process = subprocess.Popen(started, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_dialogues(folder, process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)

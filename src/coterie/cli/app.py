@@ -570,6 +570,8 @@ def _end_as_by_ctrl_c() -> None:
         if number == signal.SIGHUP:  # writing to a terminal that is gone would fail
             for output in terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `coterie run ... &` in a script
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
