@@ -50,4 +50,3 @@ def test_an_example_is_listed_and_planned(
     ]
     ranks = [line for line in out.splitlines() if "rank of update" in line]
     assert [line.split()[3] for line in ranks] == ["8"] * ("two-nodes" in file.stem)
-    assert "seconds of a step on H100 GPUs, computed from data sheets, not measured" in out

@@ -1,20 +1,13 @@
 """Faults of environments: refused before the run, or a failure of their own item."""
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, nan
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
-import httpx2
 import pytest
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.agentgym import WORLDS, GymSession
-from coterie.environments.nemo_gym import NemoGym, NemoGymSettings, Row
 from coterie.environments.protocol import (
     Environment,
     Grade,
@@ -253,48 +246,3 @@ def test_turns_are_recorded_in_the_order_of_actors_with_their_kinds() -> None:
     assert one.tree is not None
     speakers = [(turn.speaker.name, turn.speaker.kind) for turn in one.tree.turns.values()]
     assert speakers == [("Ann", "agent"), ("Ben", "person"), ("game", "environment")]
-
-
-URL = "http://127.0.0.1:8431"
-ROW = Row({"responses_create_params": {"input": "?"}}, (), ())
-
-
-def world_of_openenv(reward: object) -> Coroutine[Any, Any, object]:
-    pytest.importorskip("websockets")
-    from coterie.environments.openenv import OpenEnv, OpenEnvSettings, Rewards
-
-    world = object.__new__(OpenEnv)
-    world.settings, world.text_field = OpenEnvSettings(url=URL), "text"
-    reply = {"observation": {"text": "on"}, "reward": reward, "done": False}
-    return world.do(
-        State(Task("row", {}), 0, data=Rewards()),
-        "go",
-        SimpleNamespace(ask=AsyncMock(return_value=reply)),
-    )
-
-
-def world_of_nemo_gym(reward: object) -> Coroutine[Any, Any, object]:
-    world = object.__new__(NemoGym)
-    world.settings, world.score_range = NemoGymSettings(url=URL), (0.0, 1.0)
-    world._rows = {"row": ROW}
-    live = SimpleNamespace(post=AsyncMock(return_value={"reward": reward}))
-    return world.grade(State(Task("row", {}), 0), live)
-
-
-def world_of_agentgym(reward: object) -> Coroutine[Any, Any, object]:
-    content = json.dumps(
-        {"observation": "on", "reward": reward, "done": True}
-    )  # NaN, as Python writes it
-    reply = httpx2.Response(200, text=content)
-    http = SimpleNamespace(request=AsyncMock(return_value=reply))
-    return GymSession(URL, WORLDS["babyai"], http, 0).step("go")
-
-
-@pytest.mark.parametrize("step", [world_of_openenv, world_of_nemo_gym, world_of_agentgym])
-@pytest.mark.parametrize("reward", [nan, inf, "high"])
-def test_a_reward_of_a_server_that_is_no_finite_number_names_the_server(
-    step: Callable[[object], Coroutine[Any, Any, object]], reward: object
-) -> None:
-    assert asyncio.run(step(1))
-    with pytest.raises(EngineError, match=URL):
-        asyncio.run(step(reward))

@@ -172,7 +172,7 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
             if fails:
                 with pytest.raises(UserError, match="of rows row3 is not finite"):
                     trainer.step(bad)
-                with pytest.raises(UserError, match="no row can be trained"):
+                with pytest.raises(UserError, match="there are no rows"):
                     trainer.step([])
             trainer.step(rows)
             assert trainer.done == 2

@@ -17,6 +17,7 @@ import signal
 import sqlite3
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,8 @@ class Killer:
     def watch_commits(self) -> None:
         """See the statements of the connections made so far."""
         for connection in self.connections:
-            connection.set_trace_callback(self.statement)
+            with suppress(sqlite3.ProgrammingError):  # it is closed
+                connection.set_trace_callback(self.statement)
         self.connections.clear()
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
