@@ -203,7 +203,7 @@ CALLS: list[tuple[str, str]] = [
     ("coterie.environment('exchnge')", "did you mean 'exchange'"),
     ("coterie.environment(rows, reward='reward.py:missing').tasks('train', 1, seed=0)", "missing"),
     ("coterie.train(model, [{'text': 'a'}])", "no known form"),
-    ("coterie.train(model, [])", "no row can be trained"),
+    ("coterie.train(model, [])", "there are no rows"),
     ("coterie.TrainingSettings(learning_rat=1)", "learning_rat"),
 ]  # fmt: skip
 

@@ -47,7 +47,14 @@ def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path, number: in
     # Scripts start commands in the background with Ctrl-C ignored.
     background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"] if number != signal.SIGINT else []
     started = [*background, *command]
-    process = subprocess.Popen(started, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        started,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Under nohup the tests inherit that it is ignored, and so would the run.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
     wait_for_dialogues(folder, process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
