@@ -96,24 +96,26 @@ def test_a_stage_continues_under_other_settings_only_before_its_first_result(
 ) -> None:
     result = ItemKey(0, "evaluate", "task", "0")
 
-    def start(seed: int, *, with_result: bool) -> None:
+    def start(seed: int, *, with_result: bool, stops: bool = True) -> None:
         own = settings("optima/isft", [*SMALL, f"seed={seed}"])
         recipe = Optima(own)
 
-        def killed(*_: object) -> None:
+        def evaluate(*_: object) -> dict[str, float]:
             if with_result:
                 run.store.finish(result, metrics={})
-            raise RuntimeError("stopped")
+            if stops:
+                raise RuntimeError("stopped")
+            return {}
 
-        monkeypatch.setattr(recipe, "evaluate", killed)
+        monkeypatch.setattr(recipe, "evaluate", evaluate)
         with open_run(tmp_path / "run", recipe.name, own) as run:
-            run_steps(recipe, run, Silent())
+            run_steps(recipe, run, Silent(), [Step(0, "evaluate")])
 
     for seed, with_result in ((0, False), (1, True)):
         with pytest.raises(RuntimeError):
             start(seed, with_result=with_result)
     with pytest.raises(UserError) as refused:
-        start(2, with_result=False)
+        start(2, with_result=False, stops=False)
     assert "started under other settings" in refused.value.what
     assert "seed: 1 -> 2" in refused.value.what
 
