@@ -32,7 +32,7 @@ from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
-from coterie.runs.interruption import INTERRUPTED
+from coterie.runs.interruption import INTERRUPTED, TERMINATED
 from coterie.terminal import Source, Version, Words, notes, results
 
 EPILOG = (
@@ -572,6 +572,7 @@ def _end_as_by_ctrl_c() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `coterie run ... &` in a script
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        TERMINATED.set()
         signal.raise_signal(signal.SIGINT)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

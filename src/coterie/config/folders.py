@@ -28,7 +28,7 @@ _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def encoded(text: str, name: str) -> bytes:
-    """Encode a text. Raise ``UserError``, which names the text ``what``, for a lone surrogate."""
+    """Encode a text. Raise ``UserError``, which names the text ``name``, for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -185,15 +185,15 @@ def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
 
 
 def construct(
-    plugin: Plugin, base: "type[Settings]", settings: "Settings", *arguments_: object
+    plugin: Plugin, base: "type[Settings]", settings: "Settings", *further: object
 ) -> Any:
-    """Construct a plug-in class with its settings, if it declares any, and with ``more`` arguments.
+    """Construct a plug-in class with its settings, if it declares any, and with ``further`` arguments.
 
     Raises ``UserError`` if the class is abstract or does not take these arguments.
     """
     # A class without settings of its own does not take the base settings.
     has_settings = settings_type_of(plugin, base) is not base
-    arguments = (settings, *arguments_) if has_settings else arguments_
+    arguments = (settings, *further) if has_settings else further
     return guarded(f"{plugin} can't be made", lambda: plugin.thing(*arguments))
 
 

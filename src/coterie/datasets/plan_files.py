@@ -75,7 +75,7 @@ def split_subgoals(text: str, first_number: int = 1) -> list[str]:
     """Split ``Subgoal 1: ...; Subgoal 2: ...`` into texts without numbers.
 
     A later ``Subgoal 1:`` is part of the surrounding text. Raises ``ValueError`` if the text does not begin with
-    subgoal ``first`` or skips a number.
+    subgoal ``first_number`` or skips a number.
     """
     starts: list[re.Match[str]] = []
     # A subgoal's text may mention another subgoal, so a number counts only in sequence.
@@ -103,7 +103,7 @@ def split_subgoals(text: str, first_number: int = 1) -> list[str]:
 def split_actions(text: str, last_number: int = 0) -> list[str]:
     """Split ``R1 = ...; R2 = ...`` into actions.
 
-    ``Output`` becomes the next name, as in upstream. ``last`` is the number of the last name before the text.
+    ``Output`` becomes the next name, as in upstream. ``last_number`` is the number of the last name before the text.
     """
     parts = []
     for part in _ACTION.split(text):

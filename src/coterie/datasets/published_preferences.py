@@ -133,7 +133,7 @@ class MixedPreferences:
         return sha256(file) if file.is_file() else "missing"
 
     def draw(self, limit: int, seed: str) -> list[Preference]:
-        """Draw at most ``most`` pairs without replacement, in a random order.
+        """Draw at most ``limit`` pairs without replacement, in a random order.
 
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """

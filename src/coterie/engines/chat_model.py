@@ -79,7 +79,7 @@ class ChatModelSettings(RequestSettings):
 def check_chat(key: str, settings: ChatModelSettings, unset: str) -> None:
     """Raise ``UserError`` if the model or its API key is unavailable.
 
-    ``key`` is the name of the setting in messages; the model called ``known`` needs no loading.
+    ``key`` is the name of the setting in messages; the model called ``unset`` needs no loading.
     """
     if settings.key_variable is not None:
         find_key(settings.key_variable, Path())

@@ -489,7 +489,7 @@ class InProcessEngine:
         self._accept(0, logits)
 
     def _accept(self, first_row: int, logits: torch.Tensor) -> None:
-        """Sample a token for each running request from ``first`` on, and remove the finished ones."""
+        """Sample a token for each running request from ``first_row`` on, and remove the finished ones."""
         ones = self._running[first_row:]
         settings = [(o.sampling.temperature, o.sampling.top_p, o.noise[len(o.ids)]) for o in ones]
         ids, logprobs = draw(logits, np.array(settings))

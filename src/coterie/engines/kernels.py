@@ -103,7 +103,7 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
 def _count_loop(builder: Any, depth: Any, initial: list[Any], body: Any) -> list[Any]:
     """Build a loop over k from 0 to ``depth``, at least once.
 
-    ``body(k, sums)`` returns the next sums, which are ``first`` initially.
+    ``body(k, sums)`` returns the next sums, which are ``initial`` initially.
     """
     entry, loop, end = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
@@ -123,7 +123,8 @@ def _count_loop(builder: Any, depth: Any, initial: list[Any], body: Any) -> list
 def _tile(rows: int, vectors: int, lanes: int, *, accumulate: bool = False) -> Any:
     """Build ``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns.
 
-    Sums stay in registers and run in the order of ``k``. With ``more`` they start from ``y``. Arguments of the built
+    Sums stay in registers and run in the order of ``k``. With ``accumulate`` they start from ``y``. Arguments of the
+    built
     function are array, start index and row stride of x, w and y each (for w the stride of ``k``), then the number of
     ``k``, at least one.
     """
@@ -168,7 +169,7 @@ def _tile(rows: int, vectors: int, lanes: int, *, accumulate: bool = False) -> A
 
 
 def _fetch_code(_: Any, x: Any, index: Any) -> Any:
-    """Prefetch the cache line of ``x[at]``, which may be out of bounds."""
+    """Prefetch the cache line of ``x[index]``, which may be out of bounds."""
 
     def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
         address = b.bitcast(_pointer(context, b, sig.args[0], *args), ir.IntType(8).as_pointer())
@@ -392,7 +393,7 @@ def attend(
     joined: np.ndarray, tokens: Tokens, start: int, shared: int, layer: int, scaling: np.float32,
     mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute causal attention of tokens from ``first``, of one row or of several, which share their first blocks.
+    """Compute causal attention of tokens from ``start``, of one row or of several, which share their first blocks.
 
     The shared blocks are read once for all tokens. Memory bandwidth is the limit, so all heads process a page together,
     because they are adjacent in memory, or fewer if their scores would not fit into the cache.
@@ -448,7 +449,7 @@ def add(x: np.ndarray, update: np.ndarray, bias: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def enter(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
-    """Compute queries, keys and values of tokens from ``first`` to ``stop``; store keys and values in pages."""
+    """Compute queries, keys and values of tokens from ``start`` to ``stop``; store keys and values in pages."""
     joined, hidden = tokens.joined[start:stop], tokens.hidden[start:stop]
     normed = np.empty_like(hidden)
     normalise(hidden, weights.before[layer], weights.epsilon, normed)
@@ -504,7 +505,7 @@ def compare(pages: np.ndarray, positions: np.ndarray, common: np.ndarray) -> Non
 
 @njit(cache=True, nogil=True)
 def leave(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
-    """Compute attention and the MLP of tokens from ``first`` to ``stop``."""
+    """Compute attention and the MLP of tokens from ``start`` to ``stop``."""
     count, hidden, joined = stop - start, tokens.hidden[start:stop], tokens.joined[start:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
     begin = 0

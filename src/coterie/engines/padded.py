@@ -288,7 +288,7 @@ class PaddedRows:
         )
 
     def _hidden(self, ids: Tensor, positions: Tensor, mask: Tensor, slots: Slots) -> Tensor:
-        """Compute hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at positions ``at``, and fill their slots."""
+        """Compute hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at ``positions``, and fill their slots."""
         inputs = {"attention_mask": mask, "position_ids": positions, "past_key_values": slots}
         with attending(self.model, self._attention):
             return hidden_states(self.model, ids, **inputs)

@@ -50,7 +50,7 @@ class Sampling:
 
 
 def check_length(tokens: int, new_tokens: int, limit: int | None, policy: str) -> None:
-    """Raise :class:`EngineError` if ``tokens`` and ``more`` tokens exceed the context, if it is known."""
+    """Raise :class:`EngineError` if ``tokens`` and ``new_tokens`` exceed the context, if it is known."""
     if limit is not None and tokens + new_tokens > limit:
         raise EngineError(
             f"context overflow: {tokens} tokens and up to {new_tokens} more, but {policy} takes {limit}"

@@ -70,7 +70,7 @@ class BlockIndex:
         self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
 
     def add(self, page: int, previous_key: bytes, ids: tuple[int, ...]) -> None:
-        """Add a page with the keys and values of ``ids``, which follow the block with the key ``before``."""
+        """Add a page with the keys and values of ``ids``, which follow the block with the key ``previous_key``."""
         if page not in self._place:
             self._place[page] = previous_key, ids
             insort(self._after.setdefault(previous_key, []), (ids, page))

@@ -132,7 +132,7 @@ def grader_secret(name: str, text: str) -> dict[str, Secret]:
 def page_fields(
     row: PlanRow, steps: Sequence[PlanStep], index: int
 ) -> tuple[dict[str, object], dict[str, Secret]]:
-    """Return public and secret fields of a task with these steps, which start at index ``place`` of the row.
+    """Return public and secret fields of a task with these steps, which start at ``index`` of the row.
 
     Page elements and right operations have the number of their action in the whole row.
     """

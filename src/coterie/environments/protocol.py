@@ -5,6 +5,7 @@ state is a frozen value. Anything that can't be a value (a game, a browser) is a
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -312,12 +313,12 @@ class OneAgent:
         return tuple(self.actors)
 
 
-class Answers:
+class Answers(ABC):
     """Comparable answers (:class:`Votes`) that are equal or not."""
 
+    @abstractmethod
     def answer(self, text: str) -> str | None:
         """Return the answer in a message, or ``None``."""
-        raise NotImplementedError
 
     def answer_to(self, task: Task, text: str) -> str | None:
         return self.answer(text)
@@ -397,7 +398,7 @@ def innermost(environment: Any) -> Any:
 
 
 def _message(item: object, own_turns: list[Turn]) -> Message | None:
-    """Return a message. The text of the next of the actor's ``own`` turns stands for its sampled tokens."""
+    """Return a message. The text of the next of the actor's ``own_turns`` stands for its sampled tokens."""
     if isinstance(item, Message):
         return item
     if not isinstance(item, dict) or item.keys() != {"role", "content"}:

@@ -304,7 +304,7 @@ def make_environment(settings: PlayedSettings) -> Environment:
 
 
 def check_no_tools(settings: PlayedSettings, subject: str) -> None:
-    """Raise ``UserError`` if the settings have tools, which ``who`` does not support."""
+    """Raise ``UserError`` if the settings have tools, which ``subject`` does not support."""
     if settings.tools.use:
         problem = f"{subject} does not support tools={list(settings.tools.use)}"
         raise UserError(problem, "leave tools out")

@@ -404,7 +404,7 @@ def _task(row: Errand) -> Task:
 
 
 def _one_of(steps: Sequence[Task], row: Errand, repeat: int) -> Task:
-    """Return the step of an errand to train on at its repetition ``again``."""
+    """Return the step of an errand to train on at its repetition ``repeat``."""
     return steps[(int(digest("step", row.id)[:12], 16) + repeat) % len(steps)]
 
 

@@ -340,7 +340,7 @@ def _key(call: ToolCall) -> tuple[str, str]:
 
 
 def _doubling(limit: int) -> Iterator[int]:
-    """Yield 1, 2, 4, ... and ``most``, so that later prompts omit the same results and few prompts are tried."""
+    """Yield 1, 2, 4, ... and ``limit``, so that later prompts omit the same results and few prompts are tried."""
     count = 1
     while count < limit:
         yield count

@@ -340,9 +340,9 @@ def token_values(
     Args:
         model: Model with a value head.
         sequences: Token ids.
-        places: Positions in each sequence; none is 0.
+        positions: Positions in each sequence; none is 0.
         rule: Packs sequences so that shared prefixes run once.
-        before: Predict from the tokens before a position, instead of up to and including it.
+        from_parents: Predict from the tokens before a position, instead of up to and including it.
     """
     head = find_head(model)
     assert head is not None, "the model has no value head (add_head or load_head adds one)"

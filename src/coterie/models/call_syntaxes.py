@@ -424,7 +424,7 @@ def past_space(text: str, position: int) -> int:
 
 
 def read_value(text: str, position: int) -> tuple[Any, int]:
-    """Return the JSON value at ``at``, after white space, and its end; ``ValueError`` if it is broken."""
+    """Return the JSON value at ``position``, after white space, and its end; ``ValueError`` if it is broken."""
     try:
         value, end = _DECODER.raw_decode(text, past_space(text, position))
     except RecursionError as error:

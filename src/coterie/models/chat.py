@@ -408,7 +408,7 @@ class ChatRenderer:
     def _header_before(self, prefix: str, rest: str, content: Slot) -> str | None:
         """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
-        ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
+        ``prefix`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
         content. White space may differ, except in turns that were not sampled.
         """
         core, opener, markup = self.template.core, self.template.opener, content.markup or ""

@@ -72,7 +72,7 @@ class CheckedModel:
     def demand(
         self, condition: str, run: Callable[[], RowLogprobs], expected: RowLogprobs, do: str = DO
     ) -> None:
-        """Raise ``UserError`` if ``run`` fails or its log-probs differ from ``own``."""
+        """Raise ``UserError`` if ``run`` fails or its log-probs differ from ``expected``."""
         if difference := self.differ(_run(self.kind, condition, run, do), expected):
             raise UserError(
                 f"this {self.kind} model's log-probs {condition} differ from its own forward pass by {difference}",

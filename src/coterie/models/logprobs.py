@@ -49,7 +49,7 @@ def token_logprobs(
     compute: Callable[..., Tensor] | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted at positions ``at``.
+    """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted after ``parent_indices``.
 
     The vocabulary is projected only at these positions, in chunks and in float32; the backward pass recomputes the
     logits of all chunks but the last.
@@ -57,7 +57,8 @@ def token_logprobs(
     Args:
         model: Causal language model.
         ids: Token ids ``[B, L]``.
-        at: Indices ``[N]`` into the flattened ids of the token *before* each predicted token (its parent in a trie).
+        parent_indices: Indices ``[N]`` into the flattened ids of the token *before* each predicted token (its parent in
+            a trie).
         tokens: Predicted tokens ``[N]``.
         temperature: Divisor of the logits.
         inputs: Arguments of the model: ``attention_mask`` (2D, additive 4D, or ``None`` for causal; right padding needs
@@ -215,7 +216,7 @@ def pack_batch(
 
     Args:
         sequences: Token ids.
-        places: Positions of the selected tokens of each sequence; none is 0.
+        positions: Positions of the selected tokens of each sequence; none is 0.
         rule: Packing rule; ``None`` for one sequence per row.
         device: Device of the batch.
         flex: Build the mask for FlexAttention.
@@ -284,7 +285,7 @@ def sequence_logprobs(
     compute: Callable[..., Tensor] = token_logprobs,
     **options: Any,
 ) -> list[Tensor]:
-    """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence."""
+    """Return the log-probs (nats, float32) of the tokens at ``positions[i]`` (none is 0) of each sequence."""
     batch = model_batch(model, sequences, positions, rule)
     values_N = compute(model, batch.ids, batch.at, batch.labels, **batch.inputs, **options)
     return [values_N.index_select(0, row) for row in batch.rows]

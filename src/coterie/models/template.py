@@ -251,7 +251,7 @@ class ChatTemplate:
             )
 
     def _find_thoughts(self, prefix: str) -> Thoughts | None:
-        """Return the markup of thoughts; ``before`` is the text up to an answer without one."""
+        """Return the markup of thoughts; ``prefix`` is the text up to an answer without one."""
         marks = self._thought_marks()
         if marks is None:
             return None
@@ -515,7 +515,7 @@ class Layout:
         return pieces if position == len(self._text) else None
 
     def _check_shown(self, shown_messages: Collection[int], numbers: Sequence[range]) -> None:
-        """Check that the text shows all messages; the ``whole`` ones have sentinels, with these numbers."""
+        """Check that the text shows all messages; those in ``shown_messages`` have sentinels, with these numbers."""
         seen = set(self._order)
         letters = "" if len(shown_messages) == len(self._chat) else _letters(self._text)
         for i, message in enumerate(self._chat):

@@ -431,7 +431,7 @@ class Branches:
     ) -> Position:
         """Add the responses of the acting actors, in their order, and step the environment once.
 
-        With ``others_follow`` more branches continue from ``at``, so its session is forked if possible.
+        With ``others_follow`` more branches continue from ``position``, so its session is forked if possible.
         """
         actions = chain(self.environment, position, responses)
         for turn, response in zip(actions, responses, strict=True):

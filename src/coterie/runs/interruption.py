@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -11,6 +12,8 @@ from coterie.progress import Progress
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+TERMINATED = threading.Event()
+"""Set by SIGTERM and SIGHUP. Python drops the ``KeyboardInterrupt`` of a signal that arrives in a callback."""
 
 
 class Interruption:

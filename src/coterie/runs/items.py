@@ -227,7 +227,7 @@ async def do_items(
     in_flight: int,
     sampled_tokens: Callable[[], int] | None = None,
 ) -> None:
-    """Do the unfinished items of one iteration and stage; ``what`` is a plural noun for them in messages.
+    """Do the unfinished items of one iteration and stage; ``items_name`` is a plural noun for them in messages.
 
     An item reports its own failure (``Done.failure``). Raises :class:`UserError` if all fail or the engine is lost.
     """
@@ -287,7 +287,7 @@ async def record(
     sampled_tokens: Callable[[], int] | None = None,
     on_written: Callable[[ItemKey], None] = lambda _: None,
 ) -> None:
-    """Write each item of a stage when it finishes, and call ``written`` with its key.
+    """Write each item of a stage when it finishes, and call ``on_written`` with its key.
 
     Failures are written only after a first success, now or in an earlier session. If all items fail, the cause is not
     in the items, so nothing is written and :class:`UserError` is raised.

@@ -17,6 +17,7 @@ from coterie.progress import Progress, StagePlace
 from coterie.record.store import copy_step
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
+from coterie.runs.interruption import TERMINATED
 
 Do = Callable[[Run, int, Progress], Metrics]
 """Function that does or resumes a stage of an iteration and returns its metrics."""
@@ -153,7 +154,7 @@ def run_steps(
     *,
     on_stage_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each."""
+    """Run the unfinished steps among ``steps`` (default: all), and call ``on_stage_end`` after each."""
     stages = {stage.step: stage for stage in recipe.stages()}
     # Fail before any file is changed: a mistake in the stages, or settings that have changed.
     check_stages(recipe.name, list(stages.values()))
@@ -163,6 +164,8 @@ def run_steps(
     try:
         for step in stages if steps is None else steps:
             if not run.is_finished(step):
+                if TERMINATED.is_set():
+                    raise KeyboardInterrupt
                 progress.stage(stage_place(run, list(stages.values()), stages[step]))
                 _run_stage(recipe, run, stages[step], progress)
                 on_stage_end()

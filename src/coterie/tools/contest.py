@@ -270,7 +270,7 @@ async def _check(
     seconds_left: float,
     reference: bool,
 ) -> tuple[Verdict, float]:
-    """Run a ``check`` test in ``left`` seconds; also return the seconds that are left.
+    """Run a ``check`` test within ``seconds_left``; also return the seconds that are left.
 
     Its calls run in the program's jail, and the test in another one, with their results. A call that fails is a failed
     test, so tests can't expect exceptions.

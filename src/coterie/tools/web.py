@@ -251,7 +251,7 @@ class Fetcher:
 
 
 async def decompress(response: httpx2.Response, limit: int) -> AsyncIterator[bytes]:
-    """Yield the decompressed body; ``most`` limits both the compressed and the decompressed bytes."""
+    """Yield the decompressed body; ``limit`` limits both the compressed and the decompressed bytes."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise PageError(f"it is packed as {coding[:100]}, which was not asked for")

@@ -293,7 +293,7 @@ class Order:
         return min(steps, settings.max_steps or steps)
 
     def steps(self, start: int, stop: int) -> Iterator[list[int]]:
-        """Yield the item indices of each step in ``range(first, stop)``, counted over all epochs."""
+        """Yield the item indices of each step in ``range(start, stop)``, counted over all epochs."""
         order: list[int] = []
         for step in range(start, stop):
             epoch, index = divmod(step, self.steps_per_epoch)

@@ -33,6 +33,7 @@ The clip comes from OpenAI's baselines of PPO (2017), not from the paper. The me
 step. The value of a state is read at the token before the sampled token, so it depends only on the context.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -102,7 +103,7 @@ Item = TypeVar("Item")
 """Smallest unit of a batch: a :class:`Row`, :class:`Pair` or :class:`LabeledTrajectory`."""
 
 
-class Objective(Generic[Item]):
+class Objective(ABC, Generic[Item]):
     """Loss of an item from the log-probs, or a head's values, of its targets.
 
     The trainer minimizes the sum of the items' losses over the sum of their counts, over the whole optimizer step. The
@@ -123,16 +124,16 @@ class Objective(Generic[Item]):
             return (*item.chosen, *item.rejected)
         return (item,) if isinstance(item, Row) else item.rows
 
+    @abstractmethod
     def count(self, item: Item) -> float:
         """Return the item's share of the denominator, >= 0; an item that counts 0 is dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, item: Item, read: Sequence[torch.Tensor], /) -> torch.Tensor:
         """Return the weighted, summed loss of an item, a float32 scalar in nats.
 
         ``read[j]`` has the values of the targets of its row ``j``, in order, without a target at the first token.
         """
-        raise NotImplementedError
 
     def losses(self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the loss of each item, shape ``(items,)``."""

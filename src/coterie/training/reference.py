@@ -196,7 +196,7 @@ def rank_row_values(
     rank_and_count: tuple[int, int] = (0, 1),
     sharded: ShardedModel | None = None,
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Yield the indices and values of the rows of one rank; ``place`` is its number and the number of ranks."""
+    """Yield the indices and values of the rows of one rank, ``rank_and_count`` being its number and their number."""
 
     def read(part: Sequence[Row], rule: CostRule | None, model: Any = model) -> list[torch.Tensor]:
         # Values need one more state than log-probs: the state after the last target, from which GAE
@@ -241,7 +241,7 @@ def _read(
     """Yield the indices and values of sides that can be trained, in the micro-batches of a trainer's step.
 
     A side has one or more rows. Rows that are too long, or have nothing to train, are left out. All ranks make the same
-    number of calls. The rule of packing is ``given`` for a sharded model, which can't be checked.
+    number of calls. The rule of packing is ``packing`` for a sharded model, which can't be checked.
     """
     (rule,) = packing or (check(model).packing(settings.packing),)
     longest = max_row_length(model, settings)

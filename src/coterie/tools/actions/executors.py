@@ -11,6 +11,7 @@ import ast
 import asyncio
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -57,12 +58,12 @@ SECONDS = 300.0
 """Time limit for all actions of a text, with waiting for other texts; each tool has a limit of its own."""
 
 
-class Executor:
+class Executor(ABC):
     """Base class that runs the actions of one domain."""
 
+    @abstractmethod
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
         """Run one action with the results so far; return its value. Raises :class:`Failed`."""
-        raise NotImplementedError
 
     async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
         """Run actions with the results of earlier steps; return the first failure, after which nothing runs."""

@@ -60,7 +60,7 @@ class Action:
     text: str
 
     def rest(self, index: int) -> str:
-        """Return the text of all arguments from index ``place`` on, with their commas."""
+        """Return the text of all arguments from ``index`` on, with their commas."""
         arguments = self.arguments[index:]
         return self.text[arguments[0].start : -1].rstrip() if arguments else ""
 
@@ -124,7 +124,7 @@ def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 
 def _brackets(text: str, position: int, problems: list[str]) -> tuple[list[int], int]:
-    """Return the commas between arguments from ``at`` on, and the end of the closing bracket, or 0 without one."""
+    """Return the commas between arguments from ``position`` on, and the end of the closing bracket (0: none)."""
     commas, opened, unmatched = [], ["("], list[str]()
     for mark in _MARK.finditer(text, position):
         sign = mark[0]
@@ -244,7 +244,7 @@ def describe(domain: str) -> str:
 
 
 def check(text: str, domain: str, results: Iterable[str] = ()) -> Parsed:
-    """Parse a text of a domain and report problems; ``known`` are earlier results."""
+    """Parse a text of a domain and report problems; ``results`` are earlier results."""
     tools = {tool.name: tool for tool in DOMAINS[domain]}
     parsed = parse(text)
     problems = list(parsed.problems)

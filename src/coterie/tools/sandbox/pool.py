@@ -97,7 +97,7 @@ def read_cell(records: Sequence[JobRecord], max_characters: int) -> CellResult |
 
 
 def shorten(head: bytes, tail: bytes, left_out: int | None, max_characters: int) -> str:
-    """Shorten a text that lacks ``left_out`` characters (or ``None``) between head and tail to ``most`` characters."""
+    """Shorten a text that lacks ``left_out`` characters (or ``None``) between head and tail to ``max_characters``."""
     half = max_characters // 2
     if left_out is not None:
         beginning, end = _text(head), _text(tail.lstrip(CONTINUATION))

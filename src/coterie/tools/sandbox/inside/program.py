@@ -54,7 +54,7 @@ def run(
 
 
 def _read_ends(file: int, max_bytes: int) -> str:
-    """Read a file; leave out the middle if it has more than ``most`` bytes."""
+    """Read a file; leave out the middle if it has more than ``max_bytes``."""
     size, half = os.fstat(file).st_size, max_bytes // 2
     if size <= max_bytes:
         return os.pread(file, max_bytes, 0).decode(errors="replace")

@@ -115,7 +115,7 @@ class Forker:
 
 
 def _serve(channel: socket.socket, own_namespace: int) -> None:
-    """Fork for each request; send its pid, then its exit status. ``own`` is a descriptor of our pid namespace."""
+    """Fork for each request; send its pid, then its exit status. ``own_namespace`` is a descriptor of our own."""
     while True:
         request, files, _, _ = socket.recv_fds(channel, 1, 3)
         if request not in _FORKED:
