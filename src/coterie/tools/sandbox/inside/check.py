@@ -27,9 +27,9 @@ def apply(function: Callable[..., Any], call: str) -> Typed:
 def replay(test: str, function: str, known_results: str, space: dict[str, Any]) -> list[Any]:
     """Return the calls without a known result, and, if there are none, why the test failed ("" if it passed).
 
-    ``known_results`` is JSON: the value of each call in the plain form. ``space`` has the names of the test's prelude. A
-    test may also call the candidate by its name ``function``. Raises ``NameError`` before the first call if the test can't
-    run, whatever the function returns.
+    ``known_results`` is JSON: the value of each call in the plain form. ``space`` has the names of the test's prelude.
+    A test may also call the candidate by its name ``function``. Raises ``NameError`` before the first call if the test
+    can't run, whatever the function returns.
     """
     results = json.loads(known_results)
     if not results and (names := undefined_names(test, {*space, *vars(builtins), function})):
