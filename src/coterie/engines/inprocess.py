@@ -453,9 +453,9 @@ class InProcessEngine:
         # Older dialogues first (the sort is stable), so that they end before more begin.
         self._waiting = deque(sorted(self._waiting, key=lambda request: request.work_number))
         while self._waiting and len(self._running) + len(joining) < self.width:
-            if not (one := self._waiting.popleft()).future.done():
-                one.start, one.loads = time.monotonic(), self._loads
-                joining.append(one)
+            if not (waiting := self._waiting.popleft()).future.done():
+                waiting.start, waiting.loads = time.monotonic(), self._loads
+                joining.append(waiting)
         return joining
 
     def _join(self, joining: list[Running]) -> None:
