@@ -170,9 +170,10 @@ def single_agent(environment: B) -> B:
 
 def _variant(environment: T, kind: type, **attributes: object) -> T:
     """Return a copy of the environment with the methods of ``kind`` in front of its own."""
-    variant = copy(environment)
-    # The mixed class overrides methods and keeps all attributes of the copied instance.
-    variant.__class__ = type(kind.__name__, (kind, type(environment)), {})
+    mixed = type(kind.__name__, (kind, type(environment)), {})
+    # The copy keeps all attributes, as `copy.copy` would; no class is assigned, since layouts of classes may differ.
+    variant: T = object.__new__(mixed)
+    vars(variant).update(vars(environment))
     vars(variant).update(attributes)
     return variant
 
