@@ -46,7 +46,7 @@ from bench.trie_training import Ours, best_batch, tokens, trl_step
 from bench.trie_training import pair as made_pair
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.babyai import BabyAI, Game
+from coterie.environments.games.babyai import BabyAI, Game
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load
 from coterie.models.prefix_trie import CostRule

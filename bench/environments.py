@@ -121,7 +121,7 @@ def textworld(seconds: float) -> float:
     from textworld.core import EnvInfos
     from textworld.envs.tw import TextWorldEnv
 
-    from coterie.environments.textworld import TextWorld, TextWorldSettings
+    from coterie.environments.games.textworld import TextWorld, TextWorldSettings
 
     environment = TextWorld(TextWorldSettings(steps=2 * STEPS))
 
@@ -151,7 +151,7 @@ def alfworld(rows: Sequence[Path], seconds: float) -> float:
     from textworld.core import EnvInfos
     from textworld.envs import PddlEnv
 
-    from coterie.environments.alfworld import ALFWorld, ALFWorldSettings
+    from coterie.environments.games.alfworld import ALFWorld, ALFWorldSettings
     from tests.alfworld.games import ROWS, write_games
 
     with TemporaryDirectory() as place:
@@ -190,7 +190,7 @@ def gym_server(world: str) -> Iterator[str]:
 
 
 def agentgym(seconds: float) -> float:
-    from coterie.environments.agentgym import AgentGym, AgentGymSettings
+    from coterie.environments.bridges.agentgym import AgentGym, AgentGymSettings
 
     with gym_server("textcraft") as url, httpx2.Client(base_url=url, trust_env=False) as http:
 

@@ -49,8 +49,8 @@ from coterie.recipes.registry import quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.rows import Row, prompts
 from coterie.record.tree import Selection, Tree
-from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Run, Step, new_run
 from coterie.training.batches import Order
 
 STEPS = [Step(0, name) for name in ("rollout", "reward", "select", "train")] + [Step(1, "evaluate")]

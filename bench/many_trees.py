@@ -36,7 +36,7 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
     from coterie.recipes.registry import recipe as recipe_of
     from coterie.recipes.registry import settings
     from coterie.record.tree import ItemKey
-    from coterie.runs.folder import Step, open_run, write_config
+    from coterie.runs.run import Step, open_run, write_config
 
     own = settings("dense_tree/tiny", [*WORDS, f"rollout.shard={list(shard)}"])
     recipe = recipe_of(own)

@@ -45,7 +45,7 @@ from coterie.models.loading import load
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
-from coterie.runs.items import Actors
+from coterie.runs.work_items import Actors
 from coterie.tools.sandbox.pool import Sandbox
 
 CASES: tuple[tuple[str, Method], ...] = (

@@ -5,14 +5,14 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coterie.environments.talk import drop_format
+from coterie.environments.dialogue import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, View, recontext, trajectory_pair
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
 
 WORDS = ["rollout.tasks=2", "rollout.samples=8", "evaluate.tasks=1", "engine.device=cpu"]
 PAIRS_A_TASK = 2

@@ -32,8 +32,8 @@ from coterie.recipes.trainings import imitate
 from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run
 from coterie.runs.loop import Stage
+from coterie.runs.run import Run
 from experiments.experiment import (
     Claim,
     Experiment,

@@ -28,9 +28,9 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
-from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.items import HeldOutResult, grade_means, held_out_results
 from coterie.runs.loop import EVALUATION, Stage, fork, run_steps
+from coterie.runs.run import Run, Step, open_run
+from coterie.runs.work_items import HeldOutResult, grade_means, held_out_results
 from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 

@@ -30,11 +30,11 @@ from coterie.progress import Progress
 from coterie.recipes.gap import Gap
 from coterie.record.tree import Metrics, Selection
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import summary
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce import DRAWS
 from coterie.runs.reinforce_record import step_records
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import summary
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"

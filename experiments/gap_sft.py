@@ -34,9 +34,9 @@ from coterie.errors import UserError
 from coterie.recipes.gap import Gap
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.items import HeldOutResult, open_actors
 from coterie.runs.loop import EVALUATION, run_steps
+from coterie.runs.run import Run, Step, open_run
+from coterie.runs.work_items import HeldOutResult, open_actors
 from experiments.experiment import (
     Claim,
     Experiment,

@@ -22,8 +22,8 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from coterie.config.folders import make_folder
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
-from coterie.environments.problems import Problems, ProblemsSettings
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold
+from coterie.environments.plans.problems import Problems, ProblemsSettings
 from coterie.progress import Progress
 from coterie.recipes.moat import DATA, HALF, WHOLE, Moat
 from coterie.recipes.moat_settings import MoatSettings
@@ -33,9 +33,9 @@ from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import HeldOutResult, open_actors, play
 from coterie.runs.loop import Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import HeldOutResult, open_actors, play
 from experiments.experiment import (
     Claim,
     Experiment,

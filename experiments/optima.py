@@ -24,8 +24,8 @@ from coterie.evaluation import task_curve
 from coterie.recipes.optima import Optima
 from coterie.record.store import Store
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent
-from coterie.runs.folder import open_run
-from coterie.runs.items import HeldOutResult, held_out_draws, held_out_results
+from coterie.runs.run import open_run
+from coterie.runs.work_items import HeldOutResult, held_out_draws, held_out_results
 from experiments.experiment import Claim, Experiment, above, brief, longer, make_recipe
 
 METHODS = ("isft", "idpo", "isft_dpo")

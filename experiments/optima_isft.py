@@ -18,8 +18,8 @@ from coterie.recipes.optima_settings import OptimaSettings
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
-from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
+from coterie.runs.run import Run, Step
 from experiments.experiment import Claim, Experiment, above, make_recipe, marked
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus

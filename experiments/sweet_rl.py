@@ -16,8 +16,8 @@ for each); if none of its verdicts can be read there is no pair, and its row is 
 """
 
 from coterie.recipes.sweet_rl import SECOND, SweetRL
-from coterie.runs.folder import Step
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step
 from experiments.experiment import Claim, Experiment, make_recipe
 
 METHODS: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ import random
 from dataclasses import replace
 
 from coterie.environments.collaboration import MARKER
-from coterie.environments.pages import (
+from coterie.environments.pages.micro_world import (
     HIDDEN,
     RIGHT,
     Design,
@@ -35,8 +35,8 @@ from coterie.record.tree import Task
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
-from coterie.runs.folder import Run
-from coterie.runs.items import play
+from coterie.runs.run import Run
+from coterie.runs.work_items import play
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 from experiments.sweet_rl import run_method
 

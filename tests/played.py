@@ -8,9 +8,9 @@ import yaml
 from coterie.config.plugins import is_spec
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.coding import Coding
+from coterie.environments.dialogue import Dialogue
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import MICRO_WORLDS, OPEN, make_environment
-from coterie.environments.talk import Talk
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 
 
@@ -25,8 +25,8 @@ def environment_of(name: str, *words: str) -> Environment:
     return make_environment(played(name, *words))
 
 
-def talk_in(name: str, *words: str) -> Talk:
-    return cast(Talk, environment_of(name, *words))
+def talk_in(name: str, *words: str) -> Dialogue:
+    return cast(Dialogue, environment_of(name, *words))
 
 
 def coding_in(name: str, *words: str) -> Coding:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from coterie.environments.acting import write_action, write_answer
+from coterie.environments.plans.python_maths import PythonMaths
 from coterie.environments.protocol import Grade, Shared, State
-from coterie.environments.python_maths import PythonMaths
 from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import CellResult, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

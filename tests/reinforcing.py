@@ -10,9 +10,9 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Metrics
-from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE, run_steps
 from coterie.runs.reinforce_record import step_records
+from coterie.runs.run import open_run
 from coterie.training.checkpoint import weight_hash
 
 SMALL = (

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from coterie.environments.acting import CUT, ENVIRONMENT, SOLVED, Acting, write_action, write_answer
-from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import LESSONS, NO_PROGRAM, RAN, REFLECT, by_method
-from coterie.environments.pddl import CHECK, PDDL, PDDLSettings
+from coterie.environments.games.pddl import CHECK, PDDL, PDDLSettings
+from coterie.environments.plans.python_maths import Sums
 from coterie.environments.protocol import Environment, Grade, Shared, State
-from coterie.environments.python_maths import Sums
+from coterie.environments.qa_metrics import gold_answer
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult

@@ -16,10 +16,10 @@ from coterie.environments.acting import (
     Move,
     read,
 )
-from coterie.environments.babyai import BabyAI
 from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
+from coterie.environments.games.babyai import BabyAI
+from coterie.environments.plans.python_maths import PythonMaths, Sums
 from coterie.environments.protocol import State
-from coterie.environments.python_maths import PythonMaths, Sums
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import Part, Speaker, make_turn

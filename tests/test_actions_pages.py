@@ -9,7 +9,7 @@ import pytest
 from coterie.datasets.plans import PageElement
 from coterie.engines.chat_model import Answer
 from coterie.engines.endpoint import Utterance
-from coterie.environments.plan_domains import (
+from coterie.environments.plans.domains import (
     ChatReader,
     Corpus,
     FewPages,

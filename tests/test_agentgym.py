@@ -9,16 +9,16 @@ import pytest
 
 from coterie.engines.protocol import EngineGone
 from coterie.environments.acting import ENVIRONMENT, NO_ANSWERS, SOLVED, write_action, write_answer
-from coterie.environments.agentgym import (
+from coterie.environments.bridges.agentgym import (
     DONE,
     FAILED,
     AgentGym,
     AgentGymSettings,
     check_server,
 )
-from coterie.environments.babyai import Game, new_level
+from coterie.environments.bridges.server_client import EnvironmentServerError
+from coterie.environments.games.babyai import Game, new_level
 from coterie.environments.protocol import Shared
-from coterie.environments.server_client import EnvironmentServerError
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Outcome, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch

@@ -2,8 +2,8 @@ r"""Answer metrics, against values worked out by hand, and the number of an answ
 
 import pytest
 
-from coterie.environments.answers import Vote, exact_match, f1, gold_answer, normalize_answer
 from coterie.environments.numbers import number, same_number
+from coterie.environments.qa_metrics import Vote, exact_match, f1, gold_answer, normalize_answer
 from coterie.record.tree import Task
 from tests.played import talk_in
 

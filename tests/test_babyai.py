@@ -9,7 +9,7 @@ import pytest
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from coterie.environments.acting import ENVIRONMENT, SOLVED, read, write_action, write_answer
-from coterie.environments.babyai import (
+from coterie.environments.games.babyai import (
     FAILED,
     NO_ANSWERS,
     NOTHING_CHANGED,
@@ -162,7 +162,7 @@ def test_splits_share_no_game_and_none_comes_twice(
         game.reset(seed=seed)
         return content_key(game)
 
-    monkeypatch.setattr("coterie.environments.babyai.PATIENCE", 300)
+    monkeypatch.setattr("coterie.environments.games.babyai.PATIENCE", 300)
     level, keys = "GoToObjS4", {}
     for split, count in (("train", 40), ("heldout", 400), ("corpus", 40)):
         draws = games(level, split, 3)[:count]  # type: ignore[arg-type]

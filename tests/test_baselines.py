@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import by_method, single_agent
+from coterie.environments.dialogue import Dialogue
 from coterie.environments.discussion import Debate
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import State
+from coterie.environments.qa_metrics import gold_answer
 from coterie.environments.registry import CODING, NAMES, PLANS, WEB
 from coterie.environments.settings import Method
-from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from tests import talking
@@ -26,24 +26,24 @@ DESIGNED = ("pages", "websight")
 TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING, *DESIGNED))
 
 
-def environment(name: str, method: Method = "dialogue") -> Talk:
+def environment(name: str, method: Method = "dialogue") -> Dialogue:
     played = by_method(talk_in(name), method)
-    assert isinstance(played, Talk)
+    assert isinstance(played, Dialogue)
     return played
 
 
-def prompt(played: Talk, task: Task, agent: str) -> str:
+def prompt(played: Dialogue, task: Task, agent: str) -> str:
     parts = played.system_parts(task, agent)
     assert all(part.visible_to(agent) for part in parts)
     return "".join(part.text for part in parts)
 
 
-def talk(played: Talk, lines: Sequence[str], truncated: bool = False) -> State:
+def talk(played: Dialogue, lines: Sequence[str], truncated: bool = False) -> State:
     (task,) = played.tasks("heldout", 1, 0)
     return asyncio.run(talking.talk(played, task, lines, truncated=truncated))[0]
 
 
-def heard(played: Talk, lines: Sequence[str], agent: str) -> list[list[tuple[str, str]]]:
+def heard(played: Dialogue, lines: Sequence[str], agent: str) -> list[list[tuple[str, str]]]:
     """Return role and text of what an agent sees before each of its messages, without its system prompt."""
     (task,) = played.tasks("heldout", 1, 0)
     _, prompts = asyncio.run(talking.talk(played, task, lines))
@@ -105,7 +105,7 @@ def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str) -> None:
     tasks, state = own.tasks("heldout", 3, 0), State(own.tasks("heldout", 1, 0)[0], 0)
     for method in ("cot", "cot_sc", "mad", "autoform"):
         played = by_method(own, method)
-        assert isinstance(played, Talk)
+        assert isinstance(played, Dialogue)
         assert played.tasks("heldout", 3, 0) == tasks
         for task in tasks:
             assert played.score(task, gold_answer(task)) == 1

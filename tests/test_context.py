@@ -19,7 +19,7 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import TreeSearch, path_tree
-from coterie.runs.items import play
+from coterie.runs.work_items import play
 from tests.games import Counting, Script
 from tests.talking import finished
 from tests.test_branches import TASK, branches

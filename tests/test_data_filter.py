@@ -10,18 +10,18 @@ import pytest
 
 from coterie.cli.data_rows import pass_rates, rate_of, step_rates
 from coterie.datasets.load import load
-from coterie.environments.answers import gold_answer
 from coterie.environments.protocol import Grade
-from coterie.environments.workflow import Mhqa
+from coterie.environments.qa_metrics import gold_answer
+from coterie.environments.workflow.agent import Mhqa
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings, evaluate
-from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_record import STEP
+from coterie.runs.run import open_run
 from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, Killing, made, run_whole
 

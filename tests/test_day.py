@@ -16,8 +16,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
-from coterie.runs.folder import open_run, read_config, write_config
 from coterie.runs.loop import fork
+from coterie.runs.run import open_run, read_config, write_config
 
 MADE = date(2025, 1, 2)
 CLOCK = "{{ '<|system|>It is ' + strftime_now('%d %b %Y %H:%M') + '.<|end|>' }}"

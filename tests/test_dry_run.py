@@ -8,7 +8,7 @@ import pytest
 from coterie.cli import execution
 from coterie.cli.execution import estimate
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import Step
+from coterie.runs.run import Step
 from tests.conftest import FEW, Cli, refused
 from tests.row_files import jsonl
 

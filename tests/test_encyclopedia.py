@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coterie.environments.encyclopedia import (
+from coterie.environments.settings import split_of_key
+from coterie.environments.workflow.encyclopedia import (
     BY_NAME,
     SPLITS,
     Encyclopedia,
@@ -16,8 +17,7 @@ from coterie.environments.encyclopedia import (
     generate,
     make_encyclopedia,
 )
-from coterie.environments.settings import split_of_key
-from coterie.environments.traces import parse_plan, scan, violations
+from coterie.environments.workflow.plan_graph import parse_plan, scan, violations
 from coterie.models.loading import load_renderer
 from scripts.tiny.encyclopedia import FORMS, TAGS, Block, trace_row
 from tests.talking import greedy

@@ -10,10 +10,10 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import write_action
-from coterie.environments.agentgym import AgentGym, AgentGymSettings
-from coterie.environments.nemo_gym import NemoGym, NemoGymSettings
+from coterie.environments.bridges.agentgym import AgentGym, AgentGymSettings
+from coterie.environments.bridges.nemo_gym import NemoGym, NemoGymSettings
+from coterie.environments.bridges.server_client import EnvironmentServerError, ServerClient
 from coterie.environments.protocol import Environment, Shared
-from coterie.environments.server_client import EnvironmentServerError, ServerClient
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from tests.environment_server import HOSTILE, Reply, sends, serving
@@ -133,7 +133,7 @@ def test_agentgym_servers(path: str, reply: Reply, expected: str) -> None:
 
 
 def test_an_agentgym_server_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.environments.agentgym.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("coterie.environments.bridges.agentgym.CLOSE_SECONDS", 0.2)
     with serving({**AGENTGYM, "/close": HOSTILE["drip"][0]}) as url:
         environment, task = agentgym(url)
         assert play(environment, task, write_action("get it")) == 1

@@ -8,14 +8,14 @@ import pytest
 
 from coterie.cli import evaluate
 from coterie.cli.evaluate import Player
-from coterie.environments.plan_ground import GROUNDER, PLANNER
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.turn import Turn
-from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import open_run
 from tests.conftest import Cli, refused
 
 SET = f"{Path(__file__).with_name('plans.py')}:Plans"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.acting import write_answer
+from coterie.environments.plans.python_maths import PythonMaths
 from coterie.environments.protocol import Environment, Shared, State, openers_of, persons_of
-from coterie.environments.python_maths import PythonMaths
 from coterie.environments.user_simulator import check_script
 from coterie.recipes.base import recorded_run
 from coterie.recipes.optima import Optima

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments import text_games
+from coterie.environments.games import text_games
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.items import HeldOutResult
+from coterie.runs.work_items import HeldOutResult
 from experiments import moat
 from experiments.experiment import (
     Experiment,

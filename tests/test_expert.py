@@ -6,8 +6,8 @@ import pytest
 
 from coterie.datasets.load import load
 from coterie.datasets.rows import HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
-from coterie.environments import expert
-from coterie.environments.expert import (
+from coterie.environments.workflow import expert
+from coterie.environments.workflow.expert import (
     NoTrace,
     Step,
     gold_titles,
@@ -18,7 +18,7 @@ from coterie.environments.expert import (
     trace_of,
     words,
 )
-from coterie.environments.traces import Trace, parse_plan, violations
+from coterie.environments.workflow.plan_graph import Trace, parse_plan, violations
 from coterie.tools.calls import Tag, Tags
 from coterie.tools.retrieval import Passage
 from coterie.tools.search import NOTHING, format_passages

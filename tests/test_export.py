@@ -30,8 +30,8 @@ from coterie.recipes.registry import settings
 from coterie.record.export import TrainedSelection, export_pair, export_rows
 from coterie.record.tree import Selection, Tree
 from coterie.record.turn import Finish, Message, Part, Request, Sample, Speaker, Tool, make_turn
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
 from tests.conftest import FEW, Cli, refused
 from tests.reinforcing import made
 from tests.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote

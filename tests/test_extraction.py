@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from coterie.environments.answers import boxed_answer, boxed_number, marked_answer
+from coterie.environments.qa_metrics import boxed_answer, boxed_number, marked_answer
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from coterie.recipes.file_training import mean_loss
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer

@@ -16,8 +16,8 @@ import pytest
 from coterie.cli.app import INTERRUPTED
 from coterie.recipes import plan as plan_of_run
 from coterie.record.store import Store
-from coterie.runs import folder as run_folder
 from coterie.runs import loop
+from coterie.runs import run as run_folder
 from tests.conftest import FEW, SMALL, Cli, refused
 
 

@@ -23,8 +23,8 @@ from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.baselines import by_method
 from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
-from coterie.environments.frontend import Frontend, PageRenderer, PageUser
-from coterie.environments.pages import (
+from coterie.environments.pages.frontend import Frontend, PageRenderer, PageUser
+from coterie.environments.pages.micro_world import (
     COLORS,
     COUNTS,
     LAYOUTS,
@@ -52,7 +52,7 @@ from coterie.record.turn import Part, Speaker, make_turn
 from coterie.reports.examples import Example, Shown
 from coterie.reports.pictures import add_pictures
 from coterie.runs.benchmark import win_rate
-from coterie.runs.items import evaluation
+from coterie.runs.work_items import evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
 from tests.conftest import Cli, refused
@@ -212,8 +212,8 @@ def test_splits_share_no_design() -> None:
 def test_a_command_with_too_many_tasks_says_how_many_there_are(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, split: MicroSplit, kind: str
 ) -> None:
-    monkeypatch.setattr("coterie.environments.pages.PLACES", ("Rose",))
-    monkeypatch.setattr("coterie.environments.pages.KINDS", ("Bakery",))
+    monkeypatch.setattr("coterie.environments.pages.micro_world.PLACES", ("Rose",))
+    monkeypatch.setattr("coterie.environments.pages.micro_world.KINDS", ("Bakery",))
     designs = (
         Design("Rose Bakery", background, boxes, layout, bar, count)
         for background, bar, boxes in permutations(COLORS, 3)

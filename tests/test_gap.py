@@ -12,15 +12,15 @@ import yaml
 from pyarrow.parquet import read_table
 
 from coterie.cli.export import export_data as export
-from coterie.environments.answers import gold_answer
-from coterie.environments.encyclopedia import (
+from coterie.environments.qa_metrics import gold_answer
+from coterie.environments.workflow.agent import Workflow
+from coterie.environments.workflow.code import tests_of as all_tests_of
+from coterie.environments.workflow.encyclopedia import (
     EncyclopediaQuestions,
     EncyclopediaSearch,
     EncyclopediaSearchSettings,
 )
-from coterie.environments.traces import Query, Trace, parse_plan
-from coterie.environments.workflow import Workflow
-from coterie.environments.workflow_code import tests_of as all_tests_of
+from coterie.environments.workflow.plan_graph import Query, Trace, parse_plan
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap
@@ -29,8 +29,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.record.tree import Task
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Run, Step, open_run
 from coterie.tools.calls import Tags
 from tests.played import wiki_tools
 from tests.row_files import jsonl

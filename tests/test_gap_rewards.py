@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from coterie.engines.chat_model import Answer
-from coterie.environments.answers import gold_answer
-from coterie.environments.workflow import AnswerJudge
+from coterie.environments.qa_metrics import gold_answer
+from coterie.environments.workflow.agent import AnswerJudge
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap
@@ -24,10 +24,10 @@ from coterie.recipes.registry import settings
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.runs.folder import open_run
-from coterie.runs.items import open_actors, play
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
+from coterie.runs.run import open_run
+from coterie.runs.work_items import open_actors, play
 from tests.played import wiki_tools
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE

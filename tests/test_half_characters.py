@@ -7,7 +7,7 @@ import pytest
 from coterie.config.resolve import resolve
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Gsm8kRow
-from coterie.environments.talk import read_pool
+from coterie.environments.dialogue import read_pool
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent

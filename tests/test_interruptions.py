@@ -13,7 +13,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.record.store import Store
-from coterie.runs.folder import Step
+from coterie.runs.run import Step
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[1]

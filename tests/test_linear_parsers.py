@@ -8,13 +8,13 @@ import pytest
 
 from coterie.datasets.problems import boxed_answer
 from coterie.datasets.web_pages import elements, outline, page_in, text_of
-from coterie.environments import acting, answers, baselines, collaboration, mathematics, numbers
+from coterie.environments import acting, baselines, collaboration, mathematics, numbers, qa_metrics
 from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.coding import functions
-from coterie.environments.plan_ground import subgoals_in
-from coterie.environments.traces import BrokenPlan, final_answer, parse_plan, scan
+from coterie.environments.plans.plan_ground import subgoals_in
 from coterie.environments.user_simulator import cut_reply, quotes
-from coterie.environments.workflow import read_judgement
+from coterie.environments.workflow.agent import read_judgement
+from coterie.environments.workflow.plan_graph import BrokenPlan, final_answer, parse_plan, scan
 from coterie.models.call_syntaxes import SYNTAXES
 from coterie.rewards.critics import read_correction
 from coterie.tools.actions import executors, grammar
@@ -71,8 +71,8 @@ PARSERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "boxes": (boxed_answer, ("\\boxed{", "\\boxed ")),
     "numbers": (numbers.number, ("1.", "one ", "1 1/2 ", "dollars ")),
     "mathematics": (mathematics.spelling, ("\\frac", "\\text{", "1.1", "0.\\overline{1}", "\\left(")),
-    "exact match": (lambda text: answers.exact_match(text, ["a"]), ("a, ",)),
-    "marked answers": (answers.marked_answer, ("<A>", "</A")),
+    "exact match": (lambda text: qa_metrics.exact_match(text, ["a"]), ("a, ",)),
+    "marked answers": (qa_metrics.marked_answer, ("<A>", "</A")),
     "messages": (collaboration.answer_in, ("OUTPUT:", collaboration.MARKER, '"""', "'''", "r'", "\\'", "#")),
     "code": (code_of, ("```python\n", '"""', "\\'")),
     "blocks": (python_blocks, ("```\n", "```python\n", '\\"""')),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coterie.environments import mathematics
-from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
+from coterie.environments.qa_metrics import gold_answer
 from coterie.tools import line_process
 from tests.played import talk_in
 

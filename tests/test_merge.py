@@ -11,8 +11,8 @@ from coterie.recipes.base import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
-from coterie.runs.folder import Step, open_run, write_config
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run, write_config
 from tests.conftest import Cli, refused
 
 LETTER = f"environment={Path(__file__).parent}/guess.py:Letter"

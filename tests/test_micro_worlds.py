@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 
-from coterie.environments import (
-    babyai,
-    encyclopedia,
-    exchange,
-    persona,
-    problems,
-    python_maths,
-    shop,
-)
+from coterie.environments import exchange, persona
 from coterie.environments.exchange import AGENTS, generate_tasks, system_prompt
+from coterie.environments.games import babyai
+from coterie.environments.plans import problems, python_maths, shop
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import split_of_key
+from coterie.environments.workflow import encyclopedia
 from coterie.models.loading import load_renderer
 from scripts.tiny.world import load as load_world
 

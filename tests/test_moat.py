@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, known_results
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold, known_results
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
@@ -24,9 +24,9 @@ from coterie.record.tree import Ending, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.reports.page import write_page
 from coterie.rewards.critics import Correction
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
+from coterie.runs.run import Run, Step, open_run
 from tests.web_tasks import write
 
 TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.environments.dialogue import FORMAT_SOURCE, Dialogue, drop_format
 from coterie.environments.protocol import Grade, State
-from coterie.environments.talk import FORMAT_SOURCE, Talk, drop_format
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
@@ -26,9 +26,9 @@ from coterie.recipes.report import run_report
 from coterie.record.rows import View, recontext, view
 from coterie.record.tree import Tree
 from coterie.rollout.tree_search import Rollout
-from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Run, Step, open_run
+from coterie.runs.work_items import TreeWriter, rollouts
 from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
 from tests.conftest import SMALL, Cli, once
@@ -224,13 +224,13 @@ def test_an_interrupted_search_continues_to_the_same_rollouts(
 def test_a_dialogue_that_cannot_be_graded_has_no_reward_and_its_search_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grade = Talk.grade
+    grade = Dialogue.grade
 
-    async def some(self: Talk, state: State, live: Any) -> Grade:
+    async def some(self: Dialogue, state: State, live: Any) -> Grade:
         lost = int(state.turns[-1].id, 16) % 3 == 0
         return Grade(None) if lost else await grade(self, state, live)
 
-    monkeypatch.setattr(Talk, "grade", some)
+    monkeypatch.setattr(Dialogue, "grade", some)
     with run_with_policies(tmp_path / "run") as (optima, run):
         run_steps(optima, run, Silent(), [SEARCH])
         played = [(task, one) for task, some in rollouts(run.store, 1).items() for one in some]

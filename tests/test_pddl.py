@@ -13,7 +13,7 @@ from coterie.environments.acting import (
     write_action,
     write_answer,
 )
-from coterie.environments.pddl import (
+from coterie.environments.games.pddl import (
     CHECK,
     IMPOSSIBLE,
     LOOK,

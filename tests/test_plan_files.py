@@ -26,8 +26,8 @@ from coterie.datasets.plan_files import (
 )
 from coterie.datasets.plans import PlanRow
 from coterie.datasets.rows import LeftOut
-from coterie.environments.plan_domains import ELEMENTS
-from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
+from coterie.environments.plans.domains import ELEMENTS
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.errors import UserError
 from coterie.record.tree import Task

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.plan_domains import ChatReader, pages_of
-from coterie.environments.plan_ground import (
+from coterie.environments.plans.domains import ChatReader, pages_of
+from coterie.environments.plans.plan_ground import (
     GROUNDER,
     PLANNER,
     PlanGround,
@@ -19,7 +19,7 @@ from coterie.environments.plan_ground import (
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, openers_of
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.runs.items import open_actors
+from coterie.runs.work_items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.row_files import jsonl

@@ -19,7 +19,7 @@ from coterie.rollout.episodes import (
     Episode,
 )
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.runs.items import play
+from coterie.runs.work_items import play
 from tests.games import Rounds, Script
 
 STAGE = "rollout"

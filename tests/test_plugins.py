@@ -14,7 +14,7 @@ from coterie.datasets.question_files import QASettings
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import Step
+from coterie.runs.run import Step
 from tests.conftest import Cli, refused
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from coterie.environments.plan_ground import (
+from coterie.environments.plans.plan_ground import (
     GROUNDER,
     PLANNER,
     UNREADABLE,
@@ -11,7 +11,7 @@ from coterie.environments.plan_ground import (
     gold,
     plan_text,
 )
-from coterie.environments.problems import (
+from coterie.environments.plans.problems import (
     TOTAL,
     Fact,
     Problem,

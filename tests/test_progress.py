@@ -7,8 +7,8 @@ from rich.console import Console
 
 from coterie.progress import Pace, Silent, StagePlace, duration
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
 from coterie.terminal import ConsoleProgress
 from tests.conftest import FEW
 

@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import by_method
 from coterie.environments.coding import Coding, coding_task, functions
 from coterie.environments.collaboration import MARKER, REFERENCE
+from coterie.environments.dialogue import Dialogue
 from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, Shared, State
+from coterie.environments.qa_metrics import gold_answer
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.settings import Method
-from coterie.environments.talk import Talk
 from coterie.environments.user_simulator import PERSON
 from coterie.record.tree import Task
 from coterie.rewards.critics import Situation, judge_question, read_verdict
@@ -30,17 +30,17 @@ DOUBLE = "def double(x):\n    return 2 * x"
 TASK = coding_task("t", "I need double.", DOUBLE, [f"double({n})" for n in range(5)])
 
 
-def prompt(environment: Talk | Coding, task: Task, agent: str) -> str:
+def prompt(environment: Dialogue | Coding, task: Task, agent: str) -> str:
     return "".join(part.text for part in environment.system_parts(task, agent))
 
 
-def form(environment: Talk, task: Task, agent: str) -> str:
+def form(environment: Dialogue, task: Task, agent: str) -> str:
     """The line that ends the rules of an agent, before its question."""
     rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(environment, task, agent))
     return rules.rstrip().splitlines()[-1]
 
 
-def as_shown(environment: Talk, task: Task, agent: str, answer: str | None) -> str:
+def as_shown(environment: Dialogue, task: Task, agent: str, answer: str | None) -> str:
     """Steps, and the line that ends the rules of an agent, with this answer in place of the example."""
     line = form(environment, task, agent)
     example = environment.answer(line)
@@ -51,7 +51,7 @@ def as_shown(environment: Talk, task: Task, agent: str, answer: str | None) -> s
 
 
 async def ended(
-    environment: Talk, task: Task, answer: str | None, *, truncated: bool = False
+    environment: Dialogue, task: Task, answer: str | None, *, truncated: bool = False
 ) -> tuple[State, Grade]:
     """The end of a dialogue whose agents write what their prompts show."""
     return await talk_out(
@@ -69,7 +69,7 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     name: str, agents: int, method: Method
 ) -> None:
     environment = by_method(environment_of(name, f"environment.agents={agents}"), method)
-    assert isinstance(environment, Talk)
+    assert isinstance(environment, Dialogue)
 
     async def play() -> None:
         for task in environment.tasks("heldout", 2, 0):

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.acting import SOLVED, drop_shots
-from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
+from coterie.environments.plans.python_maths import SUBJECTS, PythonMaths
 from coterie.environments.protocol import EnvironmentFault
-from coterie.environments.python_maths import SUBJECTS, PythonMaths
+from coterie.environments.qa_metrics import gold_answer
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, TURNS, Ending, Task
 from coterie.record.turn import Message

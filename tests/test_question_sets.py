@@ -8,7 +8,7 @@ import pytest
 
 from coterie.datasets.load import load
 from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
-from coterie.environments.answers import gold_answers, secret_answers
+from coterie.environments.dialogue import MAX_LENGTH, Dialogue
 from coterie.environments.discussion import (
     DEBATE_FORMATS,
     EXCHANGE_FORMATS,
@@ -18,8 +18,8 @@ from coterie.environments.discussion import (
     deal_snippets,
 )
 from coterie.environments.protocol import State
+from coterie.environments.qa_metrics import gold_answers, secret_answers
 from coterie.environments.registry import EXCHANGES, SUBJECTS, content, make_environment
-from coterie.environments.talk import MAX_LENGTH, Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
@@ -213,7 +213,7 @@ def test_options_that_differ_in_their_case_are_different_answers() -> None:
 
 
 def talk(
-    environment: Talk, *lines: str, about: Task | None = None, truncated: bool = False
+    environment: Dialogue, *lines: str, about: Task | None = None, truncated: bool = False
 ) -> State:
     notes: dict[str, list[str]] = {agent: [] for agent in environment.agents}
     about = about or Task("t", {"question": "?", "notes": notes}, {})

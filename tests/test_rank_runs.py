@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.run import Step, open_run
 from coterie.training import ranks as ranks_module
 from coterie.training import trainer
 from tests.launching import CONFIGS, launch, trained

@@ -21,10 +21,10 @@ from coterie.record.rows import Row
 from coterie.record.tree import Credit, ItemKey, Metrics
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
-from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
 from coterie.runs.reinforce_record import step_records
+from coterie.runs.run import Run, open_run
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
 from coterie.training.reference import with_old

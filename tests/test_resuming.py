@@ -20,9 +20,9 @@ from coterie.record.store import ItemKey, Store
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.runs.folder import Step, open_run
-from coterie.runs.items import play, summary
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
+from coterie.runs.work_items import play, summary
 from tests.conftest import SMALL, Cli
 
 GSM8K = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.figures import scaling_section
-from coterie.environments.answers import Vote, exact_match, f1
+from coterie.environments.qa_metrics import Vote, exact_match, f1
 from coterie.evaluation import Draw, marks, mean_interval, scaling, task_curve
 from coterie.reports.charts import svg
 from coterie.runs.benchmark import Consistency

@@ -5,10 +5,8 @@ import json
 
 import pytest
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, plan_text
-from coterie.environments.protocol import Grade
-from coterie.environments.settings import split_of_key
-from coterie.environments.shop import (
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold, plan_text
+from coterie.environments.plans.shop import (
     WISH,
     Item,
     Session,
@@ -21,6 +19,8 @@ from coterie.environments.shop import (
     errands,
     reward,
 )
+from coterie.environments.protocol import Grade
+from coterie.environments.settings import split_of_key
 from coterie.record.tree import Task
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse

@@ -2,8 +2,7 @@
 
 import random
 
-from coterie.environments.protocol import Shared
-from coterie.environments.python_maths import (
+from coterie.environments.plans.python_maths import (
     MOST,
     PROMPT,
     Sums,
@@ -12,6 +11,7 @@ from coterie.environments.python_maths import (
     problem_text,
     sums_task,
 )
+from coterie.environments.protocol import Shared
 from coterie.tools.sandbox.pool import Sandbox
 from scripts.tiny.acts import corrected_play, habit_play, right_play
 from tests.playing import converse

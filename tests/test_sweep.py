@@ -17,8 +17,8 @@ from coterie.recipes.sweep import (
     run_sweep,
     split_values,
 )
-from coterie.runs.folder import Step, open_run
-from coterie.runs.items import evaluation
+from coterie.runs.run import Step, open_run
+from coterie.runs.work_items import evaluation
 from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.test_moat import SMALL

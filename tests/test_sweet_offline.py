@@ -20,8 +20,8 @@ from coterie.recipes.registry import settings
 from coterie.recipes.sweet_rl import SweetRL, rewards
 from coterie.recipes.sweet_rl_settings import SweetSettings
 from coterie.record.rows import prompts
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Run, Step, open_run
 
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "dataset.source=sample", "engine.device=cpu",

@@ -17,8 +17,8 @@ from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.rollout.recorded_turns import candidates
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, load_selections, run_steps
+from coterie.runs.run import Run, Step, open_run
 from tests.conftest import Cli
 
 SMALL = (

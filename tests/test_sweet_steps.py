@@ -28,8 +28,8 @@ from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, ma
 from coterie.rewards.critics import Judge
 from coterie.rollout.recorded_turns import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Run, Step, open_run
 from coterie.training import trainer
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import DPO, SFT, Classifier, Regression, side_statistic

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.answers import gold_answer
+from coterie.environments.qa_metrics import gold_answer
 from coterie.evaluation import Draw, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store

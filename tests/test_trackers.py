@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.recipes import plan
-from coterie.runs import folder as run_tracker
+from coterie.runs import run as run_tracker
 from coterie.training.settings import make_tracker
 from coterie.training.trainer import train
 from tests.conftest import SMALL, once

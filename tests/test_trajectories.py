@@ -12,8 +12,8 @@ from coterie.datasets.files import trajectory_file
 from coterie.datasets.rows import SetRow
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import open_run
 from tests.conftest import Cli
 from tests.hub import stub_hub
 from tests.played import wiki_tools

@@ -15,9 +15,9 @@ from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint, load_adapter
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import Role, Stage, check_roles, check_stages, fork, run_steps
 from coterie.runs.roles import Roles
+from coterie.runs.run import Run, Step, open_run
 from coterie.training.checkpoint import weight_hash
 from tests.outside.package.relay import RelayRecipe, RelaySettings
 

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.engines.chat_model import Answer
 from coterie.engines.endpoint import Utterance
-from coterie.environments.pages import Pages
+from coterie.environments.pages.micro_world import Pages
 from coterie.environments.protocol import Shared
 from coterie.environments.user_simulator import (
     ModelUserSimulator,

@@ -23,7 +23,7 @@ from coterie.record.turn import Tool, ToolCall
 from coterie.reports.page import tools
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.sessions import Sessions
-from coterie.runs.items import play
+from coterie.runs.work_items import play
 from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from coterie.engines.protocol import LEFT_OUT
-from coterie.environments.answers import GRADER, gold_answer
 from coterie.environments.protocol import Environment, Shared, State
-from coterie.environments.traces import call, final_answer, matches, overlap
-from coterie.environments.workflow import measures, read_judgement
-from coterie.environments.workflow_code import CHECKER, TESTS
+from coterie.environments.qa_metrics import GRADER, gold_answer
+from coterie.environments.workflow.agent import measures, read_judgement
+from coterie.environments.workflow.code import CHECKER, TESTS
+from coterie.environments.workflow.plan_graph import call, final_answer, matches, overlap
 from coterie.errors import UserError
 from coterie.record.tree import Outcome, Task
 from coterie.record.turn import Speaker, ToolResult, make_turn

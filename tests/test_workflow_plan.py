@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coterie.environments.traces import (
+from coterie.environments.workflow.plan_graph import (
     AgentKind,
     BrokenPlan,
     Plan,

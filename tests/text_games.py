@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from coterie.environments.acting import ENVIRONMENT
+from coterie.environments.games.text_games import TextGames
 from coterie.environments.protocol import Shared
-from coterie.environments.text_games import TextGames
 from coterie.record.tree import Outcome, Task, Tree
 from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings

@@ -14,9 +14,8 @@ from itertools import count
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments import python_maths as sums
 from coterie.environments.acting import write_action, write_answer
-from coterie.environments.babyai import (
+from coterie.environments.games.babyai import (
     ACTIONS,
     COLORS,
     PROMPT,
@@ -25,7 +24,8 @@ from coterie.environments.babyai import (
     games,
     new_level,
 )
-from coterie.environments.python_maths import Problem
+from coterie.environments.plans import python_maths as sums
+from coterie.environments.plans.python_maths import Problem
 from coterie.record.rows import Row
 from coterie.record.turn import Role
 from scripts.tiny.acts_player import Step, play

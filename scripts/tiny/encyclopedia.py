@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments.encyclopedia import (
+from coterie.environments.workflow.encyclopedia import (
     COMPARED,
     NAMES,
     PROMPT,
@@ -36,7 +36,7 @@ from coterie.environments.encyclopedia import (
     make_encyclopedia,
     rank,
 )
-from coterie.environments.traces import SEPARATOR, TraceForm
+from coterie.environments.workflow.plan_graph import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
 from coterie.record.turn import ToolResult, call_id
 from coterie.tools.calls import Tag, Tags

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.collaboration import MARKER, SHOWN_REFERENCE
-from coterie.environments.pages import (
+from coterie.environments.pages.micro_world import (
     COLORS,
     COUNTS,
     EXAMPLE,

@@ -11,8 +11,8 @@ from itertools import count
 
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments.plan_ground import actions_text, plan_text
-from coterie.environments.problems import (
+from coterie.environments.plans.plan_ground import actions_text, plan_text
+from coterie.environments.plans.problems import (
     CAREFUL_BRIEFS,
     FAR_PARTS,
     FIRSTS,

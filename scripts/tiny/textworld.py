@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.acting import write_action
-from coterie.environments.textworld import TextWorld, TextWorldSettings, seeds
-from coterie.environments.textworld_worker import DIRECTIONS, Play, start
+from coterie.environments.games.textworld import TextWorld, TextWorldSettings, seeds
+from coterie.environments.games.textworld_worker import DIRECTIONS, Play, start
 from coterie.record.rows import Row
 from coterie.record.tree import Task
 from scripts.tiny.world import World, chat_row, split_by

@@ -54,8 +54,8 @@ from coterie.rollout.recorded_turns import (
 )
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.folder import find_run
-from coterie.runs.items import open_actors
+from coterie.runs.run import find_run
+from coterie.runs.work_items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training import trainer
 from coterie.training.checkpoint import TrainingReport

@@ -11,7 +11,7 @@ Self-consistency of several agents is as in Optima (arXiv 2410.08115, section 3.
   has the i-th dialogue of every task (AFM's five rounds on the web);
 * *tokens* is the total number of tokens.
 
-Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.answers`` groups the answers.
+Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.qa_metrics`` groups the answers.
 """
 
 import math
@@ -22,7 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coterie.environments.answers import Similarity, Vote
+from coterie.environments.qa_metrics import Similarity, Vote
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments import alfworld
+from coterie.environments.games import alfworld
 from tests.alfworld.games import write_games
 
 

@@ -11,9 +11,9 @@ from typing import get_args
 import pytest
 
 import coterie
-from coterie.environments import alfworld, text_games
 from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
-from coterie.environments.alfworld import (
+from coterie.environments.games import alfworld, text_games
+from coterie.environments.games.alfworld import (
     NOTHING,
     RELEASE,
     TYPES,
@@ -21,8 +21,8 @@ from coterie.environments.alfworld import (
     ALFWorldSettings,
     TaskType,
 )
+from coterie.environments.games.text_games import GameLost
 from coterie.environments.protocol import Shared
-from coterie.environments.text_games import GameLost
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.samplers import Prompt

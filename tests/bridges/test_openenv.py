@@ -12,7 +12,7 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import ENVIRONMENT, write_action
-from coterie.environments.openenv import StepReply
+from coterie.environments.bridges.openenv import StepReply
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.settings import split_of_key
 from coterie.record.tree import Task, Tree

@@ -14,8 +14,8 @@ pytest.importorskip("websockets")
 from websockets.sync.server import Server, ServerConnection, serve
 
 from coterie.engines.protocol import EngineError
-from coterie.environments import openenv
 from coterie.environments.acting import write_action
+from coterie.environments.bridges import openenv
 from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from tests.playing import converse

@@ -12,9 +12,9 @@ pytest.importorskip("reasoning_gym", reason="make test-bridges has the package")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from coterie.environments import reasoning_gym as bridge
-from coterie.environments.answers import GRADER
+from coterie.environments.bridges import reasoning_gym as bridge
 from coterie.environments.protocol import Grade, Shared
+from coterie.environments.qa_metrics import GRADER
 from coterie.record.tree import Task
 from tests.conftest import Cli, refused
 from tests.played import environment_of

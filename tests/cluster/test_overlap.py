@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from coterie.record.store import Store
-from coterie.runs.folder import Step
 from coterie.runs.loop import REINFORCE
+from coterie.runs.run import Step
 from coterie.training.trainer import Trainer
 from tests.reinforcing import made, run_whole, telling_words
 from tests.separate_engine import SpellingEngine, use_separate_engines

@@ -13,10 +13,10 @@ import pytest
 from coterie.datasets.load import distinct_passages, load, write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.environments.expert import gold_titles, has_passages, trace_of
 from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
-from coterie.environments.traces import TraceForm
 from coterie.environments.with_tools import with_tools
+from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
+from coterie.environments.workflow.plan_graph import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, recontext, rows, view
 from coterie.record.tree import Ending, Task, Tree

@@ -31,8 +31,8 @@ from coterie.recipes.optima import Optima
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
-from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import Stage, load_selections, run_steps
+from coterie.runs.run import Run, open_run
 from tests.separate_engine import use_separate_engines
 
 WORDS = [

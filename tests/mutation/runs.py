@@ -116,8 +116,8 @@ FAULTS = (
     Fault("coterie.runs.roles:check_roles", returns(None), [ROLES_CANNOT]),
     Fault("coterie.runs.loop:check_stages", returns(None), [STAGES_CANNOT]),
     # What resumes and what does not.
-    Fault("coterie.runs.items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
-    Fault("coterie.runs.folder:Run.begin", returns(None), [STAGE_BEGUN]),
+    Fault("coterie.runs.work_items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
+    Fault("coterie.runs.run:Run.begin", returns(None), [STAGE_BEGUN]),
     # Statistics and votes.
     Fault("experiments.paired_test:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
     Fault(

@@ -108,39 +108,39 @@ FAULTS = (
         f"{E}question:Question._function_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]
     ),
     # Answers: exact match, F1, numbers, mathematics.
-    Fault(f"{E}answers:exact_match", around(_one_gold), [EXACT_MATCH]),
-    Fault(f"{E}answers:f1", around(_one_gold), [WORDS]),
-    Fault(f"{E}answers:_word_f1", around(_words_once), [WORDS]),
+    Fault(f"{E}qa_metrics:exact_match", around(_one_gold), [EXACT_MATCH]),
+    Fault(f"{E}qa_metrics:f1", around(_one_gold), [WORDS]),
+    Fault(f"{E}qa_metrics:_word_f1", around(_words_once), [WORDS]),
     Fault(
-        f"{E}answers:normalize_answer",
+        f"{E}qa_metrics:normalize_answer",
         around(lambda original, text: " ".join(text.lower().split())),
         [NORMALISATION_DROPS],
     ),
     Fault(f"{E}numbers:_parse", result(lambda v: None if v is None else abs(v)), [SPELLING]),
     Fault(f"{E}numbers:is_name", returns(True), [LEFT_OVER]),
     Fault(
-        f"{E}answers:marked_answer",
+        f"{E}qa_metrics:marked_answer",
         given(text=lambda text: text[: text.find("</A") + 4] if "</A" in text else text),
         [LAST_MARK],
     ),
     Fault(f"{E}mathematics:spelling", around(lambda original, latex: latex), [LATEX]),
     Fault(f"{E}mathematics:_equal", returns(True), [OTHER]),
     Fault(f"{E}mathematics:_split", given(text=lambda text: text.split(",")[0]), [OTHER]),
-    Fault(f"{E}traces:parts", given(several="first"), [EXACT_MATCH_1]),
-    Fault(f"{E}traces:parts", given(several="all"), [FIRST_ANSWER]),
-    Fault(f"{E}traces:overlap", result(float.__ceil__), [F1_OVERLAP]),
+    Fault(f"{E}workflow.plan_graph:parts", given(several="first"), [EXACT_MATCH_1]),
+    Fault(f"{E}workflow.plan_graph:parts", given(several="all"), [FIRST_ANSWER]),
+    Fault(f"{E}workflow.plan_graph:overlap", result(float.__ceil__), [F1_OVERLAP]),
     # A vote of several dialogues.
     Fault(
-        f"{E}answers:Vote._alike",
+        f"{E}qa_metrics:Vote._alike",
         around(lambda original, self, answer, other: answer == other),
         [HAND_F1],
     ),
     Fault(
-        f"{E}answers:Vote.winners",
+        f"{E}qa_metrics:Vote.winners",
         around(lambda original, self: tuple(self._groups[-1]) if self._groups else ()),
         [HAND_EQUAL],
     ),
-    Fault(f"{E}answers:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
+    Fault(f"{E}qa_metrics:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
     # Verdicts of the sandbox.
     Fault(f"{B}sandbox.inside.plain:StandIn", becomes(list), [NOT_PLAIN]),
     Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
@@ -157,8 +157,8 @@ FAULTS = (
     ),
     Fault(f"{E}collaboration:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
     # Web pages.
-    Fault(f"{E}frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]),
-    Fault(f"{E}pages:largest_difference", returns("bar"), [ONE_DIFFERENCE]),
+    Fault(f"{E}pages.frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]),
+    Fault(f"{E}pages.micro_world:largest_difference", returns("bar"), [ONE_DIFFERENCE]),
     Fault(
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
     ),
@@ -171,9 +171,9 @@ FAULTS = (
     ),
     Fault(f"{E}user_simulator:readable_secrets", around(_all_secrets), [UNKNOWN]),
     # Plans: levels, early calls, violations.
-    Fault(f"{E}traces:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
-    Fault(f"{E}workflow:calls_before_their_turn", returns(0), [ONLY_CALLS]),
-    Fault(f"{E}traces:violations", without_first, [EACH_VIOLATION]),
+    Fault(f"{E}workflow.plan_graph:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
+    Fault(f"{E}workflow.agent:calls_before_their_turn", returns(0), [ONLY_CALLS]),
+    Fault(f"{E}workflow.plan_graph:violations", without_first, [EACH_VIOLATION]),
     Fault(f"{B}calls:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Similarity of pages.
     Fault(
@@ -186,5 +186,5 @@ FAULTS = (
     Fault(f"{B}similarity:_overlap", result(lambda overlap: max(overlap, 0.5)), [BY_HAND]),
     Fault(f"{B}similarity:Encoder.similarity", around(_dot_of_parts), [COSINE]),
     # Who sees what of planner and grounder.
-    Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
+    Fault(f"{E}plans.plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments import textworld
+from coterie.environments.games import textworld
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.textworld import seeds
+from coterie.environments.games.textworld import seeds
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.run import Step, open_run
 from experiments import dense_tree_textworld
 from tests.conftest import Cli
 
@@ -38,7 +38,7 @@ def test_trees_of_the_packaged_model_hold_wins_and_failures_and_train_it(tmp_pat
 
 
 def test_the_script_wins_by_the_solution_and_its_habit_is_to_examine_first(tmp_path: Path) -> None:
-    from coterie.environments.textworld_worker import start
+    from coterie.environments.games.textworld_worker import start
     from scripts.tiny.textworld import GAMES, Stage, play
 
     def actions(habit: float) -> list[str]:

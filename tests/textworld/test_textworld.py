@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import coterie
-from coterie.environments import text_games, textworld
 from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.baselines import REFLECT, by_method
+from coterie.environments.games import text_games, textworld
+from coterie.environments.games.text_games import LOST, Game, GameLost
+from coterie.environments.games.textworld import COMMANDS, TextWorld, TextWorldSettings, seeds
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import Method, split_of_key
-from coterie.environments.text_games import LOST, Game, GameLost
-from coterie.environments.textworld import COMMANDS, TextWorld, TextWorldSettings, seeds
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult

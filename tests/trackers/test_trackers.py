@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from coterie.record.store import Store
-from coterie.runs.folder import FINISHED
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce import step_records
+from coterie.runs.run import FINISHED
 from tests.conftest import FEW, Cli, once, refused
 from tests.reinforcing import SMALL as REINFORCED
 from tests.row_files import jsonl

@@ -156,7 +156,7 @@ def run(
     settings = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # This import takes seconds, so invalid settings and missing files are reported first.
     check_sources(settings)
-    from coterie.runs.folder import check_folder
+    from coterie.runs.run import check_folder
 
     check_folder(folder, settings.recipe if fork is None else None)
     if fork is None and not dry_run and (folder / "config.yaml").is_file():
@@ -265,7 +265,7 @@ def evaluate(
         coterie evaluate runs/rl --checkpoints 50,100
     """
     from coterie.environments.registry import ALIASES, is_played
-    from coterie.runs.folder import find_run
+    from coterie.runs.run import find_run
 
     words, run_and_step = words or [], find_run(target)
     # Other checkpoints than the last are played as a benchmark with the settings of the run's

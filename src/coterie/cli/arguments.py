@@ -16,7 +16,7 @@ from coterie.errors import UserError
 from coterie.models.catalogue import check_hub_name, converted_folder, packaged_folder
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
-from coterie.runs.folder import read_config
+from coterie.runs.run import read_config
 from coterie.terminal import once
 
 PLAYED = ("dataset", "environment")

@@ -21,7 +21,7 @@ from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
-from coterie.runs.folder import find_run
+from coterie.runs.run import find_run
 from coterie.terminal import notes
 from coterie.tools.calls import (
     Function,

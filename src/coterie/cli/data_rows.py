@@ -25,19 +25,19 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import Rows, load
 from coterie.datasets.rows import QuestionRow, question_key
-from coterie.environments.answers import question_of
 from coterie.environments.coding import compared
+from coterie.environments.qa_metrics import question_of
 from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.folder import read_config
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import EVALUATION, REINFORCE
 from coterie.runs.reinforce_batch import step_stage
 from coterie.runs.reinforce_record import step_records
+from coterie.runs.run import read_config
 from coterie.terminal import ConsoleProgress, results
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import format_value, has_nan, same

@@ -66,9 +66,9 @@ from coterie.runs.benchmark import (
     win_rate,
     write_dialogues,
 )
-from coterie.runs.folder import Run, find_run, read_config
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import step_folder
+from coterie.runs.run import Run, find_run, read_config
 from coterie.terminal import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 

@@ -20,8 +20,8 @@ from coterie.cli.figures import score_table
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import known_answers
 from coterie.environments.protocol import agents_of, draw_tasks
+from coterie.environments.qa_metrics import known_answers
 from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
@@ -35,9 +35,9 @@ from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.folder import Run, Step, open_run, read_config
-from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
+from coterie.runs.run import Run, Step, open_run, read_config
+from coterie.runs.work_items import evaluation
 from coterie.terminal import ConsoleProgress
 
 

@@ -15,8 +15,8 @@ from pyarrow.parquet import write_table
 import coterie
 from coterie.config.folders import check_new, whole_folder
 from coterie.config.resolve import flatten
-from coterie.environments.answers import GRADER, known_answers, question_of
-from coterie.environments.workflow_code import CHECKER, TESTS
+from coterie.environments.qa_metrics import GRADER, known_answers, question_of
+from coterie.environments.workflow.code import CHECKER, TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.catalogue import ADAPTER_FILE
 from coterie.models.loading import TOKENIZER_FILES, is_adapter, writing
@@ -37,10 +37,10 @@ from coterie.record.tree import Task
 from coterie.reports import page
 from coterie.reports.inspect_logs import LogHead, eval_log
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.folder import Run
-from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import step_folder
+from coterie.runs.run import Run
+from coterie.runs.work_items import evaluation
 
 ROWS, PAIRS, NO_ANSWER = "rows", "pairs", "tasks left out"
 LEFT_OUT = "left out (docs/howto/export.md says why)"

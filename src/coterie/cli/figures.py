@@ -28,8 +28,8 @@ from coterie.reports.page import Report, Section, write_page
 from coterie.reports.pictures import add_pictures
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency, WinRate
-from coterie.runs.items import Evaluation, held_out_draws
 from coterie.runs.loop import EVALUATION, command_line
+from coterie.runs.work_items import Evaluation, held_out_draws
 from coterie.terminal import results
 
 CURVE = ("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens", "fraction")

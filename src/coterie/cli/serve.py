@@ -76,7 +76,7 @@ def model(
     from coterie.engines.settings import VLLMSettings
     from coterie.engines.vllm import INSIDE
     from coterie.models.loading import resolve
-    from coterie.runs.folder import find_run
+    from coterie.runs.run import find_run
 
     with _listener(port) as probe:
         port = probe.getsockname()[1]

@@ -143,7 +143,7 @@ class LumosLine(SetRow):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
+class PlanDialogue:
     """Parsed line of a plan file or ground file."""
 
     id: str
@@ -162,11 +162,11 @@ class Dialogue:
         return one_line(self.request.task)
 
 
-def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
+def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> PlanDialogue:
     request = parse_request(requests[0])
     # A one-time file has the whole plan in a single reply.
     if len(replies) == 1:
-        return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
+        return PlanDialogue(id_, request, tuple(split_subgoals(replies[0])))
     *turns, end = replies
     if end.strip().casefold().rstrip(".") != STOP.casefold().rstrip("."):
         raise ValueError("has a plan without an end")
@@ -179,10 +179,10 @@ def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dia
     # Each request after the first reports the result of the previous subgoal.
     matches = map(_RESULT.search, requests[1:])
     results = tuple(match[2].strip() if match else "" for match in matches)
-    return Dialogue(id_, request, tuple(texts), results)
+    return PlanDialogue(id_, request, tuple(texts), results)
 
 
-def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
+def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> PlanDialogue:
     request = parse_request(requests[0])
     at_once = PLAN_GIVEN in requests[0]
     if at_once:
@@ -198,7 +198,7 @@ def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> D
             raise ValueError(NO_ACTIONS)
         last_number = _last_number(group[-1]) or last_number
         groups.append(group)
-    return Dialogue(id_, request, tuple(subgoals), (), tuple(groups), at_once)
+    return PlanDialogue(id_, request, tuple(subgoals), (), tuple(groups), at_once)
 
 
 NO_ACTIONS = "has a subgoal without actions"
@@ -267,11 +267,11 @@ def _last_steps(lines: Iterable[LumosLine]) -> list[LumosLine]:
 
 def _parsed(
     lines: Iterable[LumosLine],
-    parse: Callable[[str, Sequence[str], Sequence[str]], Dialogue],
+    parse: Callable[[str, Sequence[str], Sequence[str]], PlanDialogue],
     left_out: list[LeftOut],
-) -> list[Dialogue]:
+) -> list[PlanDialogue]:
     """Parse lines. Append unparsable lines and duplicate ids to ``left_out``."""
-    by_id: dict[str, Dialogue] = {}
+    by_id: dict[str, PlanDialogue] = {}
     for line in lines:
         turns = [message for message in line.messages if message.role != "system"]
         roles, texts = [turn.role for turn in turns], [turn.content for turn in turns]
@@ -287,8 +287,8 @@ def _parsed(
 
 
 def _pairs(
-    plans: Sequence[Dialogue], grounds: Sequence[Dialogue], left_out: list[LeftOut]
-) -> Iterator[tuple[Dialogue, Dialogue]]:
+    plans: Sequence[PlanDialogue], grounds: Sequence[PlanDialogue], left_out: list[LeftOut]
+) -> Iterator[tuple[PlanDialogue, PlanDialogue]]:
     """Pair lines with equal id and task, then lines with a task that occurs once in each file.
 
     Upstream dropped lines before it numbered each file.
@@ -308,12 +308,12 @@ def _pairs(
     left_out += [LeftOut(NO_PARTNER, ground.id) for ground in free if ground.id not in used]
 
 
-def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
+def _by_task(dialogues: Sequence[PlanDialogue]) -> dict[str, PlanDialogue]:
     counts = Counter(dialogue.task for dialogue in dialogues)
     return {dialogue.task: dialogue for dialogue in dialogues if counts[dialogue.task] == 1}
 
 
-def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
+def _row(plan: PlanDialogue, ground: PlanDialogue, domain: Domain) -> PlanRow | LeftOut:
     count = len(plan.subgoals)
     if count != len(ground.subgoals):
         return LeftOut("differs in its number of subgoals from its line in the other file", plan.id)

@@ -28,9 +28,9 @@ from coterie.environments.acting import (
     read,
     saying,
 )
-from coterie.environments.answers import Vote
 from coterie.environments.code_blocks import python_blocks
 from coterie.environments.collaboration import Collaboration
+from coterie.environments.dialogue import AGREED, FORMAT_SOURCE, Dialogue
 from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.protocol import (
     AGENT,
@@ -41,8 +41,8 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
+from coterie.environments.qa_metrics import Vote
 from coterie.environments.settings import Method
-from coterie.environments.talk import AGREED, FORMAT_SOURCE, Talk
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, TURNS, Ending, Task
 from coterie.record.turn import Message, Part, Turn
@@ -118,7 +118,7 @@ PROGRAM = Form(
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
-B = TypeVar("B", bound=Talk)
+B = TypeVar("B", bound=Dialogue)
 
 
 def by_method(environment: Environment, method: Method, attempts: int = 3) -> Environment:
@@ -145,7 +145,7 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
         if method == "code_as_policy" and type(environment).commands is not Acting.commands:
             needs = tuple(dict.fromkeys((*environment.needs, Sandbox)))
             return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **purity)
-    if isinstance(environment, Talk):
+    if isinstance(environment, Dialogue):
         if method == "mad":
             turns = ROUNDS * len(environment.agents)
             return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
@@ -156,8 +156,8 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
     raise UserError(
         f"method={method} does not support {environment.name}",
         "use method=dialogue; react and reflexion are for agents that act, code_as_policy for agents with commands, "
-        "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.talk.Talk), and cot for "
-        "agents that can answer at once",
+        "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.dialogue.Dialogue), and "
+        "cot for agents that can answer at once",
     )
 
 
@@ -185,12 +185,12 @@ class SingleTurn(Collaboration):
         return self.solo_parts(task, agent)
 
 
-class Alone(Talk):
+class Alone(Dialogue):
     """Agents with all information, without the order, messages and tools of the environment's dialogue."""
 
-    actors, limits, syntax = Talk.actors, Talk.limits, Talk.syntax
-    begin, acting, see, tools = Talk.begin, Talk.acting, Talk.see, Talk.tools
-    prompt_turns, act = Talk.prompt_turns, Talk.act
+    actors, limits, syntax = Dialogue.actors, Dialogue.limits, Dialogue.syntax
+    begin, acting, see, tools = Dialogue.begin, Dialogue.acting, Dialogue.see, Dialogue.tools
+    prompt_turns, act = Dialogue.prompt_turns, Dialogue.act
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self.solo_parts(task, agent)
@@ -260,7 +260,7 @@ class MultiAgentDebate(Alone):
         return Transition(answer=last_answers[vote.winners[0]], end=end)
 
 
-class AutoForm(Talk):
+class AutoForm(Dialogue):
     """The dialogue of the environment in a format that the agents choose themselves."""
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:

@@ -15,7 +15,6 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import EngineError
-from coterie.environments.answers import GRADER
 from coterie.environments.code_blocks import MARKER, code_of, legacy_code_of
 from coterie.environments.collaboration import (
     REFERENCE,
@@ -23,9 +22,10 @@ from coterie.environments.collaboration import (
     CollaborationSettings,
     collaboration_task,
 )
+from coterie.environments.dialogue import LENGTH_RULE
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
+from coterie.environments.qa_metrics import GRADER
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import LENGTH_RULE
 from coterie.record.tree import ANSWERED, Secret, Task
 from coterie.record.turn import Part
 from coterie.tools.sandbox.pool import Sandbox

@@ -14,7 +14,6 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import GRADER
 from coterie.environments.code_blocks import MARKER, marks_in
 from coterie.environments.protocol import (
     AGENT,
@@ -26,6 +25,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
+from coterie.environments.qa_metrics import GRADER
 from coterie.environments.settings import PersonSettings
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.record.tree import ANSWERED, TURNS, Ending, Secret, Task

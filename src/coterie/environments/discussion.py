@@ -22,7 +22,10 @@ from coterie.datasets.rows import (
     TriviaRow,
     TwoWikiRow,
 )
-from coterie.environments.answers import (
+from coterie.environments.dialogue import LENGTH_RULE, Dialogue, FormatSettings, read_pool
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import same_number
+from coterie.environments.qa_metrics import (
     boxed_answer,
     boxed_number,
     f1,
@@ -33,10 +36,7 @@ from coterie.environments.answers import (
     same_words,
     secret_answers,
 )
-from coterie.environments.mathematics import same_mathematics
-from coterie.environments.numbers import same_number
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import LENGTH_RULE, FormatSettings, Talk, read_pool
 from coterie.record.tree import Task
 from coterie.record.turn import Part
 
@@ -93,7 +93,7 @@ class DiscussionSettings(FormatSettings):
     turns: int = key(10, "Maximum turns of all agents together.", source="Optima: 10", ge=1)
 
 
-class Discussion(RowTasks, Talk):
+class Discussion(RowTasks, Dialogue):
     """Agents that answer the questions of a data set together."""
 
     def __init__(self, settings: DiscussionSettings, rows: Rows, formats: tuple[str, ...]) -> None:

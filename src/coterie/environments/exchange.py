@@ -12,8 +12,9 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import GRADER, exact_match, gold_answer
+from coterie.environments.dialogue import Dialogue, FormatSettings
 from coterie.environments.protocol import State, Transition
+from coterie.environments.qa_metrics import GRADER, exact_match, gold_answer
 from coterie.environments.settings import (
     MicroSplit,
     series,
@@ -21,7 +22,6 @@ from coterie.environments.settings import (
     split_random,
     split_words,
 )
-from coterie.environments.talk import FormatSettings, Talk
 from coterie.record.tree import ANSWERED, LENGTH, Secret, Task
 from coterie.record.turn import Part, Turn
 
@@ -226,7 +226,7 @@ class ExchangeSettings(FormatSettings):
     turns: int = key(MAX_TURNS, "Maximum turns of both agents together.", ge=1)
 
 
-class Exchange(Talk):
+class Exchange(Dialogue):
     """Two agents exchange facts to answer a question."""
 
     name = "exchange"

@@ -39,14 +39,6 @@ from coterie.datasets.messages import ChatMessage
 from coterie.datasets.problems import OPTION_KEYS, ChoiceRow, MathRow, SvampRow
 from coterie.datasets.question_files import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
-from coterie.environments.answers import (
-    boxed_answer,
-    exact_match,
-    f1,
-    gold_answers,
-    normalize_answer,
-    secret_answers,
-)
 from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
@@ -58,6 +50,14 @@ from coterie.environments.protocol import (
     Pure,
     State,
     Transition,
+)
+from coterie.environments.qa_metrics import (
+    boxed_answer,
+    exact_match,
+    f1,
+    gold_answers,
+    normalize_answer,
+    secret_answers,
 )
 from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
 from coterie.errors import UserError, did_you_mean

@@ -12,7 +12,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import secret_answers
+from coterie.environments.qa_metrics import secret_answers
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest

@@ -29,10 +29,10 @@ from coterie.record.turn import digest
 from coterie.reports.page import Headline, Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.folder import Run, Step, open_run, read_config
-from coterie.runs.items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
 from coterie.runs.reinforce_record import step_folder
+from coterie.runs.run import Run, Step, open_run, read_config
+from coterie.runs.work_items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
 

@@ -57,8 +57,9 @@ from coterie.rollout.recorded_turns import preference_pair
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, Search
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import (
+from coterie.runs.loop import Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import (
     Done,
     TreeWriter,
     going_on,
@@ -69,7 +70,6 @@ from coterie.runs.items import (
     sampled_tokens,
     totals,
 )
-from coterie.runs.loop import Stage
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
 
 MAX_TREES = 64

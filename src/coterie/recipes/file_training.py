@@ -46,8 +46,8 @@ from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
 from coterie.reports.page import Headline, Section, signed
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
-from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
+from coterie.runs.run import Run, Step
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"

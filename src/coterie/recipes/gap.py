@@ -14,8 +14,8 @@ Notation of the paper: question q, trace tau, plan G = (V, E), where sub-task j 
               max(-rho A, -clip(rho, 1 - eps_low, 1 + eps_high) A) on the agent's tokens, rho = pi / pi_old
     evaluate  the policy on the same held-out questions
 
-Algorithm 1 (parse the graph, sort it into levels) is in ``coterie.environments.traces``. The agent calls the tools of a
-level in one message, and they run in parallel.
+Algorithm 1 (parse the graph, sort it into levels) is in ``coterie.environments.workflow.plan_graph``. The agent calls
+the tools of a level in one message, and they run in parallel.
 
 Deliberate deviations from the released code:
 
@@ -32,11 +32,11 @@ from pathlib import Path
 
 from coterie.config.folders import sha256
 from coterie.datasets.files import trajectory_file
-from coterie.environments.answers import question_of
-from coterie.environments.expert import Demonstrates, NoTrace
 from coterie.environments.protocol import Shared
-from coterie.environments.traces import SEARCH
-from coterie.environments.workflow import AgentSettings
+from coterie.environments.qa_metrics import question_of
+from coterie.environments.workflow.agent import AgentSettings
+from coterie.environments.workflow.expert import Demonstrates, NoTrace
+from coterie.environments.workflow.plan_graph import SEARCH
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
@@ -58,9 +58,9 @@ from coterie.reports.examples import Example
 from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import play, summary
 from coterie.runs.loop import REINFORCE, Role, Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import play, summary
 from coterie.tools.calls import Tags
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from coterie.config.settings import PathText, Settings, key
-from coterie.environments.traces import TraceForm
+from coterie.environments.workflow.plan_graph import TraceForm
 from coterie.models.catalogue import ModelName
 from coterie.recipes.rl_settings import ReinforceRecipeSettings
 from coterie.recipes.settings import MODEL, methods

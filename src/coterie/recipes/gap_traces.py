@@ -29,7 +29,7 @@ from coterie.environments.protocol import (
     Transition,
     agents_of,
 )
-from coterie.environments.traces import final_answer, tagged
+from coterie.environments.workflow.plan_graph import final_answer, tagged
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.tree import ANSWERED, Task

@@ -39,7 +39,7 @@ from functools import partial
 
 from coterie.engines.chat_model import check_chat, open_chat
 from coterie.engines.protocol import EngineError, LikelihoodModel
-from coterie.environments.plan_ground import (
+from coterie.environments.plans.plan_ground import (
     GROUNDER,
     PLANNER,
     PlanGround,
@@ -73,9 +73,9 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.rollout.tree_search import Value
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Role, Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import Done, do_items, on_trees, totals
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check, describe
 
@@ -109,7 +109,7 @@ class Moat(Recipe):
             raise UserError(
                 f"{self.name} needs a planner and a grounder, and {settings.played} has none",
                 "use a data set with plans, such as dataset=gsm8k_plans, or derive your environment from "
-                "coterie.environments.plan_ground.PlanGround",
+                "coterie.environments.plans.plan_ground.PlanGround",
             )
 
     def roles(self) -> tuple[Role, ...]:

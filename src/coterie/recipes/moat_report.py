@@ -7,14 +7,14 @@ from itertools import islice
 
 import numpy as np
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER
+from coterie.environments.plans.plan_ground import GROUNDER, PLANNER
 from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.report import only, selected_examples
 from coterie.record.rows import rows, view
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
 from coterie.reports.page import Section
-from coterie.runs.folder import Run, Step
+from coterie.runs.run import Run, Step
 
 EXAMPLES = 4
 """Maximum number of tasks whose plans and actions are shown."""

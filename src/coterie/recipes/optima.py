@@ -39,8 +39,8 @@ from functools import partial
 import numpy as np
 
 from coterie.engines.protocol import POLICY, Engine, EngineError
+from coterie.environments.dialogue import drop_format
 from coterie.environments.protocol import agents_of, formats_of
-from coterie.environments.talk import drop_format
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
@@ -63,8 +63,9 @@ from coterie.rewards.dialogue_reward import (
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, node_values
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import (
+from coterie.runs.loop import Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import (
     Done,
     TreeWriter,
     going_on,
@@ -75,7 +76,6 @@ from coterie.runs.items import (
     sampled_tokens,
     totals,
 )
-from coterie.runs.loop import Stage
 from coterie.selection import best_demonstrations, sibling_pairs
 
 PROBE = "probe"

@@ -8,7 +8,7 @@ from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example
 from coterie.reports.page import Section
 from coterie.rewards.dialogue_reward import Reward
-from coterie.runs.folder import Run
+from coterie.runs.run import Run
 
 Sample = tuple[Reward, bool]
 """Reward of a rollout, and True if any of it was selected."""

@@ -251,7 +251,7 @@ def _of_run(word: str) -> str:
     key, _, text = word.partition("=")
     if key != "model":
         return word
-    from coterie.runs.folder import find_run
+    from coterie.runs.run import find_run
 
     if (run_and_step := find_run(text)) is None:
         return word

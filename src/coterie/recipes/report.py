@@ -16,8 +16,8 @@ from coterie.reports import page
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
 from coterie.reports.pictures import add_pictures
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import evaluation, grade_means
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import evaluation, grade_means
 
 EXAMPLES = 8
 HEADLINES = 2

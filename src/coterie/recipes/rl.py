@@ -45,7 +45,6 @@ from coterie.reports.examples import Example, Shown, described, example
 from coterie.reports.page import Section
 from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
-from coterie.runs.folder import Run
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE, Role, Stage
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
@@ -59,6 +58,7 @@ from coterie.runs.reinforce_record import (
     trained_roles,
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.run import Run
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.settings import Reads, weight_dtype
 

@@ -24,7 +24,7 @@ from coterie.environments.registry import PlayedSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.models.catalogue import ModelName
-from coterie.runs.folder import RunSettings
+from coterie.runs.run import RunSettings
 from coterie.training.settings import TrainingSettings
 
 MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."

@@ -24,9 +24,9 @@ from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
-from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
-from coterie.runs.items import evaluation, held_out_results
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
+from coterie.runs.run import Run, Step, differences, new_run, open_run, read_config
+from coterie.runs.work_items import evaluation, held_out_results
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ from coterie.environments.collaboration import (
     visible,
     with_reference,
 )
-from coterie.environments.frontend import Frontend
+from coterie.environments.pages.frontend import Frontend
 from coterie.environments.protocol import AGENT
 from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
@@ -84,9 +84,9 @@ from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, do_items, on_trees, sampled_tokens, totals
 from coterie.runs.loop import Role, Stage, load_selections
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import Done, do_items, on_trees, sampled_tokens, totals
 from coterie.selection import difference_pairs, ranked_pairs, trajectory_pairs
 from coterie.training.settings import DPOSettings
 

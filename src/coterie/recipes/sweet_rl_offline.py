@@ -38,8 +38,8 @@ from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
-from coterie.runs.folder import Run
-from coterie.runs.items import Done, do_items, summary
+from coterie.runs.run import Run
+from coterie.runs.work_items import Done, do_items, summary
 from coterie.tools.sandbox.pool import Sandbox
 
 IN_FLIGHT = 16

@@ -15,7 +15,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.record.rows import Pair, Row, Target
 from coterie.record.tree import Metrics
-from coterie.runs.folder import Run
+from coterie.runs.run import Run
 from coterie.training.distributed import launches
 from coterie.training.settings import DPOSettings, TrainingSettings
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from os.path import commonprefix
 
-from coterie.environments.answers import question_of
 from coterie.environments.protocol import Environment
+from coterie.environments.qa_metrics import question_of
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, rows, view

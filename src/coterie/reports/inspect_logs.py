@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from coterie.environments.answers import known_answers, question_of
+from coterie.environments.qa_metrics import known_answers, question_of
 from coterie.record.rows import prompts
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Task, Tree
 from coterie.record.turn import THOUGHT, Part, ToolCall, Turn, digest
-from coterie.runs.items import left_out
+from coterie.runs.work_items import left_out
 
 Fields = dict[str, Any]
 Usage = Mapping[str, Mapping[str, int]]

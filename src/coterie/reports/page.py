@@ -21,8 +21,8 @@ from coterie.config.settings import Settings
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number, score_point, svg
 from coterie.reports.examples import Example
-from coterie.runs.folder import Run
-from coterie.runs.items import Evaluation
+from coterie.runs.run import Run
+from coterie.runs.work_items import Evaluation
 
 GLOSSARY: Mapping[str, str] = {
     "advantage": "how much better than expected a rollout was; it scales the gradient of its trained tokens",

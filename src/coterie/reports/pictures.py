@@ -9,10 +9,10 @@ from pathlib import Path
 
 from coterie.config.folders import whole_file
 from coterie.engines.protocol import EngineError
-from coterie.environments.answers import GRADER
 from coterie.environments.collaboration import REFERENCE
-from coterie.environments.frontend import Frontend
+from coterie.environments.pages.frontend import Frontend
 from coterie.environments.protocol import Environment, innermost
+from coterie.environments.qa_metrics import GRADER
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest

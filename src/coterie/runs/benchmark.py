@@ -26,8 +26,8 @@ from coterie.datasets.load import Rows
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
-from coterie.environments.answers import known_answers, question_of
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
+from coterie.environments.qa_metrics import known_answers, question_of
 from coterie.environments.registry import (
     ENVIRONMENTS,
     NAMES,
@@ -53,7 +53,8 @@ from coterie.record.tree import LENGTH, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
-from coterie.runs.items import (
+from coterie.runs.loop import EVALUATION
+from coterie.runs.work_items import (
     Evaluation,
     evaluation,
     grade_means,
@@ -62,7 +63,6 @@ from coterie.runs.items import (
     open_actors,
     play,
 )
-from coterie.runs.loop import EVALUATION
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 

@@ -13,7 +13,6 @@ from coterie.record.tree import ItemKey, Metrics
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather
 from coterie.rollout.sessions import Sessions
-from coterie.runs.items import done_of, record
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
     AgentPath,
@@ -23,6 +22,7 @@ from coterie.runs.reinforce_batch import (
     step_stage,
 )
 from coterie.runs.reinforce_settings import GroupSettings, StepSettings
+from coterie.runs.work_items import done_of, record
 
 GROUPS = "groups_taken"
 """Metric of a step: the groups that it took, as JSON."""

@@ -16,8 +16,8 @@ from coterie.models.loading import identity
 from coterie.progress import Progress, StagePlace
 from coterie.record.store import copy_step
 from coterie.record.tree import Metrics, Selection, Tree
-from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
 from coterie.runs.interruption import TERMINATED
+from coterie.runs.run import Run, Step, differences, new_run, open_run, read_config, write_config
 
 Do = Callable[[Run, int, Progress], Metrics]
 """Function that does or resumes a stage of an iteration and returns its metrics."""

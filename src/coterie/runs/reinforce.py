@@ -25,10 +25,8 @@ from coterie.record.tree import ItemKey, Metrics, Task
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.folder import Run
 from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
 from coterie.runs.interruption import Interruption
-from coterie.runs.items import Actors, going_on, play, sampled_tokens, summary
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
     AgentPath,
@@ -57,6 +55,8 @@ from coterie.runs.reinforce_record import (
 )
 from coterie.runs.reinforce_settings import ReinforceSettings, StepSettings
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
+from coterie.runs.run import Run
+from coterie.runs.work_items import Actors, going_on, play, sampled_tokens, summary
 from coterie.training.checkpoint import finish_with, remove_checkpoints, saved_steps, weight_hash
 from coterie.training.distributed import launches
 from coterie.training.ranks import Ranks

@@ -8,9 +8,9 @@ from statistics import fmean
 from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION, REINFORCE
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import evaluation
 
 STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""

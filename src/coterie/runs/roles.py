@@ -33,8 +33,8 @@ from coterie.models.adapters import (
 from coterie.models.loading import LoadedModel, is_adapter
 from coterie.record.rows import Row, Target
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.folder import Run
 from coterie.runs.loop import Role, check_roles
+from coterie.runs.run import Run
 from coterie.training.losses import Objective
 from coterie.training.ranks import Ranks, RankScorer, RankTrainer
 from coterie.training.reference import row_values, with_row_reference

@@ -28,9 +28,9 @@ from coterie.record.tree import Credit, Ending, ItemKey, Metrics, Selection, Tas
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn
 from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, on_trees
 from coterie.runs.loop import Role, Stage
+from coterie.runs.run import Run, Step
+from coterie.runs.work_items import Done, on_trees
 from coterie.tools.calls import CallLimits, run_calls
 from coterie.training.settings import TrainingSettings
 

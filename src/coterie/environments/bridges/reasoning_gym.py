@@ -17,8 +17,8 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import GRADER
 from coterie.environments.protocol import WELL_FORMED, Answers, Grade, State
+from coterie.environments.qa_metrics import GRADER
 from coterie.environments.question import OneReply
 from coterie.environments.settings import EnvironmentSettings, distinct, series, split_of_key
 from coterie.errors import UserError, did_you_mean

@@ -17,8 +17,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import GRADER, secret_answers
-from coterie.environments.plan_domains import (
+from coterie.environments.plans.domains import (
     READ,
     Form,
     PlanGroundSettings,
@@ -39,6 +38,7 @@ from coterie.environments.protocol import (
     Transition,
     openers_of,
 )
+from coterie.environments.qa_metrics import GRADER, secret_answers
 from coterie.environments.settings import EnvironmentSettings, last_draw
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, Ending, Secret, Task

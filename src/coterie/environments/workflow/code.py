@@ -15,12 +15,12 @@ from typing import Any
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import GRADER, gold_answers, question_of
 from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
-from coterie.environments.traces import final_answer
-from coterie.environments.workflow import AgentSettings, WorkflowAgent
+from coterie.environments.qa_metrics import GRADER, gold_answers, question_of
+from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
+from coterie.environments.workflow.plan_graph import final_answer
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
 from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics

@@ -23,8 +23,8 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, NamedTuple
 
-from coterie.environments.answers import exact_match, f1
 from coterie.environments.code_blocks import python_blocks
+from coterie.environments.qa_metrics import exact_match, f1
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 

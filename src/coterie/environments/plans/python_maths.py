@@ -32,10 +32,10 @@ from coterie.environments.acting import (
     write_action,
     write_answer,
 )
-from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
+from coterie.environments.qa_metrics import gold_answers, secret_answers
 from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, Ending, Task

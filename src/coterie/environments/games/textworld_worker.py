@@ -1,4 +1,4 @@
-"""Process that makes and plays games of the package ``textworld``, started by ``environments.textworld``.
+"""Process that makes and plays games of the package ``textworld``, started by ``environments.games.textworld``.
 
 The package is not thread-safe. Games without Inform have no text, so their texts are made here from the facts of the
 state.
@@ -17,7 +17,7 @@ from textworld.generator import make_game
 from textworld.generator.data import KnowledgeBase
 from textworld.generator.game import GameOptions
 
-from coterie.environments.text_game_worker import serve_games
+from coterie.environments.games.text_game_worker import serve_games
 
 TRIES = 20
 """Number of games drawn from a seed until the quest of one has the set length."""

@@ -19,7 +19,6 @@ from coterie.datasets.web_pages import PICTURE, WebSightRow, outline, page_in, t
 from coterie.engines.chat_model import ChatModel
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import LEFT_OUT, EngineError
-from coterie.environments.answers import GRADER
 from coterie.environments.code_blocks import MARKER, OUTPUT
 from coterie.environments.collaboration import (
     REFERENCE,
@@ -28,6 +27,7 @@ from coterie.environments.collaboration import (
     collaboration_task,
     visible,
 )
+from coterie.environments.dialogue import LENGTH_RULE
 from coterie.environments.protocol import (
     AGENT,
     WELL_FORMED,
@@ -37,8 +37,8 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
+from coterie.environments.qa_metrics import GRADER
 from coterie.environments.settings import RowTasks
-from coterie.environments.talk import LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
     ModelUserSimulator,

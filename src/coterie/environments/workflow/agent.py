@@ -25,8 +25,6 @@ from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
-from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
-from coterie.environments.expert import gold_titles, has_passages, trace_of
 from coterie.environments.protocol import (
     AGENT,
     VIOLATIONS,
@@ -39,8 +37,10 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
+from coterie.environments.qa_metrics import f1, gold_answers, normalize_answer, secret_answers
 from coterie.environments.settings import EnvironmentSettings, RowTasks
-from coterie.environments.traces import (
+from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
+from coterie.environments.workflow.plan_graph import (
     AgentKind,
     BrokenPlan,
     Plan,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from coterie.datasets.rows import Evidence, Hop, HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.settings import split_words
-from coterie.environments.traces import (
+from coterie.environments.workflow.plan_graph import (
     BrokenPlan,
     Plan,
     Query,

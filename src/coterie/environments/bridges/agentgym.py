@@ -22,8 +22,7 @@ from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import backoff, quote
 from coterie.engines.protocol import EngineError
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.server_client import (
+from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
     QUOTED_BYTES,
     EnvironmentServerError,
@@ -33,6 +32,7 @@ from coterie.environments.server_client import (
     parse_json,
     run_in_thread,
 )
+from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.settings import last_draw
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task

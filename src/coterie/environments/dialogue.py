@@ -17,7 +17,6 @@ import yaml
 from coterie.config.folders import expanded
 from coterie.config.settings import OptionalPath, key
 from coterie.datasets.files import numbered
-from coterie.environments.answers import marked_answer
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
@@ -27,6 +26,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
+from coterie.environments.qa_metrics import marked_answer
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
@@ -44,7 +44,7 @@ FORMAT_SOURCE = "format"
 AGREED = Ending("agreed")
 
 
-class Talk(Answers, Pure, ABC):
+class Dialogue(Answers, Pure, ABC):
     """Agents that talk in turn. Subclasses define tasks, prompts and answers."""
 
     name: str

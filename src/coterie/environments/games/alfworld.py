@@ -19,9 +19,9 @@ from coterie.config.folders import expanded
 from coterie.config.settings import OptionalPath, key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, ActingSettings, write_action
+from coterie.environments.games.text_games import Game, TextGames, progress_of, workers
 from coterie.environments.protocol import SUCCESS_OF, Grade, State
 from coterie.environments.settings import last_draw
-from coterie.environments.text_games import Game, TextGames, progress_of, workers
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest

@@ -1,4 +1,4 @@
-"""Process that makes and scores tasks of the package ``reasoning-gym``, started by ``environments.reasoning_gym``.
+"""Process that makes and scores tasks of the package ``reasoning-gym``, for ``bridges.reasoning_gym``.
 
 Some scorers call ``eval``, or sympy's parser, which calls it, on the agent's answer. Here they get only literals and
 expressions of numbers, single letters and functions.

@@ -21,8 +21,7 @@ from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import Acting, ActingSettings, saying
-from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
-from coterie.environments.server_client import (
+from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
     REPLY_BYTES,
     EnvironmentServerError,
@@ -32,6 +31,7 @@ from coterie.environments.server_client import (
     parse_json,
     run_in_thread,
 )
+from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task

@@ -26,8 +26,7 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import secret_answers
-from coterie.environments.expert import has_passages
+from coterie.environments.qa_metrics import secret_answers
 from coterie.environments.settings import (
     SPLIT_SHARES,
     MicroSplit,
@@ -37,9 +36,10 @@ from coterie.environments.settings import (
     split_random,
     split_words,
 )
-from coterie.environments.traces import Plan, Query, Trace
-from coterie.environments.traces import Task as PlanTask
-from coterie.environments.workflow import Workflow, WorkflowSettings
+from coterie.environments.workflow.agent import Workflow, WorkflowSettings
+from coterie.environments.workflow.expert import has_passages
+from coterie.environments.workflow.plan_graph import Plan, Query, Trace
+from coterie.environments.workflow.plan_graph import Task as PlanTask
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.calls import Function

@@ -1,4 +1,4 @@
-"""Games in play in a child process, for ``environments.text_games``."""
+"""Games in play in a child process, for ``environments.games.text_games``."""
 
 import sys
 from collections import OrderedDict

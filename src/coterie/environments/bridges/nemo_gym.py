@@ -20,6 +20,12 @@ from coterie.config.settings import PathText, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
 from coterie.engines.protocol import EngineError
+from coterie.environments.bridges.server_client import (
+    EnvironmentServerError,
+    Finite,
+    ServerClient,
+    ask_now,
+)
 from coterie.environments.protocol import (
     AGENT,
     Grade,
@@ -28,12 +34,6 @@ from coterie.environments.protocol import (
     Shared,
     State,
     Transition,
-)
-from coterie.environments.server_client import (
-    EnvironmentServerError,
-    Finite,
-    ServerClient,
-    ask_now,
 )
 from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
 from coterie.errors import UserError

@@ -12,9 +12,16 @@ from coterie.config.folders import home
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, ActingSettings, write_action
+from coterie.environments.games.text_games import (
+    LOST,
+    Game,
+    GameLost,
+    TextGames,
+    progress_of,
+    workers,
+)
 from coterie.environments.protocol import Grade, State
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
-from coterie.environments.text_games import LOST, Game, GameLost, TextGames, progress_of, workers
 from coterie.errors import UserError
 from coterie.record.tree import Task
 

@@ -15,7 +15,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.web_pages import elements, page_in
 from coterie.environments.collaboration import MARKER, collaboration_task
-from coterie.environments.frontend import Frontend, FrontendSettings
+from coterie.environments.pages.frontend import Frontend, FrontendSettings
 from coterie.environments.settings import MicroSplit, distinct, series, split_random, split_words
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.record.tree import Secret, Task

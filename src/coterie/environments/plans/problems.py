@@ -12,10 +12,10 @@ from typing import Literal
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.plan_domains import Maths
-from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
+from coterie.environments.plans.domains import Maths
+from coterie.environments.plans.plan_ground import PLANNER, PlanGround, request, whole_task
+from coterie.environments.plans.python_maths import OWNERS, THINGS
 from coterie.environments.protocol import Shared
-from coterie.environments.python_maths import OWNERS, THINGS
 from coterie.environments.settings import (
     EnvironmentSettings,
     MicroSplit,

@@ -1,4 +1,4 @@
-"""Process that plays games of the package ``alfworld``, started by ``environments.alfworld``.
+"""Process that plays games of the package ``alfworld``, started by ``environments.games.alfworld``.
 
 The package takes 30 to 300 ms for a command, since it derives the text of every possible command anew, and a second for
 the start of a game, of which most is the translation of its PDDL. Both are kept here: a text for each action of a
@@ -16,7 +16,7 @@ from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
-from coterie.environments.text_game_worker import serve_games
+from coterie.environments.games.text_game_worker import serve_games
 
 MOST_FILES = 64
 """Number of files of which translations and texts are kept. Branches of a tree start the same game again and again."""

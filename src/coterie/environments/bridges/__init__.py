@@ -1,0 +1,1 @@
+"""Environments of other frameworks: AgentGym, OpenEnv, Verifiers, NeMo Gym and Reasoning Gym."""

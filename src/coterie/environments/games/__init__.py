@@ -1,0 +1,1 @@
+"""Games that agents play: BabyAI, PDDL, TextWorld and ALFWorld."""

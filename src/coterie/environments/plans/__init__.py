@@ -1,0 +1,1 @@
+"""Plans of subgoals with actions, and their micro-worlds (MOAT)."""

@@ -1,0 +1,1 @@
+"""Agents with tools whose plan is a graph of parallel calls (GAP)."""
