@@ -87,7 +87,7 @@ def write_reference(name: str) -> list[str]:
         "griffe_inherited_docstrings", Path(__file__).with_name("docstrings.py")
     )
     module = griffe.load(name, search_paths=[ROOT / "src"], extensions=docstrings)
-    exported = {str(export): module[str(export)] for export in sorted(module.exports or ())}
+    exported = {str(export): module[str(export)] for export in sorted(module.exports)}
     lines, undocumented = [f"# {name}", "", "| | |", "|---|---|"], list[str]()
     for export, documented in exported.items():
         summary = documented.docstring.value.partition("\n\n")[0] if documented.docstring else ""
