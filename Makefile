@@ -6,6 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 1000
 
+WITH_DOCS := .venv-docs
 WITH_VLLM := .venv-vllm
 WITH_TEXTWORLD := .venv-textworld
 WITH_ALFWORLD := .venv-alfworld
@@ -16,7 +17,7 @@ WITH_NEMO_GYM := .venv-nemo-gym
 WITH_TRACKERS := .venv-trackers
 PYTHON312 ?= python3.12
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -41,6 +42,10 @@ test-long: $(VENV)/.dev
 # A plug-in package and coterie's own wheel, installed by pip into a fresh environment.
 test-outside: $(VENV)/.dev
 	$(PY) -m pytest -m slow --numprocesses 2 tests/outside
+
+# The documents' site, build/docs/site/index.html.
+docs: $(WITH_DOCS)/.ready
+	$(WITH_DOCS)/bin/python -m scripts.docs
 
 # Every command that stands in a code block of a page, made small (tests/docs_check).
 docs-check: $(VENV)/.dev
@@ -132,6 +137,13 @@ $(VENV)/.dev: $(VENV)/.run
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The site's tools alone: they read the package's source without importing it.
+$(WITH_DOCS)/.ready: pyproject.toml constraints.txt
+	test -x $(WITH_DOCS)/bin/python || $(PYTHON) -m venv $(WITH_DOCS)
+	$(WITH_DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(WITH_DOCS)/requirements.txt
+	$(WITH_DOCS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement $(WITH_DOCS)/requirements.txt
+	touch $@
+
 # vLLM pins other versions of some packages than coterie, hence an environment of its own, which also has Ray.
 $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproject.toml
 	test -x $(WITH_VLLM)/bin/python || $(PYTHON) -m venv $(WITH_VLLM)
@@ -178,4 +190,4 @@ $(WITH_NEMO_GYM)/.ready:
 	$(PYTHON312) -m venv $(WITH_NEMO_GYM) && $(WITH_NEMO_GYM)/bin/python -m pip install --quiet 'nemo-gym==0.4.0' && touch $@
 
 clean:
-	rm -rf $(VENV) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_DOCS) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) build dist *.egg-info src/*.egg-info

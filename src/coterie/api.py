@@ -98,6 +98,7 @@ class Played:
 
     @property
     def path(self) -> Sequence[Turn]:
+        """Turns of the rollout, in order; empty if it failed."""
         return self.tree.path(self.outcome.leaf) if self.tree and self.outcome else ()
 
     def rows(self, agent: str | None = None, weight: float = 1.0) -> list[Row]:

@@ -83,6 +83,7 @@ class QuestionRow(SetRow):
 
     @property
     def key(self) -> str:
+        """Hash of the question, the key of its task."""
         return question_key(self.question)
 
     @property
@@ -107,6 +108,7 @@ class QuestionRow(SetRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
+        """Passages that come with the question."""
         return ()
 
     @classmethod

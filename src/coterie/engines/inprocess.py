@@ -385,6 +385,7 @@ class InProcessEngine:
         self.version = version
 
     def forget(self) -> None:
+        """Drop the cached keys and values of prefixes. Raises ``EngineError`` while requests run."""
         self._check_idle("forget prefixes")
         self._runner.forget()
 

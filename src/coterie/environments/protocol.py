@@ -143,7 +143,8 @@ class Environment(Protocol):
     """An environment. The base classes in ``environments`` implement most of it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the environment."""
 
     @property
     def version(self) -> str:
@@ -199,7 +200,8 @@ class Environment(Protocol):
         Before the first turn, the plan asks for the prompts of all agents, including those who do not act first.
         """
 
-    def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        """Return the tools that an actor may call."""
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -292,12 +294,15 @@ class Pure:
     syntax: Syntax | None = None
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        """Open no session."""
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:
+        """Begin an episode without an observation."""
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        """Return no tools."""
         return ()
 
 
@@ -310,6 +315,7 @@ class OneAgent:
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
 
     def acting(self, state: State) -> tuple[str, ...]:
+        """Return the agent."""
         return tuple(self.actors)
 
 

@@ -213,10 +213,12 @@ class PlayedSettings(Settings):
 
     @property
     def played(self) -> str:
+        """Label of the data set, or of the environment without one."""
         return label(self.dataset.name or self.environment.name or "")
 
     @property
     def choice(self) -> Choice:
+        """Names of the data set and the environment."""
         return Choice(self.dataset.name, self.environment.name)
 
 

@@ -38,6 +38,7 @@ class EnvironmentSettings(Settings):
     )
 
     def identity(self) -> str:
+        """Hash of all values but the name."""
         return digest(self.model_dump_json(exclude={"name"}))
 
 

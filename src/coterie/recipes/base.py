@@ -74,7 +74,8 @@ class Recipe(ABC):
     # -- for subclasses -----------------------------------------------------------------------
 
     @abstractmethod
-    def stages(self) -> list[Stage]: ...
+    def stages(self) -> list[Stage]:
+        """Return the stages of all iterations, in order."""
 
     def roles(self) -> tuple[Role, ...]:
         """Return the roles and their models. The first role is evaluated and served."""
@@ -95,6 +96,7 @@ class Recipe(ABC):
 
     @property
     def title(self) -> str:
+        """Heading of the report."""
         return label(self.name)
 
     def sections(self, run: Run) -> Sequence[Section]:
@@ -253,6 +255,7 @@ class Recipe(ABC):
     # -- for the loop -------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
+        """Return the steps of all stages, in order."""
         return [stage.step for stage in self.stages()]
 
     def at(self, step: Step) -> Stage:
@@ -293,6 +296,7 @@ class Recipe(ABC):
         return content(self.settings, self.environment)
 
     def close(self) -> None:
+        """Close the engines and models of all roles."""
         if self._roles is not None:
             self._roles.close()
             self._roles = None
@@ -361,6 +365,7 @@ class Recipe(ABC):
         return [0, *(step.iteration + 1 for step in finished)]
 
     def policy_path(self, run: Run, version: int | Path, role: str | None = None) -> Path | str:
+        """Return the folder or the name of a version of a role."""
         return self.models(run).path(role or self.main_role, version)
 
     def load_policy(
@@ -373,9 +378,11 @@ class Recipe(ABC):
         return self.models(run).load(role or self.main_role, version, merge=merge)
 
     def heldout_tasks(self) -> list[Task]:
+        """Return the tasks of evaluations."""
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
     def seeded(self, training: TrainingSettings, iteration: int) -> TrainingSettings:
+        """Return the settings with a seed that depends on the run and the iteration."""
         # Runs with other seeds and other iterations shuffle their rows differently.
         return training.model_copy(
             update={"seed": training.seed + self.settings.seed * 1000 + iteration}
@@ -408,6 +415,7 @@ class Recipe(ABC):
         top_p: float = 1.0,
         role: str | None = None,
     ) -> TokenSampler:
+        """Return a sampler of a version of a role."""
         max_tokens, timeout = self.settings.turn_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.main_role, version)
@@ -440,6 +448,7 @@ class Recipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
+        """Play episodes of one iteration with its policies, store them, and return their metrics."""
         samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
         return await self.play_by(run, episodes, samplers, progress)
 
@@ -450,6 +459,7 @@ class Recipe(ABC):
         samplers: Mapping[str, TokenSampler],
         progress: Progress,
     ) -> Metrics:
+        """Play episodes of one stage with a sampler for each agent, store them, and return their metrics."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
         async with self.actors(run) as actors:
             driver = actors.driver(samplers, self.settings.seed)

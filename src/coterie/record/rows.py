@@ -74,6 +74,7 @@ class Row:
 
     @property
     def mask(self) -> list[bool]:
+        """Mask over ``ids``, true at targets."""
         mask = [False] * len(self.ids)
         for target in self.targets:
             mask[target.start : target.stop] = [True] * (target.stop - target.start)
@@ -93,6 +94,7 @@ class Row:
 
     @property
     def target_count(self) -> int:
+        """Number of target tokens."""
         return sum(target.stop - target.start for target in self.targets)
 
 
@@ -185,6 +187,7 @@ class Pair:
 
     @property
     def name(self) -> str:
+        """Origins of the chosen and the rejected side, for reports and errors."""
         return " over ".join(
             side[0].origin or "?" if side else "nothing" for side in (self.chosen, self.rejected)
         )

@@ -113,6 +113,7 @@ class Part:
     """Half-open range of the text in the turn's ids, if known."""
 
     def visible_to(self, reader: str) -> bool:
+        """Return True if the reader may see the part."""
         return self.audience is None or reader in self.audience
 
 

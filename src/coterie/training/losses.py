@@ -116,6 +116,7 @@ class Objective(ABC, Generic[Item]):
 
     @property
     def temperature(self) -> float:
+        """Temperature of the log-probs that the loss reads."""
         return 1.0
 
     def rows(self, item: Any) -> Sequence[Row]:

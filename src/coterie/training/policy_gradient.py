@@ -124,6 +124,7 @@ class PolicyGradient(OnRows):
 
     @property
     def temperature(self) -> float:
+        """Temperature at which the rows were sampled."""
         return self.settings.temperature
 
     def count(self, item: Row) -> float:

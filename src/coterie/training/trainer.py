@@ -274,10 +274,12 @@ class Trainer(Generic[Item]):
 
     @property
     def is_main(self) -> bool:
+        """True on the first rank, which writes files."""
         return self._accelerator.is_main_process
 
     @property
     def longest(self) -> int:
+        """Maximum length of a row in tokens."""
         return self._max_length
 
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
@@ -331,6 +333,7 @@ class Trainer(Generic[Item]):
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
+        """Return the mean loss of items, without training on them."""
         accelerator, (batch, splitter, families) = self._accelerator, self._batch(items)
         total = torch.zeros((), device=accelerator.device)
         with torch.no_grad():
@@ -364,10 +367,12 @@ class Trainer(Generic[Item]):
             return list(rank_row_values(model, *arguments))
 
     def leave_out(self, too_long: int, empty: int) -> None:
+        """Add to the counts of dropped items."""
         self._record.counts.dropped_too_long += too_long
         self._record.counts.dropped_empty += empty
 
     def save(self) -> None:
+        """Write a checkpoint."""
         self._refuse_closed()
         with self._scope(), self._prepared.training():
             self._record.save(self._weights, self._optimizer)
