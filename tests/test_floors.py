@@ -103,3 +103,12 @@ def test_the_rule_about_names_tells_names_from_sentences() -> None:
     names = ["optima", "optima/isft", "OptimaFileKind", "to_optima", "coterie.recipes.optima"]
     assert all(is_name(name, "optima") for name in names) and is_name("SweetRL", "sweet_rl")
     assert not is_name("optimal_tokens", "optima") and not is_name("such as optima/isft", "optima")
+
+
+def test_half_of_the_rl_recipe_is_the_algorithm() -> None:
+    """A reader finds advantages, minibatches and the update in the recipe, not behind its report and checks."""
+    lines = (PACKAGE / "recipes/rl.py").read_text().splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("def train_step("))
+    names = {line.split("(")[0][4:] for line in lines[start:] if line.startswith("def ")}
+    assert {"prepare", "group_batch", "critic_batch", "update", "minibatches"} <= names
+    assert len(lines) - start >= len(lines) / 2

@@ -11,19 +11,12 @@ import torch
 from coterie.errors import UserError
 from coterie.models.adapters import add_head
 from coterie.models.loading import load
+from coterie.recipes.rl import critic_batch, minibatches, prepare, update
 from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathRewardSettings
-from coterie.runs.reinforce import minibatches, update
-from coterie.runs.reinforce_batch import (
-    AgentPath,
-    StepBatch,
-    StepSamples,
-    critic_batch,
-    informative_tasks,
-    prepare,
-)
+from coterie.runs.reinforce_batch import AgentPath, StepBatch, StepSamples, informative_tasks
 from coterie.runs.reinforce_settings import (
     AdvantageSettings,
     GroupSettings,

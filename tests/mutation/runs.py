@@ -71,32 +71,32 @@ def _no_seeds(original, groups, count, rng):
 
 FAULTS = (
     # A step: which paths are trained, in which order, with which advantages.
-    Fault("coterie.runs.reinforce:minibatches", given(seed="0"), [ORDER]),
-    Fault("coterie.runs.reinforce:minibatches", without_last, [ORDER]),
-    Fault("coterie.runs.reinforce:minibatches", settings(epochs=1), [ORDER]),
-    Fault("coterie.runs.reinforce:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
+    Fault("coterie.recipes.rl:minibatches", given(seed="0"), [ORDER]),
+    Fault("coterie.recipes.rl:minibatches", without_last, [ORDER]),
+    Fault("coterie.recipes.rl:minibatches", settings(epochs=1), [ORDER]),
+    Fault("coterie.recipes.rl:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
     Fault(
-        "coterie.runs.reinforce_batch:_fresh",
+        "coterie.runs.reinforce_batch:fresh_paths",
         around(lambda original, paths, policies: list(paths)),
         [STALE],
     ),
-    Fault("coterie.runs.reinforce:_has_gradient", returns(True), [FLAT]),
+    Fault("coterie.recipes.rl:_has_gradient", returns(True), [FLAT]),
     Fault("coterie.runs.reinforce:ReinforcementLoop._is_flat", returns(False), [FLAT]),
-    Fault("coterie.runs.reinforce_batch:_masked", returns(False), [PATH_CUT]),
+    Fault("coterie.recipes.rl:_masked", returns(False), [PATH_CUT]),
     Fault("coterie.runs.reinforce_batch:informative_tasks", returns([]), [DYNAMIC]),
-    Fault(
-        "coterie.runs.reinforce_batch:prepare", given(s=edited(rollout=edited(rounds=1))), [DYNAMIC]
-    ),
+    Fault("coterie.recipes.rl:prepare", given(s=edited(rollout=edited(rounds=1))), [DYNAMIC]),
     Fault(
         "coterie.runs.reinforce_batch:informative_tasks",
         given(paths=lambda paths: paths[:2]),
         [INFORMATIVE],
     ),
-    Fault("coterie.runs.reinforce_batch:_costly", given(weight=0.0), [COST]),
-    Fault("coterie.runs.reinforce_batch:_costly", given(weight=lambda weight: -weight), [COST]),
-    Fault("coterie.runs.reinforce_batch:critic_batch", settings(lam=0.0), [CRITIC]),
-    Fault("coterie.runs.reinforce_batch:gae", given(bootstrap=0.0), [CRITIC]),
-    Fault("coterie.runs.reinforce_batch:critic_batch", settings(whiten=False), [WHITENING]),
+    Fault("coterie.runs.reinforce_batch:with_kl_cost", given(weight=0.0), [COST]),
+    Fault(
+        "coterie.runs.reinforce_batch:with_kl_cost", given(weight=lambda weight: -weight), [COST]
+    ),
+    Fault("coterie.recipes.rl:critic_batch", settings(lam=0.0), [CRITIC]),
+    Fault("coterie.recipes.rl:gae", given(bootstrap=0.0), [CRITIC]),
+    Fault("coterie.recipes.rl:critic_batch", settings(whiten=False), [WHITENING]),
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(

@@ -157,7 +157,9 @@ FAULTS = (
     ),
     Fault(f"{E}collaboration:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
     # Web pages.
-    Fault(f"{E}pages.frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]),
+    Fault(
+        f"{E}pages.frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]
+    ),
     Fault(f"{E}pages.micro_world:largest_difference", returns("bar"), [ONE_DIFFERENCE]),
     Fault(
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]

@@ -50,7 +50,10 @@ from coterie.recipes.gap_traces import (
 )
 from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import selected_examples
-from coterie.recipes.rl import CRITIC, plan_reinforcement, reinforce, reinforce_uses, step_sections
+from coterie.recipes.rl import reinforce, reinforce_uses
+from coterie.recipes.rl_plan import plan_reinforcement
+from coterie.recipes.rl_report import step_sections
+from coterie.recipes.rl_settings import CRITIC
 from coterie.recipes.trainings import train_role
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection, Task, Tree

@@ -15,55 +15,56 @@
 The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
 divergence D to the loss (``loss.mean`` selects the mean over tokens or over rollouts). DAPO has a higher upper clip, a
 mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft penalty
-for long answers. PPO has a critic V. The steps are in :mod:`coterie.runs.reinforce`, the loss in
-:mod:`coterie.training.policy_gradient`, the advantages in :mod:`coterie.rewards.advantages`.
+for long answers. PPO has a critic V. :func:`train_step` is the algorithm. :mod:`coterie.runs.reinforce` samples, saves
+and resumes, :mod:`coterie.training.policy_gradient` has L, and :mod:`coterie.rewards.advantages` the arithmetic of A.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from coterie.engines.protocol import POLICY
 from coterie.environments.protocol import agents_of
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import (
-    Plan,
-    check_ranks,
-    check_room,
-    check_served,
-    check_training,
-    max_dialogue_tokens,
-    planned,
-    rank_count,
-)
-from coterie.recipes.rl_settings import ReinforceRecipeSettings, RLSettings
+from coterie.recipes.plan import Plan
+from coterie.recipes.rl_plan import plan_reinforcement
+from coterie.recipes.rl_report import step_sections
+from coterie.recipes.rl_settings import CRITIC, RLSettings
+from coterie.record.rows import Row
 from coterie.record.tree import Metrics
-from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, Shown, described, example
 from coterie.reports.page import Section
-from coterie.rewards.advantages import group_advantages
-from coterie.rewards.dialogue_reward import PathReward
-from coterie.runs.group_queue import groups_taken
-from coterie.runs.loop import REINFORCE, Role, Stage
-from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
-from coterie.runs.reinforce_record import (
-    OF_ROLES,
-    TERM,
-    heldout_means,
-    learning_warnings,
-    sampling_warnings,
-    step_records,
-    trained_roles,
+from coterie.rewards.advantages import (
+    gae,
+    group_advantages,
+    trained_values,
+    whiten,
+    with_advantage,
+    with_advantages,
 )
-from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.rewards.dialogue_reward import PathReward
+from coterie.runs.loop import REINFORCE, Role, Stage
+from coterie.runs.reinforce_batch import (
+    AgentPath,
+    StepBatch,
+    StepSamples,
+    by_role,
+    fresh_paths,
+    group_counts,
+    informative_tasks,
+    with_kl_cost,
+)
+from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings, StepSettings
 from coterie.runs.run import Run
-from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
-from coterie.training.settings import Reads, weight_dtype
+from coterie.training.settings import TrainingSettings
 
-CRITIC = "critic"
-"""Role of the value function."""
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.runs.roles import Learner
+
+TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
+"""Metrics of a whole training, which are not averaged over a step."""
 
 
 def reinforce_uses(s: ReinforceSettings) -> list[str]:
@@ -71,118 +72,6 @@ def reinforce_uses(s: ReinforceSettings) -> list[str]:
     uses = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
     uses += ["critic.loss", "critic_training"] * s.has_critic
     return uses + ["evaluate"] * (s.steps.keep == "best")
-
-
-def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
-    """Check the settings of the stage, and add its memory to a run's plan.
-
-    Raises ``UserError`` if the settings cannot work.
-    """
-    # Imports the user's own reward functions, so that errors in them show first.
-    PathReward(s.reward)
-    s = planned(s)
-    if s.steps.minibatches > s.rollout.tasks:
-        problem = f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks"
-        fix = f"use at most {s.rollout.tasks}, because the group of a task is not split"
-        raise UserError(f"{problem}={s.rollout.tasks}", fix)
-    trainings = {"update": s.policy_training}
-    check_served(s, {"train": s.policy_training})
-    if s.has_critic:
-        trainings["critic.train"] = s.critic_training
-    for training in trainings.values():
-        check_training("train", training, s, s.model)
-    check_ranks(s, s.policy_training, "update")
-    result = plan()
-    for name, training in trainings.items():
-        check_room(name, training, result.context, result.shortest_prompt)
-    memory = _training_memory(s, result)
-    memory.check(result.available, result.device, s.model)
-    # One evaluation every `evaluate_every` steps, rounded up.
-    during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
-    evaluations = result.evaluations + during * result.heldout
-    return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
-
-
-def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
-    # Without a limit of turns, only the context bounds a dialogue.
-    turns = plan.turns or plan.context
-    longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
-    length, engine = min(plan.context, longest), s.engine
-    attention = engine.attention or "sdpa"
-    # The entropy bonus needs gradients of the entropies; without it they are only shown.
-    reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
-    policies, critics, sampling = [], [], Counter[str]()
-    for role, shape in plan.shapes.items():
-        if role == CRITIC:
-            training = s.critic_training
-            critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
-            continue
-        policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
-        # A sampler in this process keeps its cache while the policy trains.
-        if engine.kind == "inprocess":
-            dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
-            size = weight_dtype(s).itemsize
-            sampling.update(cache_memory(shape, engine, size, dialogues, length))
-    # An adapter's base is its reference.
-    copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
-    ranks, sharded = rank_count(s.policy_training, "update")
-    return training_memory(
-        "update",
-        [*policies, *critics],
-        shared="train",
-        device=engine.device_name,
-        ranks=ranks,
-        sharded=sharded,
-        references=len(policies) if copied else 0,
-        sampling=sampling,
-    )
-
-
-async def reinforce(
-    recipe: Recipe,
-    s: ReinforceSettings,
-    run: Run,
-    iteration: int,
-    progress: Progress,
-    *,
-    roles: Sequence[str],
-) -> Metrics:
-    """Run the RL stage: train ``roles`` from their newest versions."""
-    from coterie.runs.reinforce import ReinforcementLoop  # torch takes seconds to import
-    from coterie.runs.roles import LearnerConfig
-    from coterie.training.losses import ValueLoss
-    from coterie.training.policy_gradient import PolicyGradient
-
-    players, updates = recipe.players(), s.steps.updates
-    policies, critic = list[LearnerConfig](), None
-    # Log-probs are taken at the temperature of sampling, so that rho compares the same
-    # distributions.
-    training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)
-    for role in roles:
-        version = recipe.newest(run, role, iteration)
-        agents = tuple(agent for agent, player in players.items() if player == role)
-        objective = PolicyGradient(loss)
-        policies.append(LearnerConfig(role, version, agents, objective, training, updates))
-    if s.has_critic:
-        # A critic needs a single policy, which the settings guarantee.
-        (policy,) = policies
-        training = recipe.seeded(s.critic_training, iteration)
-        # The critic starts from the weights of the policy, with a new head.
-        critic = replace(
-            policy,
-            role=CRITIC,
-            objective=ValueLoss(s.critic.loss),
-            settings=training,
-            like=policy.role,
-        )
-    async with recipe.actors(run) as actors:
-        work = ReinforcementLoop(
-            *(run, iteration, recipe.environment, actors, recipe.models(run), s),
-            *(PathReward(s.reward), recipe.settings.seed, policies, critic),
-            heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
-            heldout_temperature=recipe.settings.evaluate.temperature,
-        )
-        return await work.learn(progress)
 
 
 class Reinforce(Recipe):
@@ -227,216 +116,264 @@ class Reinforce(Recipe):
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
 
 
-ROWS, POINTS, GROUPS = 40, 100, 2
-"""Maximum number of steps in the table and in the chart, evenly spaced with the last one, and of groups of a step."""
-COLUMNS = (
-    ("reward", "reward"),
-    ("score", "score"),
-    ("tokens", "tokens"),
-    ("turns", "turns"),
-    ("limit reached", "truncated"),
-    ("groups with an advantage", "groups_telling"),
-    ("all rewards equal", "groups_flat"),
-    ("failed", "samples_failed"),
-    ("without a reward", "paths_failed"),
-    ("staleness", "staleness"),
-    ("older weights", "paths_stale"),
-    ("rows too long", "rows_too_long"),
-)
-LEARNED = (
-    ("entropy", "entropy"),
-    ("KL to the reference", "reference_kl"),
-    ("KL to the sampler", "policy_kl"),
-    ("clipped", "clip_share"),
-    ("ratio", "ratio"),
-    ("gradient", "grad_norm"),
-)
-"""Headings of the tables with their metrics: what was sampled, and what a role learned."""
-RULES = {
-    "mean": "reward - mean of the group",
-    "mean_std": "(reward - mean of the group) / standard deviation of the group",
-    "leave_one_out": "reward - mean of the other rewards of the group",
-}
-
-
-def step_sections(
-    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
-) -> tuple[Section, ...]:
-    """Return warnings, and sections on the steps of an iteration and their groups, by role if there are several.
-
-    There are none before the first step is finished.
-    """
-    records = step_records(run.store, iteration, REINFORCE)
-    if not records:
-        return ()
-    greedy = not recipe.settings.evaluate.temperature
-    texts = [*sampling_warnings(run, iteration, greedy=greedy), *learning_warnings(records)]
-    rows = tuple((text,) for text in texts)
-    sections = [Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)]
-    charts = list[Chart]()
-    if len(means := heldout_means(run, iteration)) > 1:
-        scores = {n: float(means[n]["score"]) for n in sorted(means)}
-        points = [Point(n, scores[n], f"step {n}: held-out score {scores[n]:.3f}") for n in scores]
-        charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))
-    roles = trained_roles(records[max(records)])
-    several, id_ = len(roles) > 1, f"reinforce-{iteration}"
-    # With several roles, the whole step has one section, and each role another.
-    if several:
-        sections.append(_steps(records, id_, COLUMNS, charts))
-        charts = []
-    names = dict.fromkeys(name for record in records.values() for name in record)
-    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
-    for role in roles:
-        ending, prefix, of = (f"-{role}", f"{role}/", f" of {role}") if several else ("", "", "")
-        columns = [
-            (f"tokens{of}" if name == "tokens" else head, f"{prefix}{name}")
-            for head, name in COLUMNS
-            if not several or name in OF_ROLES
-        ]
-        start = f"{prefix}{TERM}"
-        columns += [(f"= {n.removeprefix(start)}", n) for n in names if n.startswith(start)]
-        columns += [(head, f"{role}/{name}") for head, name in LEARNED]
-        groups = Section(
-            f"groups-{iteration}{ending}",
-            f"Groups{of}: which rollouts were made more likely",
-            f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A "
-            "positive advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is "
-            "the sum of its terms.",
-            examples=tuple(_groups(recipe, s, run, iteration, sorted(records), role)),
-        )
-        sections += [_steps(records, f"{id_}{ending}", columns, charts, prefix, of), groups]
-    return tuple(sections)
-
-
-def _steps(
-    records: Mapping[int, Metrics],
-    id_: str,
-    columns: Sequence[tuple[str, str]],
-    charts: Sequence[Chart],
-    prefix: str = "",
-    of: str = "",
-) -> Section:
-    """Return the rewards by step, and a table of the columns in which anything happened."""
-    numbers, points = sorted(records), []
-    # Columns in which nothing happened are left out.
-    columns = [
-        (head, name)
-        for head, name in columns
-        if head in ("reward", "score") or {_text(records[n], name) for n in numbers} - {"", "0"}
-    ]
-    for n in _spaced(numbers, POINTS):
-        names = (f"{prefix}reward", f"{prefix}reward_error")
-        reward, error = (float(records[n].get(name, 0.0)) for name in names)
-        title = f"step {n + 1}: reward{of} {reward:.3f}, standard error {error:.3f}"
-        points.append(Point(n + 1, reward, title, reward - error, reward + error))
-    return Section(
-        id_,
-        f"Steps of reinforcement learning{of}",
-        "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
-        "one standard error of the reward.",
-        ("step", *(head for head, _ in columns)),
-        tuple(
-            (f"{n + 1}", *(_text(records[n], name) for _, name in columns))
-            for n in _spaced(numbers, ROWS)
-        ),
-        (_chart(f"reward-{id_}", f"Reward{of} by step", "reward", points), *charts),
-    )
-
-
-def _chart(id_: str, title: str, name: str, points: Sequence[Point]) -> Chart:
-    return Chart(id_, title, "step", name, (Series(name, tuple(points)),))
-
-
-def _groups(
+async def reinforce(
     recipe: Recipe,
     s: ReinforceSettings,
     run: Run,
     iteration: int,
-    numbers: Sequence[int],
-    role: str,
-) -> list[Example]:
-    """Return groups of a role with advantages of the first, middle and last step, and one group without."""
-    informative, flat = list[Example](), list[Example]()
-    agents = [agent for agent, player in recipe.players().items() if player == role]
-    records = step_records(run.store, iteration, REINFORCE)
-    for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
-        count, stage = 0, step_stage(REINFORCE, number)
-        # A step may train on groups that an earlier draw sampled, so its record names the draws.
-        groups = [
-            (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
-        ]
-        groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
-        for drawn_iteration, task in groups:
-            paths = paths_of(
-                run.store, iteration, drawn_iteration, [task], agents, PathReward(s.reward)
-            )
-            for agent in agents:
-                group = [path for path in paths if path.agent == agent]
-                # Only groups with different rewards have advantages that are not 0.
-                totals = {path.sampled.total for path in group}
-                if len(totals) > 1 and count < GROUPS:
-                    informative.append(_group(recipe, s, run, number, group))
-                    count += 1
-                elif len(totals) == 1 and not flat and len(group) > 1:
-                    flat.append(_group(recipe, s, run, number, group))
-            if count == GROUPS:
-                break
-    return informative + flat
+    progress: Progress,
+    *,
+    roles: Sequence[str],
+) -> Metrics:
+    """Run the RL stage: train ``roles`` from their newest versions."""
+    from coterie.runs.reinforce import ReinforcementLoop  # torch takes seconds to import
+    from coterie.runs.roles import LearnerConfig
+    from coterie.training.losses import ValueLoss
+    from coterie.training.policy_gradient import PolicyGradient
 
-
-def _group(
-    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
-) -> Example:
-    advantages: Sequence[float | None] = [None] * len(paths)
-    rewards = [total for path in paths if (total := path.sampled.total) is not None]
-    if s.advantage.baseline != "values":
-        # Computed again, for the report only.
-        group = group_advantages([path.sampled for path in paths], s.advantage.baseline)
-        advantages = group.values
-    # Rollouts without a reward come last.
-    order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
-    samples = []
-    for n in sorted(range(len(paths)), key=lambda n: -order[n]):
-        path, advantage = paths[n], advantages[n]
-        left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
-        side = (
-            "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
+    players, updates = recipe.players(), s.steps.updates
+    policies, critic = list[LearnerConfig](), None
+    # Log-probs are taken at the temperature of sampling, so that rho compares the same
+    # distributions.
+    training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)
+    for role in roles:
+        version = recipe.newest(run, role, iteration)
+        agents = tuple(agent for agent, player in players.items() if player == role)
+        objective = PolicyGradient(loss)
+        policies.append(LearnerConfig(role, version, agents, objective, training, updates))
+    if s.has_critic:
+        # A critic needs a single policy, which the settings guarantee.
+        (policy,) = policies
+        training = recipe.seeded(s.critic_training, iteration)
+        # The critic starts from the weights of the policy, with a new head.
+        critic = replace(
+            policy,
+            role=CRITIC,
+            objective=ValueLoss(s.critic.loss),
+            settings=training,
+            like=policy.role,
         )
-        facts = described(path.outcome, _facts(path, advantage))
-        rows = tuple((path.agent, row) for row in path.rows)
-        # With a critic, each token has its own advantage, and all rollouts are trained on.
-        is_trained = (bool(advantage) or s.has_critic) and not left_out
-        name = f"rollout {path.outcome.sample}"
-        samples.append(Shown(name, facts, rows, trained=is_trained, side=side))
-    several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
-    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
-    if len(set(rewards)) > 1:
-        intro += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
-    else:
-        same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
-        intro += f"{same} nothing is learned from this group."
+    async with recipe.actors(run) as actors:
+        work = ReinforcementLoop(
+            *(run, iteration, recipe.environment, actors, recipe.models(run), s),
+            *(PathReward(s.reward), recipe.settings.seed, train_step, policies, critic),
+            heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
+            heldout_temperature=recipe.settings.evaluate.temperature,
+        )
+        return await work.learn(progress)
+
+
+def train_step(
+    samples: StepSamples,
+    policies: "Sequence[Learner]",
+    critic: "Learner | None",
+    s: ReinforceSettings,
+    seed: str,
+    flat: bool,
+) -> tuple[StepBatch, dict[str, float]]:
+    """Train on the rollouts of one step, whose paths have rewards: advantages, then updates.
+
+    Args:
+        samples: Paths of the step's groups with their rewards.
+        policies: Learners of the policies, with their objective :class:`PolicyGradient`.
+        critic: Learner of the value function, for ``advantage.baseline=values``.
+        s: Settings of the stage.
+        seed: Seed of the order of minibatches.
+        flat: True if all rewards of the stage were equal so far.
+
+    Returns:
+        The batch, and the mean metrics of its optimizer steps.
+    """
+    # Rewards R_i are relative to their group, or to the critic's values: A_i or A_t on every token.
+    batch = prepare(samples, policies, critic, s, flat=flat)
+    # Minibatches of whole groups, `steps.epochs` times: each is an optimizer step on the loss L.
+    learners = [*policies, *([critic] if critic else [])]
+    return batch, update(batch.paths, learners, s, seed)
+
+
+def prepare(
+    samples: StepSamples,
+    policies: "Sequence[Learner]",
+    critic: "Learner | None",
+    s: ReinforceSettings,
+    *,
+    flat: bool = False,
+) -> StepBatch:
+    """Return the batch of a step, with everything that the objectives read.
+
+    Paths sampled with other weights than the current ones are dropped and counted, unless ``samples`` has dropped the
+    too old ones. Advantages are computed before any other path is left out. A group is informative if its rewards
+    differ, before the cost of the divergence. ``flat`` is True if all rewards of the stage were equal so far.
+    """
+    fresh = samples.paths if s.rollout.max_staleness else fresh_paths(samples.paths, policies)
+    counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
+    # DAPO trains on groups with different rewards only, and on at most ``tasks`` of them.
+    if s.rollout.rounds > 1:
+        counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
+        tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
+        fresh = [path for path in fresh if path.task in tasks]
+    temperature = s.rollout.temperature
+    # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
+    if s.loss.kl or s.reward.kl:
+        fresh = by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
+    # Before its first update a policy equals its reference, so the divergence costs nothing.
+    moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
+    before_kl = fresh
     if s.reward.kl:
-        intro += " The divergence from the reference is also taken off for each token."
-    return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
+        fresh = [with_kl_cost(path, s.reward.kl) if path.agent in moved else path for path in fresh]
+    if critic is not None:
+        training = critic.config.settings
+        # With a divergence cost returns differ even if all rewards are equal.
+        flat = flat and not (s.reward.kl and moved)
+        batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
+    else:
+        batch = group_batch(fresh, s.advantage)
+        if s.reward.kl:  # the costs differ, but they are not rewards
+            without_kl = group_batch(before_kl, s.advantage)
+            batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
+    # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
+    chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
+    counts["paths_masked"] = len(batch.paths) - len(chosen)
+    # By default the importance ratio uses the engine's log-probs, which differ slightly from the
+    # trainer's.
+    if s.loss.old == "recomputed":
+        from coterie.training.reference import with_old
+
+        def recompute(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
+            return with_old(role.scorer, rows, role.config.settings, temperature=temperature)
+
+        chosen = by_role(chosen, policies, recompute)
+    return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
 
 
-def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
-    total = path.sampled.total
-    facts: dict[str, float | str] = {"reward": "none" if total is None else total}
-    facts |= {f"= {name}": f"{value:+.3f}" for name, value in path.all_terms.items() if value}
-    if advantage is not None:
-        facts["advantage"] = f"{advantage:+.3f}"
-    return facts
+def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> StepBatch:
+    """Set A_i = R_i - baseline for each path i, relative to the paths of the same task and agent.
+
+    ``baseline=mean``: the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``:
+    the mean of the other paths.
+    """
+    assert settings.baseline != "values", "values need a critic"
+    advantages = group_advantages([path.sampled for path in paths], settings.baseline)
+    trainable, informative = list[AgentPath](), set[str]()
+    for path, value in zip(paths, advantages.values, strict=True):
+        # Paths that failed or have no other path in their group have no advantage.
+        if value is not None:
+            informative |= {path.task} if value else set()
+            trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
+    return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
 
 
-def _text(record: Metrics, name: str) -> str:
-    value = record.get(name)
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def critic_batch(
+    paths: Sequence[AgentPath],
+    critic: object,
+    training: TrainingSettings,
+    settings: AdvantageSettings,
+    flat: bool = False,
+) -> StepBatch:
+    """Set the GAE advantage of each token (Schulman et al. 2016): A_t = delta_t + gamma lam A_{t+1}.
+
+    ``delta_t = r_t + gamma V_{t+1} - V_t`` with V from the critic, a model with a value head. A path that a limit cut
+    off is bootstrapped with the value after its last token. Rows also get the values and returns that the critic is
+    trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
+    errors of the critic and are set to 0.
+    """
+    from coterie.training.reference import with_values
+
+    graded = [path for path in paths if path.sampled.total is not None and path.trained]
+    # Score the rows of all paths together, then split the results by path.
+    rows = [row for path in graded for row in path.rows]
+    rows_with_values, next_values = with_values(critic, rows, training)
+    trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
+    stop = 0
+    for path in graded:
+        start, stop = stop, stop + len(path.rows)
+        path_rows, path_ends = rows_with_values[start:stop], next_values[start:stop]
+        # Rows that are too long for the critic have no values.
+        if any(row.values is None for row in path_rows if row.predicted):
+            continue
+        ends = [value for value in path_ends if value is not None]
+        # A path that a limit cut off would have continued, so V after its last token stands for the
+        # rest.
+        bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
+        rewards = path.sampled.token_rewards(path.trained)
+        values = trained_values(path_rows)
+        estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
+        trainable.append(replace(path, rows=tuple(path_rows)))
+    advantages = [of_path for of_path, _ in estimates]
+    if flat:
+        advantages = [[0.0] * len(of_path) for of_path in advantages]
+    elif settings.whiten:
+        # Mean and deviation are taken over all tokens of the step.
+        advantages = whiten(advantages)
+    batch, informative = list[AgentPath](), set[str]()
+    for path, of_path, (_, returns) in zip(trainable, advantages, estimates, strict=True):
+        batch.append(replace(path, rows=tuple(with_advantages(path.rows, of_path, returns))))
+        informative |= {path.task} if any(of_path) else set()
+    failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
+    left_out = {"paths_failed": failed, "paths_too_long": too_long}
+    return StepBatch(tuple(batch), frozenset(informative), left_out)
 
 
-def _spaced(numbers: Sequence[int], limit: int) -> list[int]:
-    # Counted from the end, so that the last step is always included.
-    every = -(-len(numbers) // limit)
-    return sorted({*numbers[::-1][::every]})
+def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:
+    return settings.truncated == "mask" and path.outcome.ending.truncated
+
+
+def update(
+    paths: Sequence[AgentPath], learners: "Sequence[Learner]", s: ReinforceSettings, seed: str
+) -> dict[str, float]:
+    """Train each role on the paths of its agents, and return the mean metrics of the optimizer steps.
+
+    Rows that are too long are left out and counted. Skips optimizer steps without a gradient, because Adam would scale
+    up rounding errors. Raises :class:`UserError` if all rows are too long.
+    """
+    sums: dict[str, list[float]] = {}
+    too_long = trained = 0
+    fits = False
+    for tasks in minibatches([path.task for path in paths], s.steps, seed):
+        for learner in learners:
+            # All rows of a group are in one minibatch, since their advantages are relative to it.
+            every = _rows(paths, learner.config.agents, tasks)
+            rows = [row for row in every if len(row.ids) <= learner.trainer.longest]
+            too_long += len(every) - len(rows)
+            learner.trainer.leave_out(len(every) - len(rows), 0)
+            fits = fits or bool(rows)
+            if rows and _has_gradient(learner, rows, s):
+                if learner.config.like is None:  # not a critic
+                    trained += sum(row.target_count for row in rows)
+                for name, value in learner.trainer.step(rows).items():
+                    if name not in TOTALS:
+                        sums.setdefault(f"{learner.role}/{name}", []).append(value)
+    if too_long and not fits:
+        longest = max(learner.trainer.longest for learner in learners)
+        raise UserError(
+            f"all {too_long} rows of a step are longer than the training's maximum of {longest} tokens",
+            "raise update.max_length, or shorten dialogues (rollout.max_tokens, fewer turns)",
+        )
+    means = {name: sum(values) / len(values) for name, values in sums.items()}
+    return {"rows_too_long": too_long, "trained_tokens": trained, **means}
+
+
+def minibatches(
+    tasks: Sequence[str], settings: StepSettings, seed: str
+) -> Iterator[frozenset[str]]:
+    """Yield the tasks of each minibatch. Every epoch has each task once; sizes differ by at most one."""
+    for epoch in range(settings.epochs):
+        # Sorted first, so that the order depends on the tasks and the seed alone.
+        order = sorted(set(tasks))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        parts = min(settings.minibatches, len(order))
+        for part in range(parts):
+            yield frozenset(order[part::parts])
+
+
+def _has_gradient(learner: "Learner", rows: Sequence[Row], s: ReinforceSettings) -> bool:
+    """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
+    # A policy that has not moved equals its reference, so a KL term has no gradient yet.
+    if learner.config.like is not None or s.loss.entropy or (s.loss.kl and learner.has_moved):
+        return True
+    return any(any(row.advantages or ()) for row in rows)
+
+
+def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
+    agent_paths = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in agent_paths for row in path.rows]

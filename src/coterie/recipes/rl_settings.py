@@ -9,6 +9,9 @@ from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.runs.reinforce_settings import ReinforceSettings
 
+CRITIC = "critic"
+"""Role of the value function."""
+
 
 class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
     """Settings of a recipe with a stage of reinforcement learning."""

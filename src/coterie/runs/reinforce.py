@@ -7,7 +7,6 @@ newest step. With ``rollout.max_staleness`` steps train in a thread while the en
 
 import asyncio
 import json
-import random
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -18,9 +17,7 @@ from typing import TypeVar
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
-from coterie.errors import UserError
 from coterie.progress import Pace, Progress, Silent, duration
-from coterie.record.rows import Row
 from coterie.record.tree import ItemKey, Metrics, Task
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
@@ -29,12 +26,10 @@ from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
 from coterie.runs.interruption import Interruption
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
-    AgentPath,
     StepBatch,
     StepSamples,
     informative_tasks,
     paths_of,
-    prepare,
     role_metrics,
     standard_error,
     step_stage,
@@ -53,7 +48,7 @@ from coterie.runs.reinforce_record import (
     updates_after,
     updates_of,
 )
-from coterie.runs.reinforce_settings import ReinforceSettings, StepSettings
+from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
 from coterie.runs.run import Run
 from coterie.runs.work_items import Actors, going_on, play, sampled_tokens, summary
@@ -64,8 +59,10 @@ from coterie.training.ranks import Ranks
 Result = TypeVar("Result")
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
-TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
-"""Metrics of a whole training, which are not averaged over a step."""
+TrainStep = Callable[
+    [StepSamples, Sequence[Learner], Learner | None, ReinforceSettings, str, bool],
+    tuple[StepBatch, dict[str, float]],
+]
 
 
 @dataclass(slots=True)
@@ -80,6 +77,8 @@ class ReinforcementLoop:
     settings: ReinforceSettings
     reward: PathReward
     seed: int
+    train_step: TrainStep
+    """Trains the policies and the critic on the rollouts of a step (:func:`coterie.recipes.rl.train_step`)."""
     policies: Sequence[LearnerConfig]
     critic: LearnerConfig | None = None
     heldout: Sequence[Task] = ()
@@ -186,9 +185,8 @@ class ReinforcementLoop:
     ) -> tuple[StepBatch, dict[str, float]]:
         s, policies = self.settings, self._learners[: len(self.policies)]
         critic = self._learners[-1] if self.critic else None
-        batch = prepare(samples, policies, critic, s, flat=flat)  # advantages
         seed = f"{self.seed}/{self.iteration}/{step}"
-        updates = update(batch.paths, self._learners, s, seed)
+        batch, updates = self.train_step(samples, policies, critic, s, seed, flat)
         if s.rollout.max_staleness:  # not on the event loop
             for policy in policies:
                 policy.served()
@@ -420,67 +418,6 @@ class ReinforcementLoop:
             "weights": weight_hash(report.final),
             **({} if self._best is None else {"best_step": self._best}),
         }
-
-
-def minibatches(
-    tasks: Sequence[str], settings: StepSettings, seed: str
-) -> Iterator[frozenset[str]]:
-    """Yield the tasks of each minibatch. Every epoch has each task once; sizes differ by at most one."""
-    for epoch in range(settings.epochs):
-        # Sorted first, so that the order depends on the tasks and the seed alone.
-        order = sorted(set(tasks))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        parts = min(settings.minibatches, len(order))
-        for part in range(parts):
-            yield frozenset(order[part::parts])
-
-
-def update(
-    paths: Sequence[AgentPath], learners: Sequence[Learner], s: ReinforceSettings, seed: str
-) -> dict[str, float]:
-    """Train each role on the paths of its agents, and return the mean metrics of the optimizer steps.
-
-    Rows that are too long are left out and counted. Skips optimizer steps without a gradient, because Adam would scale
-    up rounding errors. Raises :class:`UserError` if all rows are too long.
-    """
-    sums: dict[str, list[float]] = {}
-    too_long = trained = 0
-    fits = False
-    for tasks in minibatches([path.task for path in paths], s.steps, seed):
-        for learner in learners:
-            # All rows of a group are in one minibatch, since their advantages are relative to it.
-            every = _rows(paths, learner.config.agents, tasks)
-            rows = [row for row in every if len(row.ids) <= learner.trainer.longest]
-            too_long += len(every) - len(rows)
-            learner.trainer.leave_out(len(every) - len(rows), 0)
-            fits = fits or bool(rows)
-            if rows and _has_gradient(learner, rows, s):
-                if learner.config.like is None:  # not a critic
-                    trained += sum(row.target_count for row in rows)
-                for name, value in learner.trainer.step(rows).items():
-                    if name not in TOTALS:
-                        sums.setdefault(f"{learner.role}/{name}", []).append(value)
-    if too_long and not fits:
-        longest = max(learner.trainer.longest for learner in learners)
-        raise UserError(
-            f"all {too_long} rows of a step are longer than the training's maximum of {longest} tokens",
-            "raise update.max_length, or shorten dialogues (rollout.max_tokens, fewer turns)",
-        )
-    means = {name: sum(values) / len(values) for name, values in sums.items()}
-    return {"rows_too_long": too_long, "trained_tokens": trained, **means}
-
-
-def _has_gradient(learner: Learner, rows: Sequence[Row], s: ReinforceSettings) -> bool:
-    """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
-    # A policy that has not moved equals its reference, so a KL term has no gradient yet.
-    if learner.config.like is not None or s.loss.entropy or (s.loss.kl and learner.has_moved):
-        return True
-    return any(any(row.advantages or ()) for row in rows)
-
-
-def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
-    agent_paths = (path for path in paths if path.task in tasks and path.agent in agents)
-    return [row for path in agent_paths for row in path.rows]
 
 
 def step_metrics(

@@ -12,20 +12,13 @@ from coterie.record.turn import Turn
 from coterie.rewards.advantages import (
     GroupAdvantages,
     SampledPath,
-    gae,
     group_advantages,
     kl_rewards,
-    trained_values,
     turn_ends,
-    whiten,
-    with_advantage,
-    with_advantages,
 )
 from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings, add_terms
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.reinforce_record import REWARDED, TERM
-from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
-from coterie.training.settings import TrainingSettings
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.runs.roles import Learner, LearnerConfig
@@ -148,23 +141,6 @@ class StepBatch:
     """Numbers of groups, and of paths left out by reason."""
 
 
-def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> StepBatch:
-    """Set A_i = R_i - baseline for each path i, relative to the paths of the same task and agent.
-
-    ``baseline=mean``: the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``:
-    the mean of the other paths.
-    """
-    assert settings.baseline != "values", "values need a critic"
-    advantages = group_advantages([path.sampled for path in paths], settings.baseline)
-    trainable, informative = list[AgentPath](), set[str]()
-    for path, value in zip(paths, advantages.values, strict=True):
-        # Paths that failed or have no other path in their group have no advantage.
-        if value is not None:
-            informative |= {path.task} if value else set()
-            trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
-    return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
-
-
 def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
     return {
         "groups": advantages.groups,
@@ -172,57 +148,6 @@ def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
         "groups_small": advantages.small,
         "paths_failed": advantages.failed,
     }
-
-
-def critic_batch(
-    paths: Sequence[AgentPath],
-    critic: object,
-    training: TrainingSettings,
-    settings: AdvantageSettings,
-    flat: bool = False,
-) -> StepBatch:
-    """Set the GAE advantage of each token (Schulman et al. 2016): A_t = delta_t + gamma lam A_{t+1}.
-
-    ``delta_t = r_t + gamma V_{t+1} - V_t`` with V from the critic, a model with a value head. A path that a limit cut
-    off is bootstrapped with the value after its last token. Rows also get the values and returns that the critic is
-    trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
-    errors of the critic and are set to 0.
-    """
-    from coterie.training.reference import with_values
-
-    graded = [path for path in paths if path.sampled.total is not None and path.trained]
-    # Score the rows of all paths together, then split the results by path.
-    rows = [row for path in graded for row in path.rows]
-    rows_with_values, next_values = with_values(critic, rows, training)
-    trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
-    stop = 0
-    for path in graded:
-        start, stop = stop, stop + len(path.rows)
-        path_rows, path_ends = rows_with_values[start:stop], next_values[start:stop]
-        # Rows that are too long for the critic have no values.
-        if any(row.values is None for row in path_rows if row.predicted):
-            continue
-        ends = [value for value in path_ends if value is not None]
-        # A path that a limit cut off would have continued, so V after its last token stands for the
-        # rest.
-        bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
-        rewards = path.sampled.token_rewards(path.trained)
-        values = trained_values(path_rows)
-        estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
-        trainable.append(replace(path, rows=tuple(path_rows)))
-    advantages = [of_path for of_path, _ in estimates]
-    if flat:
-        advantages = [[0.0] * len(of_path) for of_path in advantages]
-    elif settings.whiten:
-        # Mean and deviation are taken over all tokens of the step.
-        advantages = whiten(advantages)
-    batch, informative = list[AgentPath](), set[str]()
-    for path, of_path, (_, returns) in zip(trainable, advantages, estimates, strict=True):
-        batch.append(replace(path, rows=tuple(with_advantages(path.rows, of_path, returns))))
-        informative |= {path.task} if any(of_path) else set()
-    failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
-    left_out = {"paths_failed": failed, "paths_too_long": too_long}
-    return StepBatch(tuple(batch), frozenset(informative), left_out)
 
 
 @dataclass(slots=True)
@@ -279,61 +204,6 @@ def step_stage(stage: str, step: int) -> str:
     return f"{stage}/{step:05d}"
 
 
-def prepare(
-    samples: StepSamples,
-    policies: "Sequence[Learner]",
-    critic: "Learner | None",
-    s: ReinforceSettings,
-    *,
-    flat: bool = False,
-) -> StepBatch:
-    """Return the batch of a step, with everything that the objectives read.
-
-    Paths sampled with other weights than the current ones are dropped and counted, unless ``samples`` has dropped the
-    too old ones. Advantages are computed before any other path is left out. A group is informative if its rewards
-    differ, before the cost of the divergence. ``flat`` is True if all rewards of the stage were equal so far.
-    """
-    fresh = samples.paths if s.rollout.max_staleness else _fresh(samples.paths, policies)
-    counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
-    # DAPO trains on groups with different rewards only, and on at most ``tasks`` of them.
-    if s.rollout.rounds > 1:
-        counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
-        tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
-        fresh = [path for path in fresh if path.task in tasks]
-    temperature = s.rollout.temperature
-    # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
-    if s.loss.kl or s.reward.kl:
-        fresh = _by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
-    # Before its first update a policy equals its reference, so the divergence costs nothing.
-    moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
-    before_kl = fresh
-    if s.reward.kl:
-        fresh = [_costly(path, s.reward.kl) if path.agent in moved else path for path in fresh]
-    if critic is not None:
-        training = critic.config.settings
-        # With a divergence cost returns differ even if all rewards are equal.
-        flat = flat and not (s.reward.kl and moved)
-        batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
-    else:
-        batch = group_batch(fresh, s.advantage)
-        if s.reward.kl:  # the costs differ, but they are not rewards
-            without_kl = group_batch(before_kl, s.advantage)
-            batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
-    # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
-    chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
-    counts["paths_masked"] = len(batch.paths) - len(chosen)
-    # By default the importance ratio uses the engine's log-probs, which differ slightly from the
-    # trainer's.
-    if s.loss.old == "recomputed":
-        from coterie.training.reference import with_old
-
-        def recompute(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
-            return with_old(role.scorer, rows, role.config.settings, temperature=temperature)
-
-        chosen = _by_role(chosen, policies, recompute)
-    return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
-
-
 def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
     """Return the tasks whose paths have different rewards, in the order of drawing."""
     values = group_advantages([path.sampled for path in paths], "mean").values
@@ -341,7 +211,7 @@ def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
     return list(dict.fromkeys(tasks))
 
 
-def _fresh(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[AgentPath]:
+def fresh_paths(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[AgentPath]:
     names = {f"{policy.role}@{policy.version}": policy.config.agents for policy in policies}
     writers = {agent: name for name, agents in names.items() for agent in agents}
     # A path counts only if all its turns were sampled with the current weights.
@@ -352,11 +222,7 @@ def _fresh(paths: Sequence[AgentPath], policies: "Sequence[Learner]") -> list[Ag
     ]
 
 
-def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:
-    return settings.truncated == "mask" and path.outcome.ending.truncated
-
-
-def _by_role(
+def by_role(
     paths: Sequence[AgentPath],
     policies: "Sequence[Learner]",
     do: "Callable[[Learner, Sequence[Row]], Sequence[Row]]",
@@ -371,7 +237,7 @@ def _by_role(
     return [done[n] for n in range(len(paths))]
 
 
-def _costly(path: AgentPath, weight: float) -> AgentPath:
+def with_kl_cost(path: AgentPath, weight: float) -> AgentPath:
     """Subtract the divergence ``weight * (log p - log p_ref)`` from each token's reward; 0 without a reference."""
     costs: list[float] = []
     for row in path.rows:

@@ -1,0 +1,86 @@
+"""Checks and memory of a stage of reinforcement learning, before it starts."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from coterie.errors import UserError
+from coterie.recipes.plan import (
+    Plan,
+    check_ranks,
+    check_room,
+    check_served,
+    check_training,
+    max_dialogue_tokens,
+    planned,
+    rank_count,
+)
+from coterie.recipes.rl_settings import CRITIC, ReinforceRecipeSettings
+from coterie.rewards.dialogue_reward import PathReward
+from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
+from coterie.training.settings import Reads, weight_dtype
+
+
+def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
+    """Check the settings of the stage, and add its memory to a run's plan.
+
+    Raises ``UserError`` if the settings cannot work.
+    """
+    # Imports the user's own reward functions, so that errors in them show first.
+    PathReward(s.reward)
+    s = planned(s)
+    if s.steps.minibatches > s.rollout.tasks:
+        problem = f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks"
+        fix = f"use at most {s.rollout.tasks}, because the group of a task is not split"
+        raise UserError(f"{problem}={s.rollout.tasks}", fix)
+    trainings = {"update": s.policy_training}
+    check_served(s, {"train": s.policy_training})
+    if s.has_critic:
+        trainings["critic.train"] = s.critic_training
+    for training in trainings.values():
+        check_training("train", training, s, s.model)
+    check_ranks(s, s.policy_training, "update")
+    result = plan()
+    for name, training in trainings.items():
+        check_room(name, training, result.context, result.shortest_prompt)
+    memory = _training_memory(s, result)
+    memory.check(result.available, result.device, s.model)
+    # One evaluation every `evaluate_every` steps, rounded up.
+    during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
+    evaluations = result.evaluations + during * result.heldout
+    return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
+
+
+def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
+    # Without a limit of turns, only the context bounds a dialogue.
+    turns = plan.turns or plan.context
+    longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
+    length, engine = min(plan.context, longest), s.engine
+    attention = engine.attention or "sdpa"
+    # The entropy bonus needs gradients of the entropies; without it they are only shown.
+    reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
+    policies, critics, sampling = [], [], Counter[str]()
+    for role, shape in plan.shapes.items():
+        if role == CRITIC:
+            training = s.critic_training
+            critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
+            continue
+        policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
+        # A sampler in this process keeps its cache while the policy trains.
+        if engine.kind == "inprocess":
+            dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
+            size = weight_dtype(s).itemsize
+            sampling.update(cache_memory(shape, engine, size, dialogues, length))
+    # An adapter's base is its reference.
+    copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
+    ranks, sharded = rank_count(s.policy_training, "update")
+    return training_memory(
+        "update",
+        [*policies, *critics],
+        shared="train",
+        device=engine.device_name,
+        ranks=ranks,
+        sharded=sharded,
+        references=len(policies) if copied else 0,
+        sampling=sampling,
+    )

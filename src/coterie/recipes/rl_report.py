@@ -1,0 +1,240 @@
+"""Report of the steps of reinforcement learning and of their groups."""
+
+from collections.abc import Mapping, Sequence
+
+from coterie.environments.protocol import agents_of
+from coterie.recipes.base import Recipe
+from coterie.record.tree import Metrics
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, described, example
+from coterie.reports.page import Section
+from coterie.rewards.advantages import group_advantages
+from coterie.rewards.dialogue_reward import PathReward
+from coterie.runs.group_queue import groups_taken
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
+from coterie.runs.reinforce_record import (
+    OF_ROLES,
+    TERM,
+    heldout_means,
+    learning_warnings,
+    sampling_warnings,
+    step_records,
+    trained_roles,
+)
+from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.run import Run
+
+ROWS, POINTS, GROUPS = 40, 100, 2
+"""Maximum number of steps in the table and in the chart, evenly spaced with the last one, and of groups of a step."""
+COLUMNS = (
+    ("reward", "reward"),
+    ("score", "score"),
+    ("tokens", "tokens"),
+    ("turns", "turns"),
+    ("limit reached", "truncated"),
+    ("groups with an advantage", "groups_telling"),
+    ("all rewards equal", "groups_flat"),
+    ("failed", "samples_failed"),
+    ("without a reward", "paths_failed"),
+    ("staleness", "staleness"),
+    ("older weights", "paths_stale"),
+    ("rows too long", "rows_too_long"),
+)
+LEARNED = (
+    ("entropy", "entropy"),
+    ("KL to the reference", "reference_kl"),
+    ("KL to the sampler", "policy_kl"),
+    ("clipped", "clip_share"),
+    ("ratio", "ratio"),
+    ("gradient", "grad_norm"),
+)
+"""Headings of the tables with their metrics: what was sampled, and what a role learned."""
+RULES = {
+    "mean": "reward - mean of the group",
+    "mean_std": "(reward - mean of the group) / standard deviation of the group",
+    "leave_one_out": "reward - mean of the other rewards of the group",
+}
+
+
+def step_sections(
+    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
+) -> tuple[Section, ...]:
+    """Return warnings, and sections on the steps of an iteration and their groups, by role if there are several.
+
+    There are none before the first step is finished.
+    """
+    records = step_records(run.store, iteration, REINFORCE)
+    if not records:
+        return ()
+    greedy = not recipe.settings.evaluate.temperature
+    texts = [*sampling_warnings(run, iteration, greedy=greedy), *learning_warnings(records)]
+    rows = tuple((text,) for text in texts)
+    sections = [Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)]
+    charts = list[Chart]()
+    if len(means := heldout_means(run, iteration)) > 1:
+        scores = {n: float(means[n]["score"]) for n in sorted(means)}
+        points = [Point(n, scores[n], f"step {n}: held-out score {scores[n]:.3f}") for n in scores]
+        charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))
+    roles = trained_roles(records[max(records)])
+    several, id_ = len(roles) > 1, f"reinforce-{iteration}"
+    # With several roles, the whole step has one section, and each role another.
+    if several:
+        sections.append(_steps(records, id_, COLUMNS, charts))
+        charts = []
+    names = dict.fromkeys(name for record in records.values() for name in record)
+    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    for role in roles:
+        ending, prefix, of = (f"-{role}", f"{role}/", f" of {role}") if several else ("", "", "")
+        columns = [
+            (f"tokens{of}" if name == "tokens" else head, f"{prefix}{name}")
+            for head, name in COLUMNS
+            if not several or name in OF_ROLES
+        ]
+        start = f"{prefix}{TERM}"
+        columns += [(f"= {n.removeprefix(start)}", n) for n in names if n.startswith(start)]
+        columns += [(head, f"{role}/{name}") for head, name in LEARNED]
+        groups = Section(
+            f"groups-{iteration}{ending}",
+            f"Groups{of}: which rollouts were made more likely",
+            f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A "
+            "positive advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is "
+            "the sum of its terms.",
+            examples=tuple(_groups(recipe, s, run, iteration, sorted(records), role)),
+        )
+        sections += [_steps(records, f"{id_}{ending}", columns, charts, prefix, of), groups]
+    return tuple(sections)
+
+
+def _steps(
+    records: Mapping[int, Metrics],
+    id_: str,
+    columns: Sequence[tuple[str, str]],
+    charts: Sequence[Chart],
+    prefix: str = "",
+    of: str = "",
+) -> Section:
+    """Return the rewards by step, and a table of the columns in which anything happened."""
+    numbers, points = sorted(records), []
+    # Columns in which nothing happened are left out.
+    columns = [
+        (head, name)
+        for head, name in columns
+        if head in ("reward", "score") or {_text(records[n], name) for n in numbers} - {"", "0"}
+    ]
+    for n in _spaced(numbers, POINTS):
+        names = (f"{prefix}reward", f"{prefix}reward_error")
+        reward, error = (float(records[n].get(name, 0.0)) for name in names)
+        title = f"step {n + 1}: reward{of} {reward:.3f}, standard error {error:.3f}"
+        points.append(Point(n + 1, reward, title, reward - error, reward + error))
+    return Section(
+        id_,
+        f"Steps of reinforcement learning{of}",
+        "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
+        "one standard error of the reward.",
+        ("step", *(head for head, _ in columns)),
+        tuple(
+            (f"{n + 1}", *(_text(records[n], name) for _, name in columns))
+            for n in _spaced(numbers, ROWS)
+        ),
+        (_chart(f"reward-{id_}", f"Reward{of} by step", "reward", points), *charts),
+    )
+
+
+def _chart(id_: str, title: str, name: str, points: Sequence[Point]) -> Chart:
+    return Chart(id_, title, "step", name, (Series(name, tuple(points)),))
+
+
+def _groups(
+    recipe: Recipe,
+    s: ReinforceSettings,
+    run: Run,
+    iteration: int,
+    numbers: Sequence[int],
+    role: str,
+) -> list[Example]:
+    """Return groups of a role with advantages of the first, middle and last step, and one group without."""
+    informative, flat = list[Example](), list[Example]()
+    agents = [agent for agent, player in recipe.players().items() if player == role]
+    records = step_records(run.store, iteration, REINFORCE)
+    for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
+        count, stage = 0, step_stage(REINFORCE, number)
+        # A step may train on groups that an earlier draw sampled, so its record names the draws.
+        groups = [
+            (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
+        ]
+        groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
+        for drawn_iteration, task in groups:
+            paths = paths_of(
+                run.store, iteration, drawn_iteration, [task], agents, PathReward(s.reward)
+            )
+            for agent in agents:
+                group = [path for path in paths if path.agent == agent]
+                # Only groups with different rewards have advantages that are not 0.
+                totals = {path.sampled.total for path in group}
+                if len(totals) > 1 and count < GROUPS:
+                    informative.append(_group(recipe, s, run, number, group))
+                    count += 1
+                elif len(totals) == 1 and not flat and len(group) > 1:
+                    flat.append(_group(recipe, s, run, number, group))
+            if count == GROUPS:
+                break
+    return informative + flat
+
+
+def _group(
+    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
+) -> Example:
+    advantages: Sequence[float | None] = [None] * len(paths)
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    if s.advantage.baseline != "values":
+        # Computed again, for the report only.
+        group = group_advantages([path.sampled for path in paths], s.advantage.baseline)
+        advantages = group.values
+    # Rollouts without a reward come last.
+    order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
+    samples = []
+    for n in sorted(range(len(paths)), key=lambda n: -order[n]):
+        path, advantage = paths[n], advantages[n]
+        left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
+        side = (
+            "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
+        )
+        facts = described(path.outcome, _facts(path, advantage))
+        rows = tuple((path.agent, row) for row in path.rows)
+        # With a critic, each token has its own advantage, and all rollouts are trained on.
+        is_trained = (bool(advantage) or s.has_critic) and not left_out
+        name = f"rollout {path.outcome.sample}"
+        samples.append(Shown(name, facts, rows, trained=is_trained, side=side))
+    several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
+    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    if len(set(rewards)) > 1:
+        intro += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
+    else:
+        same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
+        intro += f"{same} nothing is learned from this group."
+    if s.reward.kl:
+        intro += " The divergence from the reference is also taken off for each token."
+    return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
+
+
+def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
+    total = path.sampled.total
+    facts: dict[str, float | str] = {"reward": "none" if total is None else total}
+    facts |= {f"= {name}": f"{value:+.3f}" for name, value in path.all_terms.items() if value}
+    if advantage is not None:
+        facts["advantage"] = f"{advantage:+.3f}"
+    return facts
+
+
+def _text(record: Metrics, name: str) -> str:
+    value = record.get(name)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _spaced(numbers: Sequence[int], limit: int) -> list[int]:
+    # Counted from the end, so that the last step is always included.
+    every = -(-len(numbers) // limit)
+    return sorted({*numbers[::-1][::every]})
