@@ -238,7 +238,8 @@ class Votes(Protocol):
 class Shortens(Protocol):
     """Environment that can shorten a prompt that exceeds the context of the model."""
 
-    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]: ...
+    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
+        """Yield shorter prompts of an actor, the longest first. The first that fits is used."""
 
 
 def check_graded(environment: object) -> None:
@@ -254,6 +255,7 @@ def openers_of(environment: object, logs: Path) -> Openers:
 
 
 def formats_of(environment: Environment) -> tuple[str, ...]:
+    """Return the format prompts that an episode may have as ``State.variant``; none by default."""
     formats: tuple[str, ...] = getattr(environment, "formats", ())
     return formats
 
@@ -347,7 +349,7 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
         # The error names a line of the environment's own code, not of a library that it calls.
-        modules = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
+        modules = {base.__module__ for base in type(self.environment).__mro__} - {"builtins"}
         name, position = type(self.environment).__name__, error_place(error, modules)
         raise EnvironmentFault(f"{name} failed with {error_message(error)} ({position})") from error
 
@@ -413,11 +415,13 @@ def _message(item: object, own_turns: list[Turn]) -> Message | None:
     return Message.of(role, content) if role in get_args(Role) and type(content) is str else None
 
 
+# Everything that an environment must have: the attributes and methods of the interface above.
 PARTS = {name: value for name, value in vars(Environment).items() if not name.startswith("_")}
 METHODS = tuple(name for name, value in PARTS.items() if inspect.isfunction(value))
 
 
 def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -> None:
+    """Raise ``UserError`` for a resource that the environment needs and ``has`` lacks."""
     for need in environment.needs:
         if need not in has:
             raise _error(
