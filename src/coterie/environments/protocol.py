@@ -384,10 +384,10 @@ def wrong_return(
 ) -> EnvironmentFault:
     """Return an error with the file and line of the method."""
     # The class that the user wrote, not a wrapper around it.
-    kind = type(innermost(environment))
-    code = inspect.unwrap(getattr(kind, method)).__code__
+    environment_class = type(innermost(environment))
+    code = inspect.unwrap(getattr(environment_class, method)).__code__
     return EnvironmentFault(
-        f"{kind.__name__}.{method}() returned {value!r:.80}{position}. Return {expected} "
+        f"{environment_class.__name__}.{method}() returned {value!r:.80}{position}. Return {expected} "
         f"({code.co_filename}, line {code.co_firstlineno})"
     )
 
@@ -433,21 +433,25 @@ def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -
 
 def check_parts(environment: Environment) -> None:
     """Raise ``UserError`` for faults that would only show at the end of an episode, or never."""
-    kind = type(environment).__name__
+    class_name = type(environment).__name__
     missing = [name for name in PARTS if not hasattr(environment, name)]
     if missing:
-        raise _error(kind, f"has no {', '.join(missing)}", "add what is missing")
+        raise _error(class_name, f"has no {', '.join(missing)}", "add what is missing")
     kinds = set(environment.actors.values())
     if "agent" not in kinds or not kinds <= {"agent", "person"}:
         fix = 'use "agent" (a policy; at least one) and "person" (a user simulator)'
-        raise _error(kind, f"has actors of the kinds {', '.join(map(str, kinds)) or 'none'}", fix)
+        raise _error(
+            class_name, f"has actors of the kinds {', '.join(map(str, kinds)) or 'none'}", fix
+        )
     names = ["turns", "calls", *(f"turns:{name}" for name in environment.actors)]
     for name in environment.limits:
         if name not in names:
-            raise _error(kind, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
+            raise _error(class_name, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
     low, high = getattr(environment, "score_range", (0.0, 1.0))
     if not low < high:
-        raise _error(kind, f"has score_range = ({low}, {high})", "give (low, high), low < high")
+        raise _error(
+            class_name, f"has score_range = ({low}, {high})", "give (low, high), low < high"
+        )
 
 
 def draw_tasks(
@@ -455,20 +459,22 @@ def draw_tasks(
 ) -> list[Task]:
     """Return checked tasks of a split (see :meth:`Environment.tasks`)."""
     tasks: object = environment.tasks(split, count, seed, after)
-    kind = type(environment).__name__
+    class_name = type(environment).__name__
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         problem = f"has a tasks() that returns {tasks!r:.80}"
-        raise _error(kind, problem, "return a list of Task")
+        raise _error(class_name, problem, "return a list of Task")
     # Tasks with one id would share a tree.
     if len({task.id for task in tasks}) < len(tasks):
-        raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
+        raise _error(
+            class_name, f"gives two {split} tasks the same id", "give each task a unique id"
+        )
     if not tasks:
         problem = f"returns no {split} tasks after {sum(after)}"
         raise _error(
-            kind, problem, "return at least one, and the first ones again after all others"
+            class_name, problem, "return at least one, and the first ones again after all others"
         )
     return tasks
 
 
-def _error(kind: str, problem: str, do: str) -> UserError:
-    return UserError(f"the environment {kind} {problem}", do)
+def _error(class_name: str, problem: str, fix: str) -> UserError:
+    return UserError(f"the environment {class_name} {problem}", fix)

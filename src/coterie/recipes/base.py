@@ -252,8 +252,9 @@ class Recipe(ABC):
         # trial.
         stage_kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
         settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
-        depends = (*settings, *depends)
-        return Stage(Step(iteration, name), do_with_room, required, depends, roles, stage_kind)
+        return Stage(
+            Step(iteration, name), do_with_room, required, (*settings, *depends), roles, stage_kind
+        )
 
     # -- for the loop -------------------------------------------------------------------------
 

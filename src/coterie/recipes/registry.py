@@ -139,8 +139,8 @@ def _default(name: str) -> "Choice":
 
     choice = _declared_choice(name)
     if choice == Choice() and (played := played_by(name)):
-        first, *_ = played
-        choice = Choice(None, first) if is_micro_world(first) else Choice(first)
+        default = played[0]
+        choice = Choice(None, default) if is_micro_world(default) else Choice(default)
     if choice == Choice():
         raise UserError(
             f"{name} has no default environment or data set", "add environment=NAME or dataset=NAME"

@@ -95,7 +95,7 @@ S = TypeVar("S", bound=RecipeSettings)
 def methods(base: type[S], *rows: tuple[str, ...]) -> tuple[type[S], ...]:
     """Derive a settings class for each method of a recipe.
 
-    A row has the method's name, its meaning (the docstring), and optionally a default data set and environment.
+    A row has the method's name, its meaning (the docstring), and optionally a default data set with its environment.
     """
     return tuple(_method(base, *row) for row in rows)
 

@@ -356,8 +356,7 @@ class DenseSearch(Search):
         changed: dict[str, None] = {}
         # The rollouts of a search share one start node, which counts once. The root's count stays
         # 0.
-        starts = {rollout.search: rollout.start for rollout in rollouts}
-        for node in starts.values():
+        for node in {r.search: r.start for r in rollouts}.values():
             self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
         for path, rollout in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
