@@ -21,9 +21,13 @@ LIBRARIES = 2**29
 MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""
 UPDATE = 19
-"""Bytes of temporary float32 and int32 values for each element of a bucket of bfloat16 weights during its update."""
+"""Bytes of temporary values for each element of a bucket of bfloat16 weights during its update, which peaks in
+:func:`coterie.training.trainer.rounded`: the float32 weights, random and rounded bits in int32, and a float32 tensor
+and three bool tensors of ``isfinite``."""
 LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
-"""Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
+"""Bytes of float32 tensors for each element of a chunk of logits; a value head has no logits. ``logprobs``: log-probs,
+and the zeros and the result of the backward pass of ``gather``. ``shown entropies``: log-probs, probabilities, clamped
+log-probs, and the product of the last two. ``entropies``: these and a gradient."""
 GATHERED = 2
 """Layers that FSDP2 gathers at once: the current and the next one."""
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
