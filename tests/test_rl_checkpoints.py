@@ -1,10 +1,12 @@
 """Steps of reinforcement learning as models: checkpoints, held-out curves, forks, Ctrl-C, and warnings."""
 
+import asyncio
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +19,7 @@ from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce
 from coterie.record.tree import Metrics
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
-from coterie.runs.interruption import INTERRUPTED
+from coterie.runs.interruption import INTERRUPTED, Interruption
 from coterie.runs.loop import REINFORCE, fork
 from coterie.runs.reinforce_batch import informative_tasks, paths_of, step_stage
 from coterie.runs.reinforce_record import (
@@ -454,3 +456,15 @@ def test_a_role_without_any_reward_is_named_whatever_the_patience(tmp_path: Path
         assert weight_hash(step_folder(run, "Bob", 1)) == final(tmp_path / "run", "Bob")
         sections = {section.id: section for section in run_report(read, run).sections}
     assert sections["warnings-0"].rows == ((warning.removeprefix("warning: "),),)
+
+
+def test_outside_the_main_thread_a_stage_runs_without_a_handler_of_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    async def stage() -> None:
+        with Interruption(lambda: None, lambda: True, Silent()):
+            pass
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, stage()).result()
+    assert signal.getsignal(signal.SIGINT) is before

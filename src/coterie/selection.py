@@ -16,6 +16,7 @@ from coterie.config.settings import Settings, key
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 
+# Recipes have different classes for these, of which only the named attributes are read.
 Rewarded = Any
 """A trajectory with its ``sample`` number, ``total`` reward and ``score``."""
 NodeValue = Any
@@ -63,13 +64,17 @@ def best_demonstrations(
     """Return the selected (task, trajectory), highest reward first; ties to the earlier sample and smaller task id."""
     # Optima, algorithm 1: the best trajectory of each task, if its reward reaches theta_sft.
     # Sorting by task id after the reward makes the selection independent of the order of the tasks.
-    right = {task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}
-    best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
-    good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
-    good.sort(key=lambda item: (-item[1].total, item[0]))
+    eligible = {
+        task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()
+    }
+    best = {
+        task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in eligible.items() if rs
+    }
+    passed = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
+    passed.sort(key=lambda item: (-item[1].total, item[0]))
     # The shares are of the tasks that passed the threshold; the released code takes them of all.
-    start, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
-    return good[start:stop]
+    start, stop = (round(len(passed) * s) for s in (settings.skip_share, settings.top_share))
+    return passed[start:stop]
 
 
 class PairSettings(Settings):
@@ -250,6 +255,7 @@ def count_pairs(values: Sequence[NodeValue], settings: DensePairSettings) -> int
 def dense_pairs(
     tree: Tree, values: Mapping[str, NodeValue], settings: DensePairSettings
 ) -> list[Preference]:
+    """Return all pairs of siblings of a tree that qualify, in the order of their parents."""
     pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
@@ -290,11 +296,11 @@ def first_differences(
 def _first_difference(
     tree: Tree, leaf: str, other_leaf: str, agent: str
 ) -> tuple[Turn, Turn] | None:
-    for turn, two in zip(tree.path(leaf), tree.path(other_leaf), strict=False):
-        if turn.id != two.id:
+    for turn, other_turn in zip(tree.path(leaf), tree.path(other_leaf), strict=False):
+        if turn.id != other_turn.id:
             # After a different observation the contexts differ, so later turns are no alternatives.
-            both = turn.speaker.name == two.speaker.name == agent
-            return (turn, two) if both else None
+            by_agent = turn.speaker.name == other_turn.speaker.name == agent
+            return (turn, other_turn) if by_agent else None
     return None
 
 

@@ -48,25 +48,27 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Connections(httpx2.AsyncBaseTransport):
-    """HTTP/1.1 connections of a client, to the address if there is one, else to the host of each request.
+    """HTTP/1.1 connections of a client to one address; the host in the URL of a request is ignored.
 
     With httpx's own transport, which scans all its connections for every request, a turn takes a third more of the
     driver's processor time (bench/results/scale-2026-11-27.md).
     """
 
-    def __init__(self, address: Address | None = None) -> None:
+    def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: list[
             tuple[float, asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]
         ] = []
+        """Connections without a request: when their last reply ended, and their streams and HTTP state."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         content, limits = await request.aread(), request.extensions["timeout"]
-        reader, writer, http = await self._connection(request.url, limits["connect"])
+        reader, writer, http = await self._connection(limits["connect"])
         method, path, parts = request.method, request.url.raw_path, []
         head = h11.Request(method=method, target=path, headers=request.headers.raw)
         sent = [http.send(event) or b"" for event in (head, h11.Data(content), h11.EndOfMessage())]
         try:
+            # One limit for the whole reply; httpx's own transport would limit each read.
             async with asyncio.timeout(limits["read"]):
                 writer.write(b"".join(sent))
                 await writer.drain()
@@ -74,33 +76,35 @@ class Connections(httpx2.AsyncBaseTransport):
                     if event is h11.NEED_DATA:
                         http.receive_data(await reader.read(READ_BYTES))
                     elif isinstance(event, h11.Response):
-                        answer = event
+                        response = event
                     elif isinstance(event, h11.Data):
                         parts.append(event.data)
+            # After this, h11 can take another request on the connection.
             if http.their_state is h11.DONE:
                 http.start_next_cycle()
                 self._idle.append((time.monotonic(), reader, writer, http))
             else:  # the server closes it
                 writer.close()
         except BaseException as error:
+            # After half a reply, also of a canceled request, the rest would be read as the next one.
             writer.transport.abort()
             if isinstance(error, TimeoutError | h11.ProtocolError):
                 raise httpx2.ReadError(str(error) or "timeout", request=request) from error
             raise
-        body, headers = httpx2.ByteStream(b"".join(parts)), answer.headers.raw_items()
-        return httpx2.Response(answer.status_code, headers=headers, stream=body)
+        body, headers = httpx2.ByteStream(b"".join(parts)), response.headers.raw_items()
+        return httpx2.Response(response.status_code, headers=headers, stream=body)
 
     async def _connection(
-        self, url: httpx2.URL, seconds: float | None
+        self, seconds: float | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, h11.Connection]:
+        """Return the connection that was used last, unless the server may close it soon, or a new one."""
         while self._idle:
             since, reader, writer, http = self._idle.pop()
             if time.monotonic() - since < IDLE_SECONDS and not reader.at_eof():
                 return reader, writer, http
             writer.close()
-        address = self._address or Address(str(url))
         async with asyncio.timeout(seconds):
-            return *await _connect(address), h11.Connection(h11.CLIENT)
+            return *await _connect(self._address), h11.Connection(h11.CLIENT)
 
     async def aclose(self) -> None:
         for _, _, writer, _ in self._idle:
@@ -168,6 +172,7 @@ def _proof(secret: str, side: bytes, nonces: bytes) -> bytes:
 @asynccontextmanager
 async def relay(socket: str, host: str, secret: str) -> AsyncIterator[Address]:
     """Pass connections from a free port of ``host`` to a Unix socket, if they prove that they have the secret."""
+    # Connections without a proof yet, the oldest first: a dict keeps the order, unlike a set.
     strangers: dict[asyncio.StreamWriter, None] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,7 +180,7 @@ async def relay(socket: str, host: str, secret: str) -> AsyncIterator[Address]:
         if len(strangers) > STRANGERS:
             strangers.pop(oldest := next(iter(strangers)))
             oldest.transport.abort()
-        with suppress(OSError, EOFError):  # either side is gone, or the time is up
+        with suppress(OSError, EOFError):  # either side is gone, or the time is up (TimeoutError)
             if await _admit(secret, reader, writer):
                 strangers.pop(writer, None)
                 await _join((reader, writer), await asyncio.open_unix_connection(socket))

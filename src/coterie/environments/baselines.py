@@ -3,6 +3,9 @@
 Dialogues: ``cot``, one agent with all information (Kojima et al. 2022); ``cot_sc``, a majority of several (Wang et al.
 2023); ``mad``, multi-agent debate (Du et al. 2023); ``autoform``, a format of the agents' choice (Chen et al. 2024).
 Agents that act: other message formats, ``reflexion`` and ``code_as_policy``.
+
+:func:`by_method` is the entry. A message format replaces the environment's :class:`~coterie.environments.acting.Form`.
+Other methods are mixins: the classes below, which :func:`_variant` puts in front of the environment's class.
 """
 
 import asyncio
@@ -50,11 +53,12 @@ from coterie.tools.sandbox.inside.policy import ACTION as ACTION_LINE
 from coterie.tools.sandbox.inside.policy import POLICY
 from coterie.tools.sandbox.pool import Sandbox
 
-# Other message formats for acting environments:
+# Message formats of agents that act:
 #
 # * ``react``: ReAct (Yao et al. 2023, "ReAct: Synergizing Reasoning and Acting in Language Models"): a thought, then an
-# action with its argument in brackets.
+#   action with its argument in brackets.
 # * ``cot``: chain of thought: the agent thinks and answers. It gets the feedback of the environment to answers.
+# * ``code_as_policy``: a program.
 
 ACT, FINISH = "Act", "Finish"
 NO_ACTION = (
@@ -67,20 +71,21 @@ _ACTIONS = re.compile(rf"^[ \t]*Action:[ \t]*({ACT}|{FINISH})\[", re.MULTILINE)
 
 def read_react(text: str) -> Move:
     """Parse a message in ReAct's form. An action ends at the last bracket before the next action or the end."""
-    marks = list(_ACTIONS.finditer(text))
-    if not marks:
+    beginnings = list(_ACTIONS.finditer(text))
+    if not beginnings:
         return Move("nothing", note=NO_ACTION)
-    end = marks[1].start() if len(marks) > 1 else len(text)
-    inside, bracket, _ = text[marks[0].end() : end].rpartition("]")
+    end = beginnings[1].start() if len(beginnings) > 1 else len(text)
+    argument, bracket, _ = text[beginnings[0].end() : end].rpartition("]")
     if not bracket:
         return Move("nothing", note=NO_ACTION)
-    note = FIRST_ACTION * (len(marks) > 1)
-    if marks[0][1] == ACT:
-        return filled("action", inside.strip("\n").rstrip(), note, EMPTY_ACTION)
-    return filled("answer", inside.strip(), note, EMPTY_ANSWER)
+    note = FIRST_ACTION * (len(beginnings) > 1)
+    if beginnings[0][1] == ACT:
+        return filled("action", argument.strip("\n").rstrip(), note, EMPTY_ACTION)
+    return filled("answer", argument.strip(), note, EMPTY_ANSWER)
 
 
 def read_thoughts(text: str) -> Move:
+    """Parse a message of an agent that only answers."""
     move = read(text)
     return move if move.kind == "answer" else Move("nothing", note=ANSWER_ONLY)
 
@@ -141,7 +146,8 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
             # Each attempt has one more turn, in which the agent reflects.
             limits = {"turns": attempts * (environment.steps + 1)}
             return _variant(environment, Reflexion, attempts=attempts, limits=limits, **purity)
-        # The functions of a program are made from the forms of the environment's actions.
+        # The functions of a program are made from the forms of the environment's actions, which not
+        # all environments list.
         if method == "code_as_policy" and type(environment).commands is not Acting.commands:
             needs = tuple(dict.fromkeys((*environment.needs, Sandbox)))
             return _variant(environment, CodeAsPolicy, form=PROGRAM, needs=needs, **purity)
@@ -169,7 +175,10 @@ def single_agent(environment: B) -> B:
 
 
 def _variant(environment: T, kind: type, **attributes: object) -> T:
-    """Return a copy of the environment with the methods of ``kind`` in front of its own."""
+    """Return a copy of the environment with the methods of ``kind`` in front of its own, and with other attributes.
+
+    In a method of ``kind``, ``super()`` is the environment's own class.
+    """
     mixed = type(kind.__name__, (kind, type(environment)), {})
     # The copy keeps all attributes, as `copy.copy` would; no class is assigned, since layouts of classes may differ.
     variant: T = object.__new__(mixed)
@@ -188,6 +197,7 @@ class SingleTurn(Collaboration):
 class Alone(Dialogue):
     """Agents with all information, without the order, messages and tools of the environment's dialogue."""
 
+    # Named here, so that they precede the environment's own methods; inherited ones would come after them.
     actors, limits, syntax = Dialogue.actors, Dialogue.limits, Dialogue.syntax
     begin, acting, see, tools = Dialogue.begin, Dialogue.acting, Dialogue.see, Dialogue.tools
     prompt_turns, act = Dialogue.prompt_turns, Dialogue.act
@@ -289,14 +299,19 @@ class Live:
 
     shared: Shared
     stack: AsyncExitStack
+    """Closes the session."""
     session: Any = None
+    """What the environment's own methods get as ``live``: its session, or :class:`Shared` if it is pure."""
 
     def fork(self) -> None:
         """Return None, so branches are replayed."""
 
 
 class Renewable(Acting):
-    """Variant of an environment that can begin again within an episode. ``super()`` is the environment."""
+    """Variant of an environment that can begin again within an episode. ``super()`` is the environment.
+
+    The variant's ``live`` is a :class:`Live`, and the environment's methods get ``live.session``.
+    """
 
     is_pure: bool
     """True if the environment has no sessions."""
@@ -375,7 +390,8 @@ class Reflexion(Renewable):
         self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
-        # The turn after a failed attempt is the reflection. The task then begins again.
+        # The turn after a failed attempt is the reflection, so there is a result without a lesson. The
+        # task then begins again.
         if len(trial.solved) > len(trial.lessons):
             await self.renew(live, state.task, state.seed)
             next_trial = await super().begin(state.task, live)
@@ -406,7 +422,7 @@ class Reflexion(Renewable):
         return replace(grade, metrics={**grade.metrics, "attempts": len(solved), **within})
 
     def _inner(self, state: State) -> State:
-        """Return the state of the current attempt alone."""
+        """Return the state of the current attempt alone, as the environment would have it in a single attempt."""
         trial = _trial(state)
         turns = state.turns[trial.start :]
         turns_left = self.steps - sum(turn.speaker.name == AGENT for turn in turns)

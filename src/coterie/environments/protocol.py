@@ -240,7 +240,8 @@ class Votes(Protocol):
 class Shortens(Protocol):
     """Environment that can shorten a prompt that exceeds the context of the model."""
 
-    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]: ...
+    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
+        """Yield shorter prompts of an actor, the longest first. The first that fits is used."""
 
 
 def check_graded(environment: object) -> None:
@@ -256,6 +257,7 @@ def openers_of(environment: object, logs: Path) -> Openers:
 
 
 def formats_of(environment: Environment) -> tuple[str, ...]:
+    """Return the format prompts that an episode may have as ``State.variant``; none by default."""
     formats: tuple[str, ...] = getattr(environment, "formats", ())
     return formats
 
@@ -353,7 +355,7 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
         if not isinstance(error, Exception) or isinstance(error, EngineError | UserError):
             return
         # The error names a line of the environment's own code, not of a library that it calls.
-        modules = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
+        modules = {base.__module__ for base in type(self.environment).__mro__} - {"builtins"}
         name, position = type(self.environment).__name__, error_place(error, modules)
         raise EnvironmentFault(f"{name} failed with {error_message(error)} ({position})") from error
 
@@ -388,10 +390,10 @@ def wrong_return(
 ) -> EnvironmentFault:
     """Return an error with the file and line of the method."""
     # The class that the user wrote, not a wrapper around it.
-    kind = type(innermost(environment))
-    code = inspect.unwrap(getattr(kind, method)).__code__
+    environment_class = type(innermost(environment))
+    code = inspect.unwrap(getattr(environment_class, method)).__code__
     return EnvironmentFault(
-        f"{kind.__name__}.{method}() returned {value!r:.80}{position}. Return {expected} "
+        f"{environment_class.__name__}.{method}() returned {value!r:.80}{position}. Return {expected} "
         f"({code.co_filename}, line {code.co_firstlineno})"
     )
 
@@ -419,11 +421,13 @@ def _message(item: object, own_turns: list[Turn]) -> Message | None:
     return Message.of(role, content) if role in get_args(Role) and type(content) is str else None
 
 
+# Everything that an environment must have: the attributes and methods of the interface above.
 PARTS = {name: value for name, value in vars(Environment).items() if not name.startswith("_")}
 METHODS = tuple(name for name, value in PARTS.items() if inspect.isfunction(value))
 
 
 def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -> None:
+    """Raise ``UserError`` for a resource that the environment needs and ``has`` lacks."""
     for need in environment.needs:
         if need not in has:
             raise _error(
@@ -435,21 +439,25 @@ def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -
 
 def check_parts(environment: Environment) -> None:
     """Raise ``UserError`` for faults that would only show at the end of an episode, or never."""
-    kind = type(environment).__name__
+    class_name = type(environment).__name__
     missing = [name for name in PARTS if not hasattr(environment, name)]
     if missing:
-        raise _error(kind, f"has no {', '.join(missing)}", "add what is missing")
+        raise _error(class_name, f"has no {', '.join(missing)}", "add what is missing")
     kinds = set(environment.actors.values())
     if "agent" not in kinds or not kinds <= {"agent", "person"}:
         fix = 'use "agent" (a policy; at least one) and "person" (a user simulator)'
-        raise _error(kind, f"has actors of the kinds {', '.join(map(str, kinds)) or 'none'}", fix)
+        raise _error(
+            class_name, f"has actors of the kinds {', '.join(map(str, kinds)) or 'none'}", fix
+        )
     names = ["turns", "calls", *(f"turns:{name}" for name in environment.actors)]
     for name in environment.limits:
         if name not in names:
-            raise _error(kind, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
+            raise _error(class_name, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
     low, high = getattr(environment, "score_range", (0.0, 1.0))
     if not low < high:
-        raise _error(kind, f"has score_range = ({low}, {high})", "give (low, high), low < high")
+        raise _error(
+            class_name, f"has score_range = ({low}, {high})", "give (low, high), low < high"
+        )
 
 
 def draw_tasks(
@@ -457,20 +465,22 @@ def draw_tasks(
 ) -> list[Task]:
     """Return checked tasks of a split (see :meth:`Environment.tasks`)."""
     tasks: object = environment.tasks(split, count, seed, after)
-    kind = type(environment).__name__
+    class_name = type(environment).__name__
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         problem = f"has a tasks() that returns {tasks!r:.80}"
-        raise _error(kind, problem, "return a list of Task")
+        raise _error(class_name, problem, "return a list of Task")
     # Tasks with one id would share a tree.
     if len({task.id for task in tasks}) < len(tasks):
-        raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
+        raise _error(
+            class_name, f"gives two {split} tasks the same id", "give each task a unique id"
+        )
     if not tasks:
         problem = f"returns no {split} tasks after {sum(after)}"
         raise _error(
-            kind, problem, "return at least one, and the first ones again after all others"
+            class_name, problem, "return at least one, and the first ones again after all others"
         )
     return tasks
 
 
-def _error(kind: str, problem: str, do: str) -> UserError:
-    return UserError(f"the environment {kind} {problem}", do)
+def _error(class_name: str, problem: str, fix: str) -> UserError:
+    return UserError(f"the environment {class_name} {problem}", fix)

@@ -1,4 +1,9 @@
-"""Base class of recipes: stages, roles and their model versions, episodes, fingerprints."""
+"""Base class of recipes: stages, roles and their model versions, episodes, fingerprints.
+
+A subclass lists its stages in :meth:`Recipe.stages`, each made by :meth:`Recipe.stage` from a method that does the
+work. :mod:`coterie.runs.loop` runs them. A *role* is a named model with versions, an *agent* is an actor of the
+environment that a role plays (:meth:`Recipe.players`).
+"""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -53,7 +58,7 @@ class Recipe(ABC):
     environment: Environment
     name: str
     reach_cluster = True
-    """False for a plan alone, which needs no running cluster."""
+    """False if the plan must not ask the cluster, such as in a dry run."""
     edits: Mapping[str, Edit] = MappingProxyType({})
     """Recontext rules of the selections, by name."""
     by_task: tuple[str, ...] = ()
@@ -75,7 +80,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def stages(self) -> list[Stage]:
-        """Return the stages of all iterations, in order."""
+        """Return all stages in order; the same ones at each call, whatever the run has done so far."""
 
     def roles(self) -> tuple[Role, ...]:
         """Return the roles and their models. The first role is evaluated and served."""
@@ -189,7 +194,7 @@ class Recipe(ABC):
         return 0
 
     def whole_task(self, task: Task) -> Task:
-        """Return the task that this task is a part of. No part of a held-out task is trained on."""
+        """Return the task that this task is a step of, or itself. No step of a held-out task is trained on."""
         return task
 
     def examples(self) -> list[list[tuple[str, bool]]]:
@@ -232,7 +237,7 @@ class Recipe(ABC):
 
         roles = (trains,) if isinstance(trains, str) else tuple(trains)
 
-        def done(run: Run, iteration: int, progress: Progress) -> Metrics:
+        def do_with_room(run: Run, iteration: int, progress: Progress) -> Metrics:
             models = self.models(run)
             # Servers and cached models leave the devices first, because a training needs their
             # memory.
@@ -249,13 +254,13 @@ class Recipe(ABC):
         stage_kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
         settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
         return Stage(
-            Step(iteration, name), done, required, (*settings, *depends), roles, stage_kind
+            Step(iteration, name), do_with_room, required, (*settings, *depends), roles, stage_kind
         )
 
     # -- for the loop -------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
-        """Return the steps of all stages, in order."""
+        """Return the iteration and name of each stage, in order."""
         return [stage.step for stage in self.stages()]
 
     def at(self, step: Step) -> Stage:
@@ -272,31 +277,34 @@ class Recipe(ABC):
 
     @cached_property
     def _fingerprints(self) -> dict[Step, str]:
-        person = self.settings.user_simulator.identity()
-        common = (self._models, self._content, self.settings.seed, person)
-        # No arguments add nothing to the hash, so that a run without any keeps its fingerprints.
-        args = sorted(self.settings.engine.template.items())
-        prints: dict[Step, str] = {}
+        user_simulator = self.settings.user_simulator.identity()
+        common = (self._models, self._content, self.settings.seed, user_simulator)
+        # Without arguments of the chat template nothing is added to the hash, so runs from before
+        # there were any keep their fingerprints.
+        template_args = sorted(self.settings.engine.template.items())
+        fingerprints: dict[Step, str] = {}
         for stage in self.stages():
             # The hashes of the inputs are included, so that a change also invalidates all later
             # stages.
-            inputs = [f"{step} {prints.get(step, '')}" for step in stage.after]
-            depends = (inputs, *stage.depends, *([args] if args else []))
-            prints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
-        return prints
+            inputs = [f"{step} {fingerprints.get(step, '')}" for step in stage.after]
+            depends = (inputs, *stage.depends, *([template_args] if template_args else []))
+            fingerprints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
+        return fingerprints
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
+        """Identities of the roles' models, which all stages depend on."""
         # Models in 4 bits sample other tokens, already before a training.
         in_4bit = ["load_in_4bit"] * loads_in_4bit(self.settings)
         return [[role.name, identity(role.model), role.shares, *in_4bit] for role in self.roles()]
 
     @cached_property
     def _content(self) -> str:
+        """Hash of the environment and its data, which all stages depend on."""
         return content(self.settings, self.environment)
 
     def close(self) -> None:
-        """Close the engines and models of all roles."""
+        """Close the models and engines that :meth:`models` opened. The recipe can be used again."""
         if self._roles is not None:
             self._roles.close()
             self._roles = None
@@ -365,7 +373,7 @@ class Recipe(ABC):
         return [0, *(step.iteration + 1 for step in finished)]
 
     def policy_path(self, run: Run, version: int | Path, role: str | None = None) -> Path | str:
-        """Return the folder or the name of a version of a role."""
+        """Return the folder or name of a version's weights; ``version`` may be the folder of a checkpoint."""
         return self.models(run).path(role or self.main_role, version)
 
     def load_policy(
@@ -382,7 +390,7 @@ class Recipe(ABC):
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
     def seeded(self, training: TrainingSettings, iteration: int) -> TrainingSettings:
-        """Return the settings with a seed that depends on the run and the iteration."""
+        """Return the settings of a training with the seed of its iteration."""
         # Runs with other seeds and other iterations shuffle their rows differently.
         return training.model_copy(
             update={"seed": training.seed + self.settings.seed * 1000 + iteration}
@@ -415,7 +423,7 @@ class Recipe(ABC):
         top_p: float = 1.0,
         role: str | None = None,
     ) -> TokenSampler:
-        """Return a sampler of a version of a role."""
+        """Return a sampler of a version of a role (default: the first), whose engine is then open."""
         max_tokens, timeout = self.settings.turn_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.main_role, version)
@@ -448,7 +456,7 @@ class Recipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration with its policies, store them, and return their metrics."""
+        """Play episodes of one stage with the newest version of each role, and return their summary."""
         samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
         return await self.play_by(run, episodes, samplers, progress)
 
@@ -459,7 +467,7 @@ class Recipe(ABC):
         samplers: Mapping[str, TokenSampler],
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one stage with a sampler for each agent, store them, and return their metrics."""
+        """Play episodes of one stage with the samplers of the agents, and return their summary."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
         async with self.actors(run) as actors:
             driver = actors.driver(samplers, self.settings.seed)

@@ -6,6 +6,7 @@ No paper is published; the algorithm follows the released code (leoozy/DensePoli
         rollout      grow a tree per task. Each round starts rollouts at the node with the highest
                      0.8 C^(1/4) + 0.2 D / L + 2 sqrt(1 + N) / (2 + N), until the tree has its pairs. C: largest value
                      difference to a sibling, D: mean distance to the ends of rollouts, L: maximum steps, N: visits
+                     (:meth:`coterie.rollout.dense_search.DenseSearch.plan` chooses the node)
         reward       V(node) = mean success of the rollouts through it
         select       siblings with V_chosen - V_rejected >= margin and enough visits; from the tasks with the most
                      pairs, up to a fixed total

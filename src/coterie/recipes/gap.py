@@ -7,6 +7,7 @@ Notation of the paper: question q, trace tau, plan G = (V, E), where sub-task j 
     rollout   traces: an expert that knows the gold facts answers the training questions with the real tools, or a file
     select    traces with the right answer, the gold facts in their observations, and enough calls
     train     L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)                                   (equation 4)
+              (masked, so without a loss: the prompt with q, and all observations with their tags)
     evaluate  the policy on the same held-out questions
     -- RL (section 4.2)
     reinforce DAPO by default (its settings select GRPO or PPO, see :mod:`coterie.recipes.rl`): a group of rollouts
@@ -330,6 +331,10 @@ class Gap(Recipe):
         """Train by SFT on the selected traces, with observations masked (equation 4).
 
         ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
+
+        Targets of a row are the tokens of the agent's messages: thoughts, plan, calls and answer, and the ends of
+        messages. Prompt and observations are turns of others and only context (:func:`coterie.record.rows.rows`), so
+        no mask is made from the text. All targets count the same in the mean (:class:`~coterie.training.losses.SFT`).
         """
         from coterie.training.batches import max_row_length, steps_for_targets
 

@@ -13,9 +13,13 @@ Notation of the paper: task x, tool list I, plan (subgoal sequence) s, gold acti
                      L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])
         -- grounding agent improving
         correct      a critic accepts or corrects a_hat for the best plans
-        improve      SFT of pi_g on accepted, corrected and gold rows
+        improve      SFT of pi_g on accepted, corrected and gold rows:
+                     L = -sum_l log pi_g(a_l | a_<l, x, I, s), as a mean over the tokens of all rows of a step
         measure      J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s) on held-out tasks, after each half
     evaluate     plan, ground and execute greedily on held-out tasks
+
+The two losses are those of :meth:`Moat.align` and :meth:`Moat.improve`, by :mod:`coterie.recipes.trainings` (rows and
+reference) and :mod:`coterie.training.losses` (``DPO``, ``SFT``). r(s) is a reward, without a gradient.
 
 ``parts`` leaves out one half (ablations) or replaces both with SFT on gold rows (control).
 
@@ -394,6 +398,7 @@ class Moat(Recipe):
         return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []
 
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the grounder by SFT on the rows of :meth:`correct`: ``L = -sum_l log pi_g(a_l | a_<l, x, I, s)``."""
         empty = UserError(
             f"iteration {i} has no training rows for the grounder",
             "use correct.gold=true or correct.unreadable=gold, or another correct.critic",

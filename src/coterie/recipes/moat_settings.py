@@ -18,6 +18,7 @@ from coterie.training.settings import (
 )
 
 Parts = Literal["joint", "planner", "grounder", "sft"]
+"""Halves of an iteration that are done; ``sft`` replaces both."""
 SCRIPT = "script"
 """Name of the critic that compares results with the right answer."""
 

@@ -9,6 +9,7 @@ tau[k].
         reward         R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)     (equation 1)
                        R_token = #Tokens(tau) / max over the task's N dialogues,
                        R_loss = max_k mean token loss of tau[k] under M_base, given its context
+                       (:func:`coterie.rewards.dialogue_reward.rewards`; :class:`TreeJudge` collects the losses)
         demonstrate    the dialogue with the highest R per task, if R >= theta_sft; of these the top share
         imitate        SFT on each agent's own turns, without format prompts -> M_{i+1}
     or a DPO iteration (algorithm 2, idpo: all but the first; algorithm 3, isft_dpo: every second):
@@ -92,7 +93,9 @@ COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 class TreeJudge:
     """Reward of the dialogues of a tree (equation 1)::
 
-    R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)
+        R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)
+
+    It collects the numbers of a dialogue. :func:`coterie.rewards.dialogue_reward.rewards` computes the terms.
     """
 
     rule: RewardSettings

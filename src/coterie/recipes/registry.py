@@ -1,6 +1,10 @@
 """Registry of recipes: their methods, presets and resolved settings, and recipes from plug-ins.
 
 Every command imports this module, including ``coterie --help``, so heavy imports are inside functions.
+
+A method (``optima/isft``) is played on a *choice*: a data set, an environment, or both
+(:class:`~coterie.environments.registry.Choice`). :func:`played_choice` finds it, and :func:`settings` then puts layers
+of values over each other. A preset is the layer that a method has for a data set or its micro-world.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,14 +119,17 @@ def plugin(name: str) -> RecipeDescription:
 
 
 def names() -> tuple[str, ...]:
+    """Return the names of all built-in methods."""
     return tuple(method for description in BUILT_IN for method in _methods(description))
 
 
 def settings_type(name: str) -> "type[RecipeSettings]":
+    """Return the settings type of a method, without the keys of an environment or data set."""
     return _methods(described(name))[name]
 
 
 def recipe(settings: "RecipeSettings") -> "Recipe":
+    """Make the recipe of a method with these settings."""
     return described(settings.recipe).recipe(settings)
 
 
@@ -130,10 +137,10 @@ def _default(name: str) -> "Choice":
     """Return the default environment or data set: from the settings, else the first preset."""
     from coterie.environments.registry import Choice, is_micro_world
 
-    choice = _own(name)
+    choice = _declared_choice(name)
     if choice == Choice() and (played := played_by(name)):
-        name_ = played[0]
-        choice = Choice(None, name_) if is_micro_world(name_) else Choice(name_)
+        default = played[0]
+        choice = Choice(None, default) if is_micro_world(default) else Choice(default)
     if choice == Choice():
         raise UserError(
             f"{name} has no default environment or data set", "add environment=NAME or dataset=NAME"
@@ -141,7 +148,8 @@ def _default(name: str) -> "Choice":
     return choice.over(Choice(), settings_type(name).questions)
 
 
-def _own(name: str) -> "Choice":
+def _declared_choice(name: str) -> "Choice":
+    """Return the data set and environment that the settings of a method have as defaults; often neither."""
     from coterie.environments.registry import Choice
 
     fields = settings_type(name).model_fields
@@ -189,13 +197,12 @@ def settings(
         stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
     method_settings_type = played_type(base, choice)
-    # Each layer overrides those before it. The names come once more, because a preset has names
-    # too.
+    # Each layer overrides those before it.
     layers = [
-        choice.values(),
+        choice.values(),  # what the data set implies for its environment and tools
         _declared(base, choice),
-        _values(name, choice),
-        choice.names(),
+        _values(name, choice),  # the preset
+        choice.names(),  # after the preset, which may name another environment
         over or {},
         stored,
     ]
@@ -216,7 +223,8 @@ def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) ->
     stored_choice, choice = Choice.of(stored), Choice.among(words)
     # A data set with a preset is played in the method's own environment.
     if choice.environment is None and choice.dataset in _presets(name).values:
-        choice = Choice(choice.dataset, _own(name).environment)
+        choice = Choice(choice.dataset, _declared_choice(name).environment)
+    # Without a stored choice, and without one in the words, the default applies.
     if stored_choice.environment is None:
         stored_choice = _default(name) if choice == Choice() else Choice()
     return choice.over(stored_choice, settings_type(name).questions)
@@ -248,6 +256,7 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
 
 
 def _of_run(word: str) -> str:
+    """Replace the run folder in ``model=RUN`` by its last policy; leave other words unchanged."""
     key, _, text = word.partition("=")
     if key != "model":
         return word
@@ -261,6 +270,7 @@ def _of_run(word: str) -> str:
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":
+    """Return the settings types of a recipe by method."""
     return {settings.recipe: settings for settings in description.settings()}
 
 
@@ -279,6 +289,7 @@ def _read_presets(package: str, name: str) -> "Presets":
 
 
 def _packaged(presets: "Presets", dataset: str, subject: str) -> dict[str, Any]:
+    """Return the values for a data set. Raises ``UserError``, which names ``subject``, if there are none."""
     from coterie.config.resolve import overlaid
 
     datasets = list(presets.values)

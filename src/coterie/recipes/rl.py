@@ -15,8 +15,10 @@
 The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
 divergence D to the loss (``loss.mean`` selects the mean over tokens or over rollouts). DAPO has a higher upper clip, a
 mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft penalty
-for long answers. PPO has a critic V. :func:`train_step` is the algorithm. :mod:`coterie.runs.reinforce` samples, saves
-and resumes, :mod:`coterie.training.policy_gradient` has L, and :mod:`coterie.rewards.advantages` the arithmetic of A.
+for long answers. PPO has a critic V. :func:`train_step` is the algorithm: :func:`group_batch` or :func:`critic_batch`
+sets A (arithmetic: :mod:`coterie.rewards.advantages`), :func:`update` takes the steps on L (the clip and kl D:
+:class:`~coterie.training.policy_gradient.PolicyGradient`). A divergence in the reward (``reward.kl``) is another one,
+see :func:`prepare`. :mod:`coterie.runs.reinforce` samples, saves and resumes.
 """
 
 import random

@@ -93,7 +93,10 @@ S = TypeVar("S", bound=RecipeSettings)
 
 
 def methods(base: type[S], *rows: tuple[str, ...]) -> tuple[type[S], ...]:
-    """Derive settings of methods from their name, meaning, and default data set and environment, if any."""
+    """Derive a settings class for each method of a recipe.
+
+    A row has the method's name, its meaning (the docstring), and optionally a default data set with its environment.
+    """
     return tuple(_method(base, *row) for row in rows)
 
 
@@ -102,8 +105,8 @@ def _method(
 ) -> type[S]:
     defaults: dict[str, Any] = {}
     if dataset:
-        # The defaults of a method name its data set and environment, which the command line may
-        # replace.
+        # Only the names; the command line may replace them, and `registry.settings` adds the keys of
+        # the environment.
         defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
         defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
     method_settings: type[S] = create_model(
@@ -127,7 +130,7 @@ class Presets:
 
 
 NONE = Presets({}, {})
-"""Presets of a recipe without a file; the defaults of its settings apply."""
+"""Presets of a method without a file; the defaults of its settings apply."""
 
 
 def read_presets(file: Traversable) -> Presets:

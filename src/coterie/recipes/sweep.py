@@ -1,8 +1,10 @@
 """Sweeps over values of keys, and merging the parts of a run.
 
-Each run of a sweep has its own folder. Runs share stages with equal settings.
+A sweep (:func:`plan_sweep`, :func:`run_sweep`) has a run, in its own folder, for each combination of values and each
+seed. Stages with equal settings are copied from an earlier run instead of done again.
 
-A merge copies the items of single tasks (``Recipe.by_task``) of the first iteration.
+A merge (:func:`merge`) makes one run of several that each sampled a part of the tasks (``rollout.shard``). It copies
+the items of single tasks (``Recipe.by_task``) of the first iteration; the merged run continues from there.
 """
 
 import re
@@ -41,8 +43,9 @@ class Point:
     folder: Path
     recipe: Recipe
     source: "Point | None"
-    """Earlier run that shares the most stages."""
+    """Earlier run that shares the most stages, which are copied from it."""
     shared: list[Step]
+    """Stages that it shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +112,15 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
         raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
     points: list[Point] = []
     # Seeds are the outer loop, so that every value has one run before any has a second.
-    for number, values in product(range(seeds), product(*keys.values())):
-        own_words = [*rest, *map("=".join, zip(keys, values, strict=True))]
-        point_settings = settings(name, own_words)
+    for seed_number, values in product(range(seeds), product(*keys.values())):
+        value_words = [*map("=".join, zip(keys, values, strict=True))]
+        point_settings = settings(name, [*rest, *value_words])
         # Further seeds are counted up from the seed of the settings.
-        if number:
-            seeded = [word for word in own_words if not word.startswith("seed=")]
-            point_settings = settings(name, [*seeded, f"seed={point_settings.seed + number}"])
-        recipe, text = recipe_of(point_settings), " ".join(own_words[len(rest) :])
+        if seed_number:
+            unseeded = [word for word in (*rest, *value_words) if not word.startswith("seed=")]
+            seed = point_settings.seed + seed_number
+            point_settings = settings(name, [*unseeded, f"seed={seed}"])
+        recipe, text = recipe_of(point_settings), " ".join(value_words)
         _check(recipe, text)
         value = ",".join(values)
         # Names of folders keep only safe characters; a collision is an error below.
@@ -132,7 +136,7 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
         if (path / "config.yaml").is_file():
             with open_run(path, recipe.name, point_settings, write=False) as run:
                 check_finished(recipe, run)
-        shared = [(point_, shared_steps(recipe, point_.recipe)) for point_ in points]
+        shared = [(earlier, shared_steps(recipe, earlier.recipe)) for earlier in points]
         # The earlier run with the most equal stages saves the most work.
         source, steps = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
         points.append(
@@ -142,6 +146,7 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
 
 
 def _check(recipe: Recipe, text: str) -> None:
+    """Raise ``UserError`` with the values of a run (``text``) if it can't work, or could not be compared."""
     try:
         recipe.check()
     except UserError as error:
@@ -214,6 +219,7 @@ def run_sweep(
 
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
+    """Return the row of a value over all seeds; ``scores`` has one score for each seed by task."""
     seeds = [row for row in rows if row.value == value]
     # Scores are averaged over seeds first, so that the interval is over tasks.
     means = [fmean(scores[task]) for task in sorted(scores)]
@@ -300,6 +306,7 @@ def merge(
 
 
 def _part(folder: Path) -> Part:
+    """Read the run in a folder. Raises ``UserError`` if its recipe has no parts."""
     name, stored = read_config(folder)
     part_settings = settings(name, (), stored)
     recipe = recipe_of(part_settings)
@@ -312,7 +319,8 @@ def _part(folder: Path) -> Part:
 
 def _check_same_run(first_part: Part, part: Part) -> None:
     """Check that two parts have the same settings, ignoring settings that no stage depends on."""
-    # Parts of different counts are not parts of one run, and the message then shows their shards.
+    # Recipes with all tasks are compared, so that the parts' shards do not count as a difference. Parts
+    # of different counts are not parts of one run, and the message then shows their shards.
     alike = first_part.shard[1] == part.shard[1]
     first_recipe, part_recipe = (
         (first_part.full, part.full) if alike else (first_part.recipe, part.recipe)
@@ -333,6 +341,7 @@ def _check_same_run(first_part: Part, part: Part) -> None:
 
 
 def _check_sampled(part: Part, step: Step) -> None:
+    """Raise ``UserError`` if a part has not sampled all its tasks, or its settings have changed since."""
     with part.open() as run:
         check_finished(part.recipe, run)
         if not run.is_finished(step):
@@ -343,27 +352,31 @@ def _check_sampled(part: Part, step: Step) -> None:
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
     """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
     stages, iteration = part.recipe.by_task, steps[0].iteration
-    # Credit is stored under the fingerprint of its stage, which depends on the shard.
+    # Credit is stored under the fingerprint of its stage, which depends on the shard: from the part's
+    # fingerprint to the whole run's.
     renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
     # A stage without inputs, such as the evaluation of the base, is equal in all parts.
-    first_steps = [stage.step for stage in part.full.stages() if not stage.after]
-    same = [step for step in shared_steps(part.full, part.recipe) if step in first_steps]
-    with part.open() as old:
+    without_inputs = [stage.step for stage in part.full.stages() if not stage.after]
+    equal_steps = [step for step in shared_steps(part.full, part.recipe) if step in without_inputs]
+    with part.open() as part_run:
+        # Parts have different tasks, unless two of them have the same shard.
         common = set[str]()
         for stage in stages:
-            tasks = (set(copied_run.store.tasks_of(iteration, stage)) for copied_run in (old, run))
-            common |= set.intersection(*tasks)
+            common |= {*part_run.store.tasks_of(iteration, stage)} & {
+                *run.store.tasks_of(iteration, stage)
+            }
         if common:
             named = sorted(common)[:MAX_NAMED] + ["..."] * (len(common) > MAX_NAMED)
             problem = f"{part.folder} and an earlier run have the same tasks: {', '.join(named)}"
             raise UserError(problem, "give runs with different tasks")
-        bases = [
+        base_evaluations = [
             step
-            for step in same
-            if step.stage == EVALUATION and old.is_finished(step) and not run.is_finished(step)
+            for step in equal_steps
+            if step.stage == EVALUATION and part_run.is_finished(step) and not run.is_finished(step)
         ]
-        with run.store.beside(old.store.path) as db:
+        with run.store.beside(part_run.store.path) as db:
             for stage in stages:
                 copy_step(db, iteration, stage, renamed)
-            for step in bases:
+            # Whole stages, with the mark that they are finished. The others get theirs in `merge`.
+            for step in base_evaluations:
                 copy_step(db, step.iteration, step.stage, {}, marks=True)

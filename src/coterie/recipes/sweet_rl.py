@@ -21,6 +21,12 @@ Method ``sweet`` trains offline, on dialogues of pi_ref:
                         plus nll * (mean -log pi_phi(a+|o)), with nll = 0.01, as in J_A                 (table 5)
     evaluate  pi_ref and pi_phi on held-out tasks
 
+The simulated user, the grader and the critic see c. :func:`~coterie.environments.collaboration.with_reference` adds it
+to the critic's prompts, in training rows (:meth:`SweetRL.training_view`) and where it scores candidates
+(:class:`TrainedCritic`); pi_ref in equation 3 has the same prompt. With ``critic.privileged=false`` the critic does not
+see it. The policy never does, in rollouts or in its training rows, which have the prompts of the rollouts: c is a
+:class:`~coterie.record.tree.Secret`, and rendering it for another reader is an error.
+
 The baselines have one round and train the policy on the same dialogues: ``rejection_ft`` by SFT on all successes,
 ``multi_turn_dpo`` by DPO on pairs of whole dialogues.
 

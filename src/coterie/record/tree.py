@@ -204,6 +204,7 @@ class Tree:
         self.outcomes[outcome.leaf] = outcome
 
     def graded(self) -> Iterator[tuple[Outcome, list[Turn]]]:
+        """Yield the trajectories that have a score, in order of sample."""
         return ((o, path) for o, path in self.trajectories() if o.score is not None)
 
     def children(self, node: str) -> list[Turn]:
@@ -214,6 +215,7 @@ class Tree:
         return [turn for turn in self.turns.values() if not self._children.get(turn.id)]
 
     def path(self, node: str) -> list[Turn]:
+        """Return the turns from the root to ``node``, which is the last one; none for the root."""
         turns = []
         # Collected from the leaf upwards; reversed at the end.
         while node != self.root:
@@ -227,6 +229,7 @@ class Tree:
             yield outcome, self.path(outcome.leaf)
 
     def messages(self, request: Request) -> tuple[Message, ...]:
+        """Return all messages of the prompt of a request, oldest first."""
         # Each request is a delta on the agent's previous one. Go back to the first, then apply
         # them.
         deltas = [request]

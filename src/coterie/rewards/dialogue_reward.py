@@ -254,7 +254,10 @@ class Reward:
 def rewards(
     samples: Sequence[DialogueSample], settings: RewardSettings, *, max_tokens: int | None = None
 ) -> list[Reward]:
-    """Return the rewards of a task's samples; ``max_tokens`` defaults to the maximum of those not truncated."""
+    """Return the rewards of a task's samples (equation 1), each as its weighted terms.
+
+    ``max_tokens`` defaults to the maximum of the samples that are not truncated.
+    """
     if max_tokens is None:
         # A truncated dialogue is as long as its limit, and would make all others look short.
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]

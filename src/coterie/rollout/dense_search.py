@@ -1,5 +1,8 @@
 """DensePolicy's search of a task's tree: node values, instructions that diversify siblings, and the search itself.
 
+The next node is chosen by :meth:`DenseSearch.plan` with :meth:`DenseSearch.priority`, and its values are those of
+:class:`TreeValues`.
+
 Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
 The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
 the node of the highest priority and plays a window of new random indices. A node's child with a label is sampled once.
@@ -102,7 +105,7 @@ FOLLOW = {
 
 @dataclass(frozen=True, slots=True)
 class InstructedSampler:
-    """Sampler with an instruction; ``plain`` samples the step that ``contrast_instruct`` rewrites."""
+    """Sampler with an instruction in each prompt; ``plain`` samples the step that ``contrast_instruct`` rewrites."""
 
     sampler: TokenSampler
     plain: TokenSampler
@@ -242,6 +245,7 @@ class DenseSearch(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # An upper bound: each search adds at least one rollout, and `is_done` counts these.
         self.searches = self.settings.runs
         self.values = TreeValues(self.tree.root, self.settings.value)
         self.pairs: dict[str, int] = {}
@@ -260,6 +264,7 @@ class DenseSearch(Search):
         self._add(self.rollouts)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
+        """Choose the next node: the first by priority that has new indices below it. Return rollouts from it."""
         # The first search varies only the first step.
         if not self.rollouts:
             node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
@@ -275,6 +280,7 @@ class DenseSearch(Search):
         return []
 
     def is_done(self) -> bool:
+        """Return True if the tree has its pairs or its rollouts."""
         s = self.settings
         return sum(self.pairs.values()) >= s.pairs or len(self.rollouts) >= s.runs
 
@@ -291,7 +297,8 @@ class DenseSearch(Search):
         number of steps, and N the number of its visits and of searches that started at it.
         """
         value = self.values[node]
-        contrast = max((abs(value.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
+        siblings = self.values.siblings(node)
+        contrast = max((abs(value.mean - sibling.mean) for sibling in siblings), default=0.0)
         count = value.visits + self._starts.get(node, 0)
         return (
             CONTRAST * contrast**0.25
@@ -312,6 +319,7 @@ class DenseSearch(Search):
         return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
 
     def is_covered(self, node: str, index: Sequence[int]) -> bool:
+        """Return True if a rollout with this index, which passes ``node``, would only repeat earlier samples."""
         # Follow the existing nodes. A path that ended early covers all indices that begin with its
         # own.
         for label in index[len(self._labels[node]) :]:
@@ -323,6 +331,8 @@ class DenseSearch(Search):
             node = child
         # All labels were sampled, so an earlier rollout took this index.
         return True
+
+    # Hooks of `Search`, which it calls at each step of a rollout.
 
     def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         return {self.agent: self.samplers[self._label(rollout, position)]}
@@ -342,10 +352,11 @@ class DenseSearch(Search):
         return rollouts, credit
 
     def _add(self, rollouts: Sequence[Rollout]) -> None:
+        """Take rollouts into the labels, values and numbers of pairs, from which the next node is chosen."""
         changed: dict[str, None] = {}
         # The rollouts of a search share one start node, which counts once. The root's count stays
         # 0.
-        for node in {rollout_.search: rollout_.start for rollout_ in rollouts}.values():
+        for node in {r.search: r.start for r in rollouts}.values():
             self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
         for path, rollout in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
@@ -368,11 +379,13 @@ class DenseSearch(Search):
         return (label, *(rest,) * (self.steps - 1))
 
     def _node(self, position: Position) -> str:
+        """Return the node of a position."""
         # Observations are not nodes of this search, so go back to the last agent turn.
         agent_turns = (t.id for t in reversed(position.state.turns) if t.speaker.kind == "agent")
         return next(agent_turns, self.tree.root)
 
     def _label(self, rollout: Rollout, position: Position) -> int:
+        """Return the label of a rollout's next agent step."""
         return rollout.labels[sum(turn.speaker.kind == "agent" for turn in position.state.turns)]
 
 

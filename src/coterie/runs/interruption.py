@@ -13,11 +13,20 @@ from coterie.progress import Progress
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 TERMINATED = threading.Event()
-"""Set by SIGTERM and SIGHUP. Python drops the ``KeyboardInterrupt`` of a signal that arrives in a callback."""
+"""Set by SIGTERM and SIGHUP, which else act as Ctrl-C (``coterie.cli.app``). No stage begins after it (``runs.loop``):
+Python drops the ``KeyboardInterrupt`` of a signal that arrives in a callback, such as ``__del__``."""
 
 
 class Interruption:
     """Handler of Ctrl-C in a block of the current task, which then ends with ``KeyboardInterrupt``.
+
+    The first Ctrl-C saves a checkpoint:
+
+    * while the task waits for samples: at once, and then cancels the task;
+    * in an update that may be left (``can_leave``): raises there, and saves at the end of the block;
+    * in any other update: after the update, and then cancels the task.
+
+    The second Ctrl-C ends the process without any cleanup.
 
     Args:
         save: Saves the newest state. It is called before sessions and servers are closed, which may take long.
@@ -30,22 +39,25 @@ class Interruption:
     ) -> None:
         self._save, self._can_leave, self._progress = save, can_leave, progress
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        # Ctrl-C was pressed, the checkpoint is written, an update is running.
         self._requested = self._saved = self._working = False
+        self._before = signal.getsignal(signal.SIGINT)
 
     def __enter__(self) -> "Interruption":
         with suppress(ValueError):  # only the main thread handles signals
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._requested:  # the handler stays, because closing servers may take long
+        # The handler stays, so that a second Ctrl-C ends the process while servers are closed.
+        if self._requested:
             self._save_once()
             raise KeyboardInterrupt
         with suppress(ValueError):
             signal.signal(signal.SIGINT, self._before)
 
     def working(self, works: bool) -> None:
-        """Say if trainers change the weights that are to be saved, so that this has to wait."""
+        """Note that an update begins (``works``) or has ended; weights can't be saved in between."""
         # Ctrl-C came before this update: stop here, while the weights belong to a whole step.
         if works and self._requested:
             raise KeyboardInterrupt
@@ -60,6 +72,7 @@ class Interruption:
             self._progress.close()  # shows the cursor again
             os._exit(INTERRUPTED)
         self._requested = True
+        # Empty if the update, if any, need not be waited for.
         when = "" if not self._working or self._can_leave() else " when this step is trained"
         self._progress.say(f"saving a checkpoint{when}; press Ctrl-C again to end at once")
         # The update blocks the event loop, so only an exception can stop it.
@@ -69,6 +82,7 @@ class Interruption:
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
+        """Save, then cancel the task. During an update nothing is done, since :meth:`working` calls this at its end."""
         if self._task is not None and not self._working and not self._saved:
             self._save_once()
             self._task.cancel()

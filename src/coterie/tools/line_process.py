@@ -1,4 +1,4 @@
-"""Child process that answers each line of JSON with one.
+"""Child process that answers each line of JSON on its input with a line of JSON.
 
 It is for libraries that may take unbounded time or memory on text of a model. A process that exceeds its time is
 killed, and the next question starts a new one.
@@ -22,7 +22,7 @@ START = 120.0
 
 
 def serve(answer: Callable[[Any], object], memory: int) -> None:
-    """Answer standard input in a child process with at most ``memory`` bytes of address space."""
+    """Answer the questions on standard input (in the child process), with ``memory`` bytes of address space at most."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     print("ready", flush=True)
     for line in sys.stdin:
@@ -49,7 +49,8 @@ class LineProcess:
                 process.stdin.write(json.dumps(question) + "\n")
                 process.stdin.flush()
                 return json.loads(_line(process.stdout, seconds))
-            except (OSError, EOFError, ValueError):  # TimeoutError too; ValueError: not JSON
+            # OSError includes the timeout, and ValueError is raised for a line that is not JSON.
+            except (OSError, EOFError, ValueError):
                 self._end()
                 return None
             except BaseException:  # Ctrl-C: a late answer would be taken for the next one
@@ -61,6 +62,7 @@ class LineProcess:
             self._end()
 
     def _start(self) -> subprocess.Popen[str]:
+        # With -P, the modules beside the program can't shadow a library.
         command = [sys.executable, "-P", str(self.program)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -94,6 +96,9 @@ class LineProcess:
 
 def _line(pipe: IO[str], seconds: float) -> str:
     """Read the next line. Raises ``TimeoutError`` or ``EOFError``."""
+    # `select` does not see what `readline` has buffered, which is nothing: each question has one
+    # line as its answer. The program writes an answer when it is complete, so only its beginning
+    # has a time limit.
     if not select.select([pipe], [], [], seconds)[0]:
         raise TimeoutError
     line = pipe.readline()

@@ -2,6 +2,9 @@
 
 Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
 ``eager``; other architectures are estimated in the same way.
+
+Factors are bytes for each element of the tensors that are alive at the peak. To change one, measure:
+``tests/test_memory.py`` compares the estimate with the live tensors of real steps, ``bench/gpu_memory.py`` with a GPU.
 """
 
 from collections import Counter
@@ -18,9 +21,13 @@ LIBRARIES = 2**29
 MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""
 UPDATE = 19
-"""Bytes of temporary float32 and int32 values for each element of a bucket of bfloat16 weights during its update."""
+"""Bytes of temporary values for each element of a bucket of bfloat16 weights during its update, which peaks in
+:func:`coterie.training.trainer.rounded`: the float32 weights, random and rounded bits in int32, and a float32 tensor
+and three bool tensors of ``isfinite``."""
 LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
-"""Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
+"""Bytes of float32 tensors for each element of a chunk of logits; a value head has no logits. ``logprobs``: log-probs,
+and the zeros and the result of the backward pass of ``gather``. ``shown entropies``: log-probs, probabilities, clamped
+log-probs, and the product of the last two. ``entropies``: these and a gradient."""
 GATHERED = 2
 """Layers that FSDP2 gathers at once: the current and the next one."""
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -37,9 +44,11 @@ class ModelShape:
     largest: int
     """Elements of the largest weight, mostly of an embedding."""
     layer: int
+    """Number of weights of one layer."""
     linear: Mapping[str, tuple[int, int]]
     """Linear layers by name, without the output layer: weights, and inputs plus outputs, summed over all layers."""
     output: int
+    """Number of weights of the output layer."""
     layers: int
     hidden: int
     intermediate: int
@@ -70,8 +79,8 @@ class ModelShape:
             if module is not output:
                 # One entry for a name in all layers (`q_proj`), since LoRA targets are such names.
                 # An adapter of rank r has r * (inputs + outputs) weights on each layer.
-                weights, ends = linear.get(key := name.rpartition(".")[2], (0, 0))
-                linear[key] = (weights + weight.numel(), ends + sum(weight.shape))
+                weights, widths = linear.get(key := name.rpartition(".")[2], (0, 0))
+                linear[key] = (weights + weight.numel(), widths + sum(weight.shape))
         sizes = [weight.numel() for weight in model.parameters()]
         heads, layers = getattr(text, "num_attention_heads", 1), text.num_hidden_layers
         # Heads may be wider than their share of the hidden size (Qwen 3).
@@ -108,8 +117,8 @@ class ModelShape:
     def weight_memory(self, weight_bytes: int) -> int:
         """Return the bytes of all weights, of which those that are not in 4 bits take ``weight_bytes`` each."""
         # Only linear layers are quantized; embeddings, norms and the output layer keep their dtype.
-        narrow = self.in_4bit * sum(weights for weights, _ in self.linear.values())
-        return (self.weights - narrow) * weight_bytes + round(narrow * NF4)
+        quantized = self.in_4bit * sum(weights for weights, _ in self.linear.values())
+        return (self.weights - quantized) * weight_bytes + round(quantized * NF4)
 
     def adapter(self, settings: TrainingSettings) -> int:
         """Return the number of weights of the LoRA adapter that ``settings`` add."""
@@ -125,6 +134,7 @@ class ModelShape:
 
     @property
     def cache_token(self) -> int:
+        """Elements of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_width
 
 
@@ -145,6 +155,7 @@ class TrainedModel:
 
     @property
     def trained(self) -> int:
+        """Number of trained weights."""
         s, shape = self.settings, self.shape
         return shape.adapter(s) if s.method == "lora" else shape.weights
 
@@ -159,11 +170,13 @@ class TrainedModel:
 
     @property
     def length(self) -> int:
+        """Tokens of the longest row."""
         limit = min(self.settings.max_length, self.shape.context or self.settings.max_length)
         return min(limit, self.longest or limit)
 
     @property
     def tokens(self) -> int:
+        """Tokens of the largest micro-batch, with padding."""
         item, tokens = self.rows * self.length, self.settings.tokens_per_microbatch
         if self.items is not None:  # a micro-batch holds no more than all items of a step
             tokens = min(tokens, item * min(self.items, self.settings.batch_rows))
@@ -189,11 +202,13 @@ class TrainedModel:
 
         shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
         # Bytes of an activation in matrix products.
-        narrow = mixed or self.weight_bytes == 2
-        compute = 2 if narrow else 4
+        compute = 2 if mixed or self.weight_bytes == 2 else 4
         gradients = {"gradients": self.trained * self.trained_bytes}
-        layer, ends = self._layer(mixed=mixed, on_gpu=on_gpu), 16 * shape.hidden
-        # Temporary gradients of one layer in its backward pass, per token.
+        # Bytes per token that a layer keeps, and that is kept outside of the layers, by embeddings and
+        # the final norm: four float32 values for each hidden unit.
+        layer, outside = self._layer(mixed=mixed, on_gpu=on_gpu), 16 * shape.hidden
+        # Temporary gradients of one layer in its backward pass, per token: two of the MLP's inner
+        # width in the compute dtype, and two of the hidden size in float32.
         backward = 2 * shape.intermediate * compute + 8 * shape.hidden
         # The vocabulary is projected in chunks (`models.logprobs`), so the memory of the logits
         # does not grow with the micro-batch.
@@ -206,10 +221,10 @@ class TrainedModel:
             # With checkpointing every layer keeps its input only, and one layer at a time is
             # recomputed.
             residual = self.weight_bytes if self.settings.method == "full" else compute
-            per_token = shape.layers * residual * shape.hidden + ends
+            per_token = shape.layers * residual * shape.hidden + outside
             temporary = max(logits, self.tokens * (layer + backward))
         else:
-            per_token = shape.layers * layer + ends
+            per_token = shape.layers * layer + outside
             temporary = max(logits, self.tokens * backward)
         passes = {"activations": self.tokens * per_token, "logits": logits}
         # Logits are freed before the backward pass reaches the layers: the peak is one or the
@@ -244,15 +259,15 @@ class TrainedModel:
         residual = 2 if self.weight_bytes == 2 else 4
         queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
 
-        def inputs(width: int, names: Sequence[str], *, narrow: bool = False) -> int:
-            """Return the bytes that layers keep of a common input. ``narrow``: it has the compute dtype already."""
+        def inputs(width: int, names: Sequence[str], *, in_dtype: bool = False) -> int:
+            """Return the bytes that linear layers keep of a common input, which may be ``in_dtype`` of ``compute``."""
             count = len(targets.intersection(names)) or full
             # Under autocast each layer keeps a bfloat16 copy of the input; else all share one
             # tensor.
             if full:
-                return compute * width * (0 if narrow else count if mixed else 1)
+                return compute * width * (0 if in_dtype else count if mixed else 1)
             if compute == 4:
-                return 0 if narrow else 4 * width * bool(count)
+                return 0 if in_dtype else 4 * width * bool(count)
             return (2 if mixed else 4) * width * count  # an adapter casts its input itself
 
         # Two norms compute in float32. Trained norms also keep the normalized states for their
@@ -263,18 +278,20 @@ class TrainedModel:
         # Queries, keys, values and the output of fused attention, and a float32 log-sum of each
         # head.
         attention = 2 * compute * (queries + keys) + 4 * shape.heads
-        attention += inputs(queries, ("o_proj",), narrow=True)
+        attention += inputs(queries, ("o_proj",), in_dtype=True)
         if shape.normalized_heads:
             attention += (4 + compute * full) * (queries + keys)
         # SDPA on GPUs has no kernel for float32 with fewer key heads than query heads that does not keep the scores.
         if self.attention == "eager" or (on_gpu and compute == 4 and shape.kv_heads < shape.heads):
+            # Per head and earlier token: the softmax in float32, and its copy in the compute dtype.
             attention += shape.heads * self.length * (4 if compute == 4 else 6)
+            # Keys and values are repeated for all query heads.
             attention += 2 * compute * (queries - keys)
         # Outputs of the gate and up projections and the gate's activation, and their product if the
         # down projection is trained.
         product = full or (compute == 4 and "down_proj" in targets)
         mlp = (3 + product) * compute * shape.intermediate
-        mlp += inputs(shape.intermediate, ("down_proj",), narrow=True)
+        mlp += inputs(shape.intermediate, ("down_proj",), in_dtype=True)
         return norms + attention + mlp
 
 
@@ -418,7 +435,6 @@ def cache_memory(
     slots = ROWS
     while slots < rows:
         slots *= 4
-    used = (
-        rows if on_cpu and dtype_bytes == 4 else slots
-    )  # zeros in float32 on a CPU cost nothing until used
+    # Zeros in float32 on a CPU cost nothing until they are used.
+    used = rows if on_cpu and dtype_bytes == 4 else slots
     return {"keys and values": used * stepped(length) * token, "stored prompts": stored}

@@ -2,7 +2,15 @@
 
 The run's process, the driver, starts the ranks (:func:`local_ranks`) and sends each request to all of them as JSON.
 They live until the training ends and keep models and optimizers. If a rank dies, all start again from the last
-checkpoint, and the driver repeats the later steps, whose items it has kept.
+checkpoint, and the driver repeats the later steps, whose items it has kept. A rank (:mod:`coterie.training.rank`)
+connects to the driver::
+
+    both              the challenges of :mod:`multiprocessing.connection`, for a secret from the environment
+    driver -> rank    path of a file in the run folder, to see whether the rank has the folder
+    rank -> driver    hello: its number, its host, its version of coterie, and whether it sees the file
+    driver -> rank    {}: join the process group
+    driver -> rank    {name, do, values}: a method of :class:`~coterie.training.rank.Rank` for the trainer ``name``
+    rank -> driver    {value} or {refusal}; an empty message is a sign of life
 """
 
 import errno
@@ -65,8 +73,11 @@ RESTARTS = 3
 """Starts after the first one, in a row without a finished request."""
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 GRACE = 5.0
+"""Seconds from SIGTERM to SIGKILL for a rank that has to end."""
 POLL = 0.25
+"""Seconds between two looks at the processes of the ranks."""
 LAST_LINES = 15
+"""Lines of the log in an error message."""
 
 Arrival = tuple[Connection, dict[str, Any]]
 """Connection of a rank, and the first message of the rank."""
@@ -148,6 +159,7 @@ class Job:
     identity: Mapping[str, str]
     keep_last: int | None
     at: int | None
+    """Number of optimizer steps to resume at, for which later checkpoints are removed; ``None`` for the newest."""
 
     def make_objective(self) -> Objective[Any]:
         arguments = []
@@ -159,7 +171,11 @@ class Job:
 
 
 class Ranks:
-    """Ranks of a training, or of several that are open together. A context manager."""
+    """Ranks of a training, or of several that are open together. A context manager.
+
+    ``folder`` gets the log; all ranks must see it. ``launch`` starts the processes, which connect to ``host``; ``key``
+    is the group of the settings, for error messages.
+    """
 
     def __init__(
         self,
@@ -178,8 +194,10 @@ class Ranks:
         self._launch, self._host = launch, host
         self._stall = settings.stall_seconds
         self._links: list[Connection] = []
+        """Connections by rank; empty while no ranks run."""
         self._running: AbstractContextManager[Callable[[], str]] | None = None
         self._problem: Callable[[], str] = str
+        """Returns why the processes ended, or "", as ``str()`` does before they start."""
         self._failures = 0
         self._lock = threading.Lock()
         self.trainers: list[RankTrainer[Any]] = []
@@ -209,6 +227,7 @@ class Ranks:
         with self._lock:
             while True:
                 try:
+                    # After a failure: new ranks take the trainers to where they were.
                     if not self._links:
                         self._start()
                         for trainer in self.trainers:
@@ -227,13 +246,13 @@ class Ranks:
         try:
             for rank in range(self.count):
                 self._links[rank].send_bytes(message)
-            heard = dict.fromkeys(self._links, time.monotonic())
+            last_heard = dict.fromkeys(self._links, time.monotonic())
             while waiting := [link for link in self._links if link not in replies]:
                 for ready in wait(waiting, POLL):
                     assert isinstance(ready, Connection)
                     rank = self._links.index(ready)
                     content = ready.recv_bytes()
-                    heard[ready] = time.monotonic()
+                    last_heard[ready] = time.monotonic()
                     if content:  # else it is a sign of life
                         replies[ready] = reply = from_json(content)
                         if "refusal" in reply:
@@ -241,9 +260,10 @@ class Ranks:
                 if problem := self._problem():
                     raise RanksGone(problem)
                 # A stopped rank also keeps the ranks that wait for it from replying; they are still heard.
-                rank = self._links.index(min(waiting, key=lambda link: heard[link]))
-                if time.monotonic() - heard[self._links[rank]] > self._stall:
+                rank = self._links.index(min(waiting, key=lambda link: last_heard[link]))
+                if time.monotonic() - last_heard[self._links[rank]] > self._stall:
                     raise BlockingIOError
+        # Raised above, or by a read or write that took too long (`_set_limit`).
         except BlockingIOError as error:
             raise RanksGone(f"rank {rank} has not answered for {self._stall:g} s") from error
         except (EOFError, OSError) as error:
@@ -254,6 +274,7 @@ class Ranks:
     def _start(self) -> None:
         """Start the ranks and wait for all. Raises :class:`RanksGone`, and ``UserError`` for ranks that can't work."""
         token = secrets.token_hex(16)
+        # A file that only a rank with this very folder can see.
         nonce = self.folder / f".nonce-{secrets.token_hex(8)}"
         nonce.touch()
         listener = socket.create_server((self._host, 0))
@@ -266,7 +287,7 @@ class Ranks:
             ADDRESS: f"{host}:{port}",
             TOKEN: token,
             "OMP_NUM_THREADS": str(self._threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
+            "OMP_WAIT_POLICY": "PASSIVE",  # ranks share cores, and a waiting thread must not spin
         }
         if self.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
@@ -365,10 +386,10 @@ def _set_limit(link: Connection, seconds: float) -> None:
 
 def _check_hello(hello: Mapping[str, Any], nonce: Path) -> None:
     """Raise ``UserError`` for a rank with another version of coterie, or without access to the run folder."""
-    rank, own_version = f"rank {hello['rank']} on {hello['host']}", version("coterie")
-    if hello["version"] != own_version:
+    rank, driver_version = f"rank {hello['rank']} on {hello['host']}", version("coterie")
+    if hello["version"] != driver_version:
         raise UserError(
-            f"{rank} has coterie {hello['version']}, but this process has {own_version}",
+            f"{rank} has coterie {hello['version']}, but this process has {driver_version}",
             "install the same version on all machines",
         )
     if not hello["sees"]:
@@ -379,10 +400,11 @@ def _check_hello(hello: Mapping[str, Any], nonce: Path) -> None:
 
 
 def _launch_variables(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables that Accelerate reads for FSDP."""
+    """Return the environment variables that Accelerate reads for FSDP, from its configuration file."""
     if config["distributed_type"] != "FSDP":
         return {}
     options = {name.upper(): str(value) for name, value in config["fsdp_config"].items()}
+    # The variable of this key has another name.
     layers = options.pop("FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP", None)
     if layers is not None:
         options["FSDP_TRANSFORMER_CLS_TO_WRAP"] = layers
@@ -402,7 +424,11 @@ def _plain_number(value: Any) -> Any:
 
 
 class RankTrainer(Generic[Item]):
-    """A :class:`~coterie.training.trainer.Trainer` on ranks."""
+    """A :class:`~coterie.training.trainer.Trainer` on ranks.
+
+    Requests that change the trainer (:meth:`_call`) are kept until the next checkpoint, and repeated if all ranks start
+    again. Other requests are only sent.
+    """
 
     def __init__(
         self,
@@ -443,6 +469,7 @@ class RankTrainer(Generic[Item]):
         self.report: TrainingReport | None = None
         self.done = self.longest = 0
         self._ranks, self._job = ranks, job
+        # The number keeps trainers apart whose folders have the same name.
         self._name = f"{len(ranks.trainers)}/{folder.name}"
         self._tracker = tracker or Tracker()
         self._kept: list[tuple[int, bytes]] = []
@@ -453,7 +480,7 @@ class RankTrainer(Generic[Item]):
     is_main = True
     """The process of this object reports the progress."""
     torn = True
-    """Ranks always finish a step."""
+    """As if a step were always changing the weights (``Trainer.torn``), so that Ctrl-C waits for its end."""
 
     def __enter__(self) -> "RankTrainer[Item]":
         return self
@@ -462,10 +489,12 @@ class RankTrainer(Generic[Item]):
         self.close()
 
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
+        # With the number of steps before it, so that ranks with a checkpoint of this step skip it.
         done_before = {"before": self.done}
         metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **done_before)
         self.done += 1
         self._tracker.log(metrics, self.done)
+        # A checkpoint may be due after a step; the requests before it need not be repeated.
         saved = max(saved_steps(self.folder), default=0)
         self._kept = [entry for entry in self._kept if entry[0] >= saved]
         return metrics
@@ -508,6 +537,7 @@ class RankTrainer(Generic[Item]):
 
     def reopen(self) -> None:
         """Open the trainer on new ranks and repeat the steps after its last checkpoint."""
+        # From the newest checkpoint, which may be later than the one of the first start.
         (state, *_) = self._ranks.exchange(self._request("open", job=replace(self._job, at=None)))
         for done_before, request in self._kept:
             if done_before >= state["done"]:
@@ -517,6 +547,7 @@ class RankTrainer(Generic[Item]):
         """Send a request that changes the trainer, and keep it until the next checkpoint."""
         message = self._request(do, **values)
         reply, *_ = self._ranks.call(message)
+        # Kept after the reply only: `call` itself sends a request again that had none.
         self._kept.append((self.done, message))
         return reply
 

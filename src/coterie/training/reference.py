@@ -1,5 +1,10 @@
 """Log-probs and values of rows, under the weights before a training and under a reference.
 
+* :func:`with_old`, :func:`with_row_reference`, :func:`with_values`: one number for each target of a row, for policy
+  gradients and critics, before each step.
+* :func:`with_reference`: one number for each side of a pair, for DPO, once before a training and kept in a file.
+* :class:`LossModule`: the forward pass of the trainer, which reads rows by the same functions.
+
 Micro-batches are the same as in a trainer's step on these rows under the same settings, so in float32 on one process
 the ratio to ``old`` is exactly 1 until the weights change. The caller ensures that the current weights are the version
 that sampled (``Target.writer``). A row that is too long to train, or has nothing to train, gets no values.
@@ -56,7 +61,8 @@ class LossModule(nn.Module, Generic[Item]):
     ) -> Any:
         """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``.
 
-        Return ``inside(model)`` instead if given: a sharded model can be called only inside this module.
+        Return ``inside(model)`` instead if given: the layers of a sharded model have their weights only in a call of
+        this module.
         """
         if inside is not None:
             return inside(self.model)
@@ -84,7 +90,7 @@ def read_rows(
     temperature: float = 1.0,
 ) -> list[torch.Tensor]:
     """Compute the values that an objective reads of each row's targets, in order; none for a first token."""
-    ids, positions = [row.ids for row in rows], [places(row) for row in rows]
+    ids, positions = [row.ids for row in rows], [target_positions(row) for row in rows]
     # A state's value may depend on the tokens before a target only (`before`): it is a baseline of
     # the target.
     if reads in OF_A_HEAD:
@@ -102,7 +108,7 @@ def row_logprobs(
     return read_rows(model, rows, "logprobs", rule, temperature)
 
 
-def places(row: Row) -> list[int]:
+def target_positions(row: Row) -> list[int]:
     """Return the positions of a row's targets in order, without a target at the first token."""
     return [position for turn in row.predicted for position in turn]
 
@@ -181,7 +187,7 @@ def row_values(
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """Module that runs a sharded model, and the rule of packing from before."""
+    """Module in whose calls a sharded model has its weights, and the packing rule from before it was sharded."""
 
     module: Any
     rule: CostRule | None
@@ -198,43 +204,49 @@ def rank_row_values(
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
     """Yield the indices and values of the rows of one rank, ``rank_and_count`` being its number and their number."""
 
-    def read(part: Sequence[Row], rule: CostRule | None, model: Any = model) -> list[torch.Tensor]:
+    # `model` is an argument, since a sharded module passes its own.
+    def compute(
+        part: Sequence[Row], rule: CostRule | None, model: Any = model
+    ) -> list[torch.Tensor]:
         # Values need one more state than log-probs: the state after the last target, from which GAE
         # bootstraps a truncated path.
         if kind != "values":
             return row_logprobs(model, part, rule, temperature)
-        ids, positions = [row.ids for row in part], [places(row) for row in part]
+        ids, positions = [row.ids for row in part], [target_positions(row) for row in part]
         state_values = token_values(model, ids, positions, rule, from_parents=True)
         last_values = token_values(
             model, ids, [row_positions[-1:] for row_positions in positions], rule
         )
         return [torch.cat(pair) for pair in zip(state_values, last_values, strict=True)]
 
-    def inside(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
+    def compute_sharded(part: Sequence[Row], rule: CostRule | None) -> list[torch.Tensor]:
         assert sharded is not None
         # Shards of a model are gathered by the hooks of the wrapper, so the pass runs inside of it.
-        values: list[torch.Tensor] = sharded.module([], inside=partial(read, part, rule))
+        values: list[torch.Tensor] = sharded.module([], inside=partial(compute, part, rule))
         return values
 
-    # A row of weight 0 is in no step of a trainer. Left out here too, micro-batches are the same,
-    # and so is the rounding of log-probs.
+    # A side has the rows that one micro-batch must hold, here a single row. A row of weight 0 is in no
+    # step of a trainer. Left out here too, micro-batches are the same, and so is the rounding of
+    # log-probs.
     sides = [(row,) if row.weight else () for row in rows]
     # In a tuple, since `None` is a rule, too (no packing).
     packing = (sharded.rule,) if sharded else None
-    for part in _read(model, sides, settings, inside if sharded else read, rank_and_count, packing):
-        for i, (values,) in part:
+    function = compute_sharded if sharded else compute
+    for values_by_side in _side_values(model, sides, settings, function, rank_and_count, packing):
+        for i, (values,) in values_by_side:
             # Values of a row are aligned with all its targets, also one that no token predicts.
             yield i, (*[UNPREDICTED] * rows[i].unpredicted, *values.tolist())
 
 
-Read = Callable[[Sequence[Row], CostRule | None], list[torch.Tensor]]
+Compute = Callable[[Sequence[Row], CostRule | None], list[torch.Tensor]]
+"""(rows of a micro-batch, packing rule) -> values of each row's targets."""
 
 
-def _read(
+def _side_values(
     model: Any,
     sides: Sequence[Sequence[Row]],
     settings: TrainingSettings,
-    read: Read,
+    compute: Compute,
     rank_and_count: tuple[int, int] = (0, 1),
     packing: tuple[CostRule | None] | None = None,
 ) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
@@ -256,7 +268,7 @@ def _read(
         for part in rank_microbatches(splitter, splitter.families(indices), *rank_and_count):
             # A rank with an empty part computes any side, and drops the result: all ranks must make
             # the same number of calls.
-            values = iter(read([row for i in part or indices[:1] for row in sides[i]], rule))
+            values = iter(compute([row for i in part or indices[:1] for row in sides[i]], rule))
             yield [(i, [next(values) for _ in sides[i]]) for i in part]
 
 
@@ -280,7 +292,8 @@ def with_reference(
     stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off; a ``scorer``
     has the same weights. Raises ``UserError`` for a log-prob that is not finite.
     """
-    # Other adapters don't influence the reference, and change while it is in use.
+    # Without the other adapters, which the reference does not use: training changes them, and a
+    # resumed run would not recognize its file.
     weights = hash_tensors(
         (name, weight)
         for name, weight in model.named_parameters()
@@ -297,14 +310,14 @@ def with_reference(
             sums = _compute(model, pairs, settings, normalise, progress or Silent(), scorer)
         folder.mkdir(parents=True, exist_ok=True)
         # Write, flush and rename: a killed process leaves no damaged file under the final name.
-        partial = folder / f".{FILE}.{os.getpid()}.partial"
+        temporary = folder / f".{FILE}.{os.getpid()}.partial"
         try:
             with writing(folder):
-                save_file({"sums": sums}, partial, metadata=identity)
-            flush(partial)
-            partial.replace(file)
+                save_file({"sums": sums}, temporary, metadata=identity)
+            flush(temporary)
+            temporary.replace(file)
         finally:
-            partial.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return [
         pair
         if math.isnan(chosen) or math.isnan(rejected)
@@ -328,9 +341,9 @@ def _compute(
     progress.start(len(sides), "reference log-probs")
     try:
         if scorer is None:
-            parts = _read(model, sides, settings, partial(row_logprobs, model))
+            parts = _side_values(model, sides, settings, partial(row_logprobs, model))
         else:
-            parts = _read_on_ranks(scorer, sides)
+            parts = _side_values_on_ranks(scorer, sides)
         for part in parts:
             for i, logprobs in part:
                 doubles = [row_logprobs.double() for row_logprobs in logprobs]
@@ -351,7 +364,7 @@ SIDES = 256
 """Sides of one call of ranks."""
 
 
-def _read_on_ranks(
+def _side_values_on_ranks(
     scorer: Scorer, sides: Sequence[Sequence[Row]]
 ) -> Iterator[list[tuple[int, list[torch.Tensor]]]]:
     """Yield the indices and log-probs of sides that can be trained."""
@@ -363,11 +376,11 @@ def _read_on_ranks(
             scored = [(row, next(values)) for row in side]
             # Ranks pad the values of a first token, and return `None` for a row that can't be
             # trained. A side needs all its rows.
-            read = [
+            logprobs = [
                 torch.tensor(row_logprobs[row.unpredicted :])
                 for row, row_logprobs in scored
                 if row_logprobs is not None
             ]
-            if read and len(read) == len(side):
-                part.append((i, read))
+            if logprobs and len(logprobs) == len(side):
+                part.append((i, logprobs))
         yield part

@@ -56,6 +56,7 @@ DONE = Ending("done")
 @series
 def seeds(split: MicroSplit, seed: int) -> Iterator[int]:
     """Yield the seeds of a split. Splits share none, since a hash of the seed decides its split."""
+    # Both the identity of a seed and the key that decides its split are its digits.
     rng = split_random(split, f"openenv/{split}/{seed}")
     return distinct(split, lambda _: rng.randrange(SEEDS), str, str)
 
@@ -198,7 +199,10 @@ def message(kind: str, data: dict[str, Any] | None = None) -> str:
 
 @cache
 def check_sessions(url: str, sessions: int, reset: str) -> None:
-    """Open the sessions that a run may open. Raises ``UserError`` if the server refuses one. Once for each process."""
+    """Open the sessions that a run may open. Raises ``UserError`` if the server refuses one. Once for each process.
+
+    ``reset`` is the JSON of the arguments of a reset, since arguments of a cached function must be hashable.
+    """
 
     async def check() -> None:
         async with AsyncExitStack() as stack:
@@ -223,7 +227,7 @@ class Rewards:
 
 
 class OpenEnv(Acting):
-    """The environment of one server."""
+    """The environment of one server, which is asked for its schema when this object is made."""
 
     name = "openenv"
     metric = "reward"
@@ -259,6 +263,8 @@ class OpenEnv(Acting):
         tasks = [
             Task(f"{split}-{seed}-{start + n}", {"seed": value}) for n, value in enumerate(values)
         ]
+        # Here and not in `__init__`, because a reset needs the seed of a task. The plan of a run draws
+        # tasks, so a server with too few sessions stops it before anything is sampled.
         if tasks:
             reset = json.dumps(self._reset(tasks[0]))
             check_sessions(self.socket_url, self.max_sessions, reset)

@@ -1,4 +1,10 @@
-"""Domains of a planner and a grounder: settings, the context of a task, actions, and comparison of answers."""
+"""Domains of a planner and a grounder: settings, the context of a task, actions, and comparison of answers.
+
+* :class:`Maths`, :class:`Web` and :class:`Questions` are the domains. A domain runs the grounder's actions and scores
+  their results; the dialogue of planner and grounder is in :mod:`coterie.environments.plans.plan_ground`.
+* Questions: :class:`QuestionsExecutor` runs actions on a :class:`Corpus` or :class:`FewPages`, and a reader answers
+  from the paragraphs: a model (:class:`ChatReader`) or rules (:func:`extract_answer`).
+"""
 
 import asyncio
 import json
@@ -49,6 +55,7 @@ from coterie.tools.sandbox.pool import Sandbox
 Form = Literal["onetime", "iterative"]
 
 RULES = "rules"
+"""Name of the reader without a model."""
 
 
 class ReaderSettings(ChatModelSettings):
@@ -64,6 +71,7 @@ class ReaderSettings(ChatModelSettings):
 
     @property
     def rules(self) -> bool:
+        """True if rules answer, without a model."""
         return self.url is None and self.model == RULES
 
 
@@ -103,7 +111,11 @@ class Domain(ABC):
     @abstractmethod
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
-    ) -> Executed: ...
+    ) -> Executed:
+        """Run actions in order.
+
+        ``values`` are the results of earlier actions of the task by name (``R1``), to which the actions may refer.
+        """
 
     def same(self, gold: str, answer: str) -> bool:
         """Return True if an answer is right. May take seconds and is called from any thread."""
@@ -123,6 +135,7 @@ class Domain(ABC):
 
 
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
+"""Fields of a task: pages to search, page elements by number of action, and the secret with the right operations."""
 
 
 def grader_secret(name: str, text: str) -> dict[str, Secret]:
@@ -164,10 +177,11 @@ def elements_of(task: Task) -> dict[int, tuple[PageElement, ...]]:
 
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
+"""Types of rows that the environment can read."""
 
 
 class Unplanned(PlanRow):
-    """A task without a plan."""
+    """A task without a plan, made from a row of another data set, with its own pages if the row has any."""
 
     steps: tuple[PlanStep, ...] = ()
     pages: tuple[tuple[str, str], ...] = ()
@@ -198,6 +212,7 @@ def _pages(row: HotpotRow) -> tuple[tuple[str, str], ...]:
 
 
 NOTHING = "nothing: {}"
+"""Result of a failed action on a page."""
 
 
 class Web(Domain):
@@ -220,15 +235,15 @@ class Web(Domain):
     ) -> Executed:
         """Return the operation of each action on the elements of its page, or the action itself without a page."""
         pages = elements_of(task)
-        new: dict[str, str] = {}
+        results: dict[str, str] = {}
         for action in actions:
             # Earlier results count, because pages are numbered through the whole task.
-            page = pages.get(len({**values, **new}) + 1)
+            page = pages.get(len({**values, **results}) + 1)
             try:
-                new[action.result] = action.text if page is None else choose(action, page)
+                results[action.result] = action.text if page is None else choose(action, page)
             except Failed as error:
-                new[action.result] = NOTHING.format(error)
-        return Executed(new, answer_of(new))
+                results[action.result] = NOTHING.format(error)
+        return Executed(results, answer_of(results))
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
@@ -239,13 +254,14 @@ class Web(Domain):
         """
         if RIGHT not in task.secrets:
             return None, {}
-        pages, done, steps = elements_of(task), list(values.values()), []
+        # `values` are in the order of the actions, so the n-th result is that of the n-th right one.
+        pages, operations, steps = elements_of(task), list(values.values()), []
         for n, (ids, operation_name, value) in json.loads(
             task.secrets[RIGHT].reveal(GRADER)
         ).items():
             number = int(n)
             # Steps that the agent did not reach count as failed.
-            operation = done[number - 1] if number <= len(done) else ""
+            operation = operations[number - 1] if number <= len(operations) else ""
             has_element, has_operation = score(
                 operation, Gold(frozenset(ids), operation_name, value)
             )
@@ -327,7 +343,8 @@ class Questions(Domain):
 class Paragraph:
     """Paragraph of a page."""
 
-    place: int
+    line: int
+    """Number of the paragraph in the corpus, which searches show and later actions refer to."""
     page: int
     title: str
     text: str
@@ -376,7 +393,10 @@ class Corpus:
 
 
 class FewPages:
-    """Pages in memory, of one paragraph each, with the methods of ``Corpus``."""
+    """Pages in memory, of one paragraph each, with the methods of ``Corpus``.
+
+    A paragraph has the number of its page, so the best pages are the best paragraphs.
+    """
 
     def __init__(self, pages: Sequence[tuple[str, str]]) -> None:
         self._paragraphs = [Paragraph(n, n, title, text) for n, (title, text) in enumerate(pages)]
@@ -390,16 +410,17 @@ class FewPages:
     first = paragraph
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        among = [
+        candidates = [
             paragraph for paragraph in self._paragraphs if not pages or paragraph.page in pages
         ]
-        order = rank(query, [f"{paragraph.title} {paragraph.text}" for paragraph in among])
-        return [among[index] for index in order[:count]]
+        order = rank(query, [f"{paragraph.title} {paragraph.text}" for paragraph in candidates])
+        return [candidates[index] for index in order[:count]]
 
     pages = search
 
 
 MAX_SHOWN = 700
+"""Characters of a paragraph that a search shows."""
 MAX_FILLED = 200
 """Characters of a result that is inserted into a question; longer results and paragraphs are not."""
 FOUND_PAGES, FOUND_PARAGRAPHS = 5, 3
@@ -478,7 +499,7 @@ def _format(paragraphs: Sequence[Paragraph]) -> str:
     if not paragraphs:
         raise Failed("nothing is found")
     return "\n".join(
-        f"[{paragraph.place}] {paragraph.title} | {paragraph.text[:MAX_SHOWN]}"
+        f"[{paragraph.line}] {paragraph.title} | {paragraph.text[:MAX_SHOWN]}"
         for paragraph in paragraphs
     )
 
@@ -586,11 +607,13 @@ def _compare(question: str) -> str:
     numbers = [float(digits.replace(",", "")) for digits in _NUMBER.findall(question)]
     if len(numbers) != 2 or words[0] not in _SAYS_YES_OR_NO or not (_MORE | _LESS) & set(words):
         return ""
-    larger, second = numbers if _MORE & set(words) else reversed(numbers)
-    return "yes" if larger > second else "no"
+    # "Is a less than b?" asks the same as "Is b greater than a?".
+    larger, smaller = numbers if _MORE & set(words) else reversed(numbers)
+    return "yes" if larger > smaller else "no"
 
 
 def _content(text: str) -> set[str]:
+    """Return the words of a text without function words."""
     return set(words_of(text)) - _EMPTY
 
 

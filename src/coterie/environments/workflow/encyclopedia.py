@@ -71,13 +71,14 @@ _TRADES = split_words("Bank Mills Press Motors Mining Foods Timber Glass Lines S
 NAMES: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "person": (_FIRSTS, _LASTS),
     "town": (_SIDES, _PLACES),
-    "firm": (_LASTS[:40], _TRADES),
+    "firm": (_LASTS[:40], _TRADES),  # 480 names, for 400 firms
 }
 """First and second words of names, by kind. Firms are named after people."""
 VALUES: dict[str, tuple[str, ...]] = {
     "year": tuple(map(str, range(1921, 1951))),
     "number": tuple(f"{hundreds}00" for hundreds in range(21, 51)),
 }
+"""Values of each scale, from the least to the greatest."""
 
 
 class Relation(NamedTuple):
@@ -93,14 +94,17 @@ class Relation(NamedTuple):
 
     @property
     def query(self) -> str:
+        """Template of the expert's search: ``mayor of {s}``."""
         return f"{self.name} of {{s}}"
 
     @property
     def phrase(self) -> str:
+        """Template that stands for the value in a longer question: ``the mayor of {s}``; "" for a year or number."""
         return f"the {self.query}" if self.to in NAMES else ""
 
     @property
     def comparisons(self) -> tuple[str, ...]:
+        """Templates of questions for the least and the greatest of several values, which ``{s}`` lists."""
         return tuple(self.question.format(s=f"the {extreme} of {{s}}") for extreme in self.extremes)
 
 
@@ -125,9 +129,9 @@ COMPARED = tuple(relation for relation in RELATIONS if relation.extremes)
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
+    """Return all chains of ``hops`` relations, each of which begins at the kind of entity where the last one ends."""
     chains: list[tuple[Relation, ...]] = [(relation,) for relation in RELATIONS]
     for _ in range(hops - 1):
-        # A relation can only follow if it starts at the kind of entity where the chain ends.
         chains = [
             (*path, relation)
             for path in chains
@@ -138,8 +142,10 @@ def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
 
 
 ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "firm": 400})
+"""Number of entries by kind."""
 SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
 ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
+"""Names of entities by split and kind."""
 
 
 class Fact(NamedTuple):
@@ -338,15 +344,16 @@ def _fair(question: Question) -> bool:
 
 
 def rank(fact: Fact) -> int:
+    """Return the position of a fact's value on its scale."""
     return VALUES[BY_NAME[fact.relation].to].index(fact.value)
 
 
 PROMPT = "Search, then answer."
 """Short system prompt that the packaged model knows."""
 
-TERSE = 4
-"""In one of ``TERSE`` comparisons the expert first lists the values. Otherwise it answers directly, like many traces of
-teachers, so that training has to discover the helpful step."""
+COMPARISONS_PER_CONCLUSION = 4
+"""Of this number of comparisons, the expert first lists the values in one. Otherwise it answers directly, like many
+traces of teachers, so that training has to discover the helpful step."""
 
 
 def expert_trace(question: Question) -> Trace:
@@ -364,7 +371,7 @@ def expert_trace(question: Question) -> Trace:
             text = f"{fact.relation} of {{{previous}}}"
             tasks[number] = PlanTask(f"T{number + 1}", text, (previous,))
     # A hash of the question decides, so the trace is the same in every run.
-    has_conclusion = crc32(question.text.encode()) % TERSE == 0
+    has_conclusion = crc32(question.text.encode()) % COMPARISONS_PER_CONCLUSION == 0
     conclusion = question.conclusion if has_conclusion else ""
     return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)
 
@@ -425,6 +432,7 @@ class EncyclopediaQuestions(Workflow):
 
     kind = "mhqa"
     settings_type = EncyclopediaSettings
+    # The tasks are generated, so no data set is read.
     row_types: tuple[type[QuestionRow], ...] = ()
 
     def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
@@ -432,6 +440,7 @@ class EncyclopediaQuestions(Workflow):
         self._configure(settings_or_default, "encyclopedia")
         self.world = settings_or_default.world
         self._questions: dict[str, Question] = {}
+        """Questions by task id, which :meth:`tasks` notes for :meth:`trace` and :meth:`grounded`."""
 
     @cached_property
     def encyclopedia(self) -> Encyclopedia:
@@ -454,9 +463,11 @@ class EncyclopediaQuestions(Workflow):
         return PROMPT
 
     def trace(self, task: Task) -> Trace:
+        """Return the expert's trace of a task that :meth:`tasks` has returned."""
         return expert_trace(self._questions[task.id])
 
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
+        """Return True if the results of searches have the entries of all facts of a task."""
         return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
 
 
