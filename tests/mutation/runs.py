@@ -131,8 +131,8 @@ FAULTS = (
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
     # As if the two policies had played different tasks.
     Fault(
-        "coterie.cli.figures:Figures.minus",
-        around(lambda original, self, other: original(replace(self), self)),
+        "coterie.runs.evaluation:Evaluation.compare",
+        around(lambda original, self, baseline: original(self, replace(self))),
         [COMPARED],
     ),
     Fault(

@@ -35,9 +35,9 @@ from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 from coterie.runs.run import Run, Step, open_run, read_config
-from coterie.runs.work_items import evaluation
 from coterie.terminal import ConsoleProgress
 
 
@@ -107,7 +107,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
         result: dict[str, object] = {"task": recipe_settings.played, "model": recipe_settings.model}
         for name, version in (("before", 0), ("after", recipe_settings.rounds)):
             means = evaluation(run.store, version)
-            ends = [round(means.low, 4), round(means.high, 4)]
+            ends = [round(end, 4) for end in means.interval]
             figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
             result[name] = {**figures, "n": means.n, "score_ci": ends}
         seconds = round(time.monotonic() - began, 1)
@@ -178,10 +178,10 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
 def summary(recipe: Recipe, run: Run) -> list[Table]:
     """Return tables of the score, tokens and other metrics of each policy."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
-    points = [evaluation(run.store, step.iteration) for step in done if step.stage == EVALUATION]
-    rows = [(f"{point.version}" if point.version else "base", point) for point in points]
+    versions = [step.iteration for step in done if step.stage == EVALUATION]
+    results = [evaluation(run.store, version, label=f"{version or 'base'}") for version in versions]
     title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
-    tables = [score_table(title, rows)] if rows else []
+    tables = [score_table(title, results)] if results else []
     if measured := [step for step in done if step.stage == "measure"]:
         policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
         table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]

@@ -37,10 +37,10 @@ from coterie.record.tree import Task
 from coterie.reports import page
 from coterie.reports.inspect_logs import LogHead, eval_log
 from coterie.rollout.episodes import first_prompts
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run
-from coterie.runs.work_items import evaluation
 
 ROWS, PAIRS, NO_ANSWER = "rows", "pairs", "tasks left out"
 LEFT_OUT = "left out (docs/howto/export.md says why)"
@@ -254,8 +254,9 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
     steps = [step for step in recipe.steps() if step.stage == EVALUATION and run.is_finished(step)]
     if not steps:
         return []
-    points = [evaluation(run.store, step.iteration) for step in steps]
-    table = page.scores([(f"{p.version}", p) for p in points], recipe.environment.metric)
+    versions = [step.iteration for step in steps]
+    results = [evaluation(run.store, version, label=f"{version}") for version in versions]
+    table = page.scores(results, recipe.environment.metric)
     rows = [table.heads, ("---",) * len(table.heads), *table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return ["## Figures", "", "On held-out tasks; policy 0 is the base.", "", *lines, ""]

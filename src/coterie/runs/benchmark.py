@@ -46,23 +46,16 @@ from coterie.environments.registry import (
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError, did_you_mean
-from coterie.evaluation import Point, mean_interval, scaling
+from coterie.evaluation import Estimate, mean_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
+from coterie.runs.evaluation import Evaluation, evaluation, held_out_draws
 from coterie.runs.loop import EVALUATION
-from coterie.runs.work_items import (
-    Evaluation,
-    evaluation,
-    grade_means,
-    held_out_draws,
-    left_out,
-    open_actors,
-    play,
-)
+from coterie.runs.work_items import open_actors, play
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 
@@ -167,20 +160,6 @@ def benchmark_settings(
     return resolve(played_type(base, choice), values, keys, where=where)
 
 
-@dataclass(frozen=True, slots=True)
-class Consistency:
-    """Results of a policy with several dialogues per held-out task."""
-
-    n: int
-    failed: int
-    """Failed dialogues. Each scores 0 and has no vote."""
-    points: tuple[Point, ...]
-    """Points for 1, 2, ... dialogues per task."""
-    means: Mapping[str, float]
-    """Means of the other metrics of grades over all dialogues, such as turns and leaks."""
-    fresh: bool = False
-
-
 def sampler_per_agent(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
     return dict.fromkeys(agents_of(settings.build_environment()), sampler)
 
@@ -194,7 +173,7 @@ async def evaluate(
     *,
     again: bool = False,
     split: Split = "heldout",
-) -> Evaluation | Consistency:
+) -> Evaluation:
     """Play a benchmark into a store, or resume it.
 
     Each ``split`` needs its own store at ``path``. ``again`` repeats a finished benchmark, for a server whose weights
@@ -223,14 +202,12 @@ async def evaluate(
         async with open_actors(environment, logs, settings.user_simulator, openers) as actors:
             driver = actors.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
-        if settings.samples == 1:
-            return replace(evaluation(store, attempt), fresh=fresh)
-        draws = held_out_draws(store, attempt, settings.samples)
-        failed = sum(draw.failed for of_task in draws.values() for draw in of_task)
-        assert isinstance(environment, Votes), "checked above"
-        points = tuple(scaling(draws, environment.similarity))
-        means = grade_means(store, attempt, EVALUATION, settings.samples)
-        return Consistency(len(draws), failed, points, means, fresh)
+        return replace(
+            evaluation(store, attempt, settings.samples),
+            store=path,
+            fresh=fresh,
+            similarity=environment.similarity if isinstance(environment, Votes) else None,
+        )
 
 
 def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[str, str]:
@@ -265,8 +242,10 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     number of samples.
     """
     rows = content(settings, make_environment(settings))
-    # More samples extend the same store, so their number is not part of its name.
+    # More samples extend the same store, so their number is not part of its name. Neither are the
+    # keys of outputs and of the engine.
     same = settings.model_copy(update={"samples": 1})
+    fingerprint = same.fingerprint(BenchmarkSettings.model_fields)
     environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
     # Prompts can change with the environment's code while all settings stay the same.
@@ -274,7 +253,7 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     messages = [first_prompts[agent].messages[0] for agent in agents_of(environment)]
     prompts = [part.text for message in messages for part in message.parts]
     suffix = "" if split == "heldout" else f"-{split}"
-    identity = digest(policy, same.fingerprint(), rows, *prompts)[:12]
+    identity = digest(policy, fingerprint, rows, *prompts)[:12]
     return f"{settings.played}-{identity}{suffix}.sqlite"
 
 
@@ -378,66 +357,12 @@ def read_pick(reply: str, count: int) -> int | None:
     return next((number for number in valid if 1 <= number <= count), None)
 
 
-@dataclass(frozen=True, slots=True)
-class WinRate:
-    """Share of tasks on which a policy scores higher than another one; a tie counts half."""
-
-    other: str
-    """Name of the other evaluation's file."""
-    rate: float
-    interval: tuple[float, float]
-    ties: int
-    n: int
-    left_out: int
-    """Tasks that one of the two left out."""
-
-
-MEASURE = "measure"
-"""Text metric of grades whose scores can't be compared if it differs."""
-
-
-def win_rate(store: Store, other_store: Store, name: str) -> WinRate:
-    """Compare the first dialogues of two evaluations, without the tasks that one of them left out.
-
-    Raises ``UserError`` if the evaluations have different tasks or measures.
-    """
-    # Compare the newest attempt of each evaluation.
-    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other_store)]
-    first_draws, second = (held_out_draws(*side, samples=1) for side in sides)
-    metrics = [m for side, attempt in sides for m in side.metrics(attempt, EVALUATION).values()]
-    measures = {str(m[MEASURE]) for m in metrics if MEASURE in m}
-    skipped, second_skipped = (left_out(*side) for side in sides)
-    both = sorted(first_draws.keys() & second.keys())
-    # Tasks that one side could not grade are not compared, but both must have drawn them.
-    tasks_differ = first_draws.keys() | skipped != second.keys() | second_skipped
-    if tasks_differ or not both or len(measures) > 1:
-        differing = f"measures: {', '.join(measures)}" if len(measures) > 1 else "tasks"
-        problem = f"against={name} was evaluated with other {differing}"
-        raise UserError(problem, "evaluate both policies with the same settings, to the end")
-    pairs = [(first_draws[task][0].score, second[task][0].score) for task in both]
-    # 1 for a win, 0.5 for a tie, 0 for a loss.
-    wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in pairs]
-    n, rate, ties = len(wins), sum(wins) / len(wins), wins.count(0.5)
-    excluded = len(skipped | second_skipped)
-    return WinRate(name, rate, mean_interval(wins, seed=0), ties, n, excluded)
-
-
-@dataclass(frozen=True, slots=True)
-class BestOfN:
-    """Result of a best-of-n evaluation."""
-
-    judge: str
-    n: int
-    score: float
-    interval: tuple[float, float]
-    unreadable: int
-    """Tasks without a readable reply of the judge."""
-
-
 async def score_best_of_n(
     store: Store, iteration: int, stage: str, samples: int, settings: PickerSettings, file: Path
-) -> BestOfN:
+) -> tuple[Estimate, int]:
     """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
+
+    Return the score of the chosen dialogues, and the number of tasks without a readable reply of the judge.
 
     A task without graded dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
     :func:`~coterie.engines.chat_model.open_chat`.
@@ -453,8 +378,8 @@ async def score_best_of_n(
         scores = await asyncio.gather(*requests)
     # Tasks whose dialogues all failed have no tree to pick from.
     scores += [0.0] * (len(tasks) - len(scores))
-    mean, interval = sum(scores) / len(scores), mean_interval(scores, seed=0)
-    return BestOfN(settings.model, samples, mean, interval, picker.unreadable)
+    score = Estimate(sum(scores) / len(scores), mean_interval(scores, seed=0))
+    return score, picker.unreadable
 
 
 def tries(tree: Tree, samples: int) -> list[Try]:
