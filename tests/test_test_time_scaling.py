@@ -14,18 +14,17 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.qa_metrics import gold_answer
+from coterie.environments.qa_metrics import gold_answer, question_of
 from coterie.evaluation import Draw, Estimate, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.runs.benchmark import (
     BenchmarkSettings,
-    PickerSettings,
     benchmark_settings,
     evaluate,
-    read_pick,
-    score_best_of_n,
 )
+from coterie.runs.evaluation import held_out_draws
+from coterie.runs.picker import PickerSettings, pick_best, read_pick
 from tests.conftest import Cli
 from tests.test_data_filter import CLOSED, SAMPLES, Graduated
 from tests.test_endpoint import Answer, Service, says, service
@@ -83,7 +82,9 @@ def by_judge(
     async def work(url: str) -> tuple[Estimate, int]:
         settings = PickerSettings(model="paid", url=url, concurrency=1)
         with Store.open(store, read_only=True) as opened:
-            return await score_best_of_n(opened, 0, "evaluate", SAMPLES, settings, file)
+            draws = held_out_draws(opened, 0, SAMPLES)
+            questions = {task: question_of(opened.task(task)) for task in draws}
+        return await pick_best(questions, draws, settings, file)
 
     with service(judge(choose)) as server:
         *_, (score, unreadable) = [asyncio.run(work(server.url)) for _ in range(times)]

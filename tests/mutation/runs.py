@@ -164,5 +164,5 @@ FAULTS = (
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),
-    Fault("coterie.runs.benchmark:Picker._pick", returns(0), [JUDGE_PICKS]),
+    Fault("coterie.runs.picker:read_pick", returns(1), [JUDGE_PICKS]),
 )

@@ -14,7 +14,7 @@ from functools import partial
 from glob import escape
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 from rich.console import Console
@@ -27,10 +27,10 @@ from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import POLICY, EngineError
-from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.coding import Coding
 from coterie.environments.protocol import agents_of, check_graded, draw_tasks
+from coterie.environments.qa_metrics import question_of
 from coterie.environments.registry import (
     CODING,
     Choice,
@@ -52,24 +52,24 @@ from coterie.record.turn import Turn
 from coterie.rollout.recorded_turns import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
-    NOBODY,
     PRESETS,
     BenchmarkSettings,
-    PickerSettings,
     benchmark_settings,
     evaluate,
     sampler_per_agent,
-    score_best_of_n,
     store_name,
     task_values,
     write_dialogues,
 )
 from coterie.runs.evaluation import Evaluation, compare_stores
 from coterie.runs.loop import EVALUATION
+from coterie.runs.picker import NOBODY, PickerSettings, pick_best
 from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run, find_run, read_config
 from coterie.terminal import ConsoleProgress
-from coterie.training.checkpoint import weight_hash
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.engines.run_engines import RunEngines, Speaking
 
 FOLDER = Path("runs/evaluations")
 """Folder for evaluations of models and endpoints. Evaluations of a run go into the run folder."""
@@ -221,22 +221,22 @@ async def _with_outputs(settings: EvaluatedSettings, result: Evaluation) -> Eval
     picker = settings.picker
     if (rival := rival_store(settings)) is not None:
         result = replace(result, wins=compare_stores(result.store, rival))
+    if settings.dump is None and not picker.picks:
+        return result
     with Store.open(result.store, read_only=True) as store:
-        # The newest attempt has the dialogues of the results.
-        attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{result.version}.jsonl")
-            await write_dialogues(file, store, attempt, EVALUATION, settings, result.version)
+            await write_dialogues(file, store, settings, result.version)
         if not picker.picks:
             return result
-        # Picks are stored, so that a repeated command requests only the missing ones.
-        file = result.store.with_suffix(".picks.jsonl")
-        arguments = (store, attempt, EVALUATION, settings.samples, picker, file)
-        try:
-            picked, unreadable = await score_best_of_n(*arguments)
-        except EngineError as error:
-            fix = "repeat the command: it keeps the dialogues and requests only the missing picks"
-            raise UserError(f"picker={picker.model}: {error}", fix) from error
+        questions = {task: question_of(store.task(task)) for task in result.draws}
+    # Picks are stored, so that a repeated command requests only the missing ones.
+    file = result.store.with_suffix(".picks.jsonl")
+    try:
+        picked, unreadable = await pick_best(questions, result.draws, picker, file)
+    except EngineError as error:
+        fix = "repeat the command: it keeps the dialogues and requests only the missing picks"
+        raise UserError(f"picker={picker.model}: {error}", fix) from error
     return replace(result, picked=picked, unreadable=unreadable)
 
 
@@ -444,6 +444,8 @@ def _by_models(
     console: Console,
     split: Split,
 ) -> Iterator[Evaluation]:
+    from coterie.engines.run_engines import RunEngines
+
     # Evaluations of a single run go into its folder.
     names = list(dict.fromkeys(named.values()))
     run_and_step = find_run(names[0]) if len(names) == 1 else None
@@ -467,11 +469,11 @@ async def _by_engines(
     settings: ModelSettings,
     players: Sequence[Player],
     folder: Path,
-    engines: RunEngines,
+    engines: "RunEngines",
     console: Console,
     split: Split,
 ) -> Evaluation:
-    opened, speakers = dict[str, Speaking](), list[str]()
+    opened, speakers = dict[str, "Speaking"](), list[str]()
     for player in players:
         # The author of turns, and the name of log files.
         role = POLICY if len(players) == 1 else "-".join(player.agents)
@@ -519,6 +521,8 @@ def _all_speakers(players: Sequence[Player], speakers: Sequence[str]) -> str:
 
 def _speaker(settings: ModelSettings, player: Player, renderer: ChatRenderer) -> str:
     """Return the identity of a model: everything that its turns depend on."""
+    from coterie.training.checkpoint import weight_hash
+
     # Local weights are identified by their content, because a folder may be trained further.
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"

@@ -6,12 +6,10 @@ The object is {"benchmark", "metric", "rows"}, with a row for each policy, or fo
 import json
 import sys
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from coterie.evaluation import mean_interval
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.loop import command_line
 from coterie.terminal import results as results_console
@@ -82,11 +80,8 @@ def _rows(
         common |= {"difference_from": baseline.label, "difference_n": comparison.n}
     if result.columns:
         common["by"] = {
-            value: {
-                "n": len(scores),
-                **_measure("score", fmean(scores), mean_interval(scores, seed=0)),
-            }
-            for value, scores in result.by_value.items()
+            value: {"n": n, **_measure("score", *score)}
+            for value, (n, score) in result.by_value.items()
         }
     if wins := result.wins:
         common |= _measure("win_rate", *wins.win_rate)
@@ -114,8 +109,8 @@ def _rows(
         }
         for point in result.points
     ]
-    last_point = result.points[-1]
     # Costs are known only of all rollouts together, which the last row has.
+    last_point = result.points[-1]
     rows[-1] |= _cost_of_pass(result.cost, last_point.average * last_point.k * result.n)
     if result.picked is not None:
         rows[-1] |= _measure("picked", *result.picked)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation import Estimate, Point, mean_interval
+from coterie.evaluation import Estimate, Point
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import page
@@ -96,11 +95,10 @@ def _values(results: Sequence[Evaluation], column: str | None) -> Section:
     rows = []
     for value in dict.fromkeys(value for result in results for value in result.by_value):
         for result in results:
-            scores = result.by_value.get(value)
-            if scores:
-                interval = "{:.3f} to {:.3f}".format(*mean_interval(scores, seed=0))
-                cells = (f"{fmean(scores):.3f}", interval, f"{len(scores):,}")
-                rows.append((value, result.label, *cells))
+            if value in result.by_value:
+                n, (score, interval) = result.by_value[value]
+                ends = "{:.3f} to {:.3f}".format(*interval or ())
+                rows.append((value, result.label, f"{score:.3f}", ends, f"{n:,}"))
     intro = "Intervals are 95% intervals over the tasks of a value."
     heads = (column or "", "policy", "score", "95% interval", "tasks")
     return Section(BY, f"Scores by {column}", intro, heads, tuple(rows))

@@ -4,12 +4,9 @@ Each policy has its own store. An interrupted evaluation resumes, a finished one
 plays only the new samples. A judge may pick the best of several dialogues of a task (AFM, arXiv 2508.13167, table 4).
 """
 
-import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,13 +18,10 @@ from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, flatten, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.datasets.load import Rows
-from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
-from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
-from coterie.environments.qa_metrics import known_answers, question_of
+from coterie.environments.qa_metrics import known_answers
 from coterie.environments.registry import (
     ENVIRONMENTS,
     NAMES,
@@ -46,14 +40,12 @@ from coterie.environments.registry import (
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError, did_you_mean
-from coterie.evaluation import Estimate, mean_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import LENGTH, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
-from coterie.runs.evaluation import Evaluation, evaluation, held_out_draws
+from coterie.runs.evaluation import Evaluation, evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.runs.work_items import open_actors, play
 from coterie.tools.sandbox.pool import Sandbox
@@ -257,145 +249,8 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     return f"{settings.played}-{identity}{suffix}.sqlite"
 
 
-NOBODY = "nobody"
-TRIES = 2
-TAIL = 1500
-"""Number of last characters of a dialogue that the judge reads."""
-_OBJECT = re.compile(r"\{[^{}]*\}")
-_NUMBER = re.compile(r"\W*([0-9]{1,4})\W*")
-_RULES = (
-    "Several students worked on the same task. You see the end of each one's work, and its answer. Decide which "
-    "answer is most likely right: look at what it rests on, and at how many others agree with it.\n"
-    'Reply with JSON and nothing else: {"reason": "a few words", "best": 1}'
-)
-
-
-class PickerSettings(ChatModelSettings):
-    """Settings of the model that picks the best of several dialogues."""
-
-    model: str = key(
-        NOBODY,
-        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, it picks one of the "
-        "N dialogues of a task, whose score counts.",
-        source="AFM: Qwen2.5-72B-Instruct, of 3",
-        min_length=1,
-    )
-    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
-
-    @property
-    def picks(self) -> bool:
-        return self.model != NOBODY
-
-
-Try = tuple[Outcome, str]
-"""One of several dialogues of a task, with its last text."""
-
-
-@dataclass(slots=True)
-class Picker:
-    """Picks dialogues with a chat model, and caches its picks in a file."""
-
-    chat: ChatModel
-    identity: str
-    file: Path
-    unreadable: int = 0
-    """Number of tasks without a readable reply, whose first listed dialogue counts as picked."""
-    picks: dict[str, int] = field(default_factory=dict)
-    """Cached picks by hash of the prompt; 0 for an unreadable reply."""
-
-    def __post_init__(self) -> None:
-        lines = numbered(self.file) if resume_lines(self.file) else ()
-        self.picks |= {line["key"]: int(line["best"]) for _, line in lines}
-
-    async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
-        """Return the score of the picked dialogue; 0 if none has an answer."""
-        # Judges prefer some positions of a list, so the order is pseudo-random but stable.
-        listed = sorted(tries, key=lambda try_: digest(task, try_[0].sample))
-        # Equal answers have equal scores, which need no judge.
-        several = len({outcome.answer for outcome, _ in listed}) > 1
-        index = await self._pick(question, listed) if several else 0
-        return (listed[index][0].score or 0.0) if listed else 0.0
-
-    async def _pick(self, question: str, tries: Sequence[Try]) -> int:
-        dialogues = "\n\n".join(
-            f"Student {number}:\n{text[-TAIL:]}\nAnswer: {outcome.answer}"
-            for number, (outcome, text) in enumerate(tries, 1)
-        )
-        text = f"Task: {question}\n\n{dialogues}"
-        key_ = digest(self.identity, _RULES, text)
-        if key_ not in self.picks:
-            self.picks[key_] = await self._ask(text, len(tries))
-            append_line(self.file, {"key": key_, "best": self.picks[key_]})
-        best = self.picks[key_]
-        self.unreadable += best == 0
-        return max(best, 1) - 1
-
-    async def _ask(self, text: str, count: int) -> int:
-        messages = [Utterance("system", _RULES), Utterance("user", text)]
-        for number in range(TRIES):
-            # With the same seed the second try would repeat the unreadable reply.
-            seed = int(digest(text, number)[:8], 16) % 2**31
-            reply = await self.chat.ask(messages, seed)
-            if (best := read_pick(reply.text, count)) is not None:
-                return best
-        return 0
-
-
-def read_pick(reply: str, count: int) -> int | None:
-    """Return the number in a reply: the last JSON object's, also within prose or a fence, or a number alone.
-
-    ``None`` without a valid number.
-    """
-    numbers = list[str]()
-    for text in _OBJECT.findall(reply):
-        with suppress(ValueError):
-            numbers.append(str(json.loads(text).get("best")))
-    if alone := _NUMBER.fullmatch(reply):
-        numbers.append(alone[1])
-    # Models often reason or draft before they decide, so the last valid number counts.
-    valid = (int(text) for text in reversed(numbers) if text.isdecimal())
-    return next((number for number in valid if 1 <= number <= count), None)
-
-
-async def score_best_of_n(
-    store: Store, iteration: int, stage: str, samples: int, settings: PickerSettings, file: Path
-) -> tuple[Estimate, int]:
-    """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
-
-    Return the score of the chosen dialogues, and the number of tasks without a readable reply of the judge.
-
-    A task without graded dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
-    :func:`~coterie.engines.chat_model.open_chat`.
-    """
-    tasks = held_out_draws(store, iteration, samples)
-    async with open_chat(settings) as chat:
-        picker = Picker(chat, digest(settings.identity()), file)
-        requests = [
-            picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))
-            for tree in store.outlines(iteration, stage)
-            if tree.task in tasks
-        ]
-        scores = await asyncio.gather(*requests)
-    # Tasks whose dialogues all failed have no tree to pick from.
-    scores += [0.0] * (len(tasks) - len(scores))
-    score = Estimate(sum(scores) / len(scores), mean_interval(scores, seed=0))
-    return score, picker.unreadable
-
-
-def tries(tree: Tree, samples: int) -> list[Try]:
-    """Return the first ``samples`` dialogues of a task that were graded, have an answer and were not cut off."""
-    return [
-        (outcome, path[-1].text)
-        for outcome, path in tree.trajectories()
-        if outcome.sample < samples and outcome.score is not None
-        if outcome.answer is not None and outcome.ending != LENGTH
-    ]
-
-
-async def write_dialogues(
-    file: Path, store: Store, iteration: int, stage: str, settings: BenchmarkSettings, step: int
-) -> None:
-    """Write a new JSONL file with a row for each dialogue of a stage that did not fail.
+async def write_dialogues(file: Path, store: Store, settings: BenchmarkSettings, step: int) -> None:
+    """Write a new JSONL file with a row for each dialogue of the newest evaluation that did not fail.
 
     ``input`` is the first prompt of the first agent, ``output`` all later turns including tool results, with a
     paragraph per turn if there are several agents. ``ground_truth`` lists the known answers. Ungraded dialogues have no
@@ -403,8 +258,9 @@ async def write_dialogues(
     """
     environment = settings.build_environment()
     several = len(agents_of(environment)) > 1
+    attempt = store.iterations(EVALUATION)[-1]
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
-        for tree in store.outlines(iteration, stage):
+        for tree in store.outlines(attempt, EVALUATION):
             task = store.task(tree.task)
             first_prompt = next(iter((await first_prompts_async(environment, task)).values()))
             messages = ("".join(part.text for part in m.parts) for m in first_prompt.messages)

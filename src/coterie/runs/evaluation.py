@@ -17,6 +17,7 @@ from coterie.evaluation import (
     Estimate,
     Point,
     difference_interval,
+    estimate,
     mean_interval,
     scaling,
 )
@@ -58,7 +59,7 @@ class Comparison(NamedTuple):
     def win_rate(self) -> Estimate:
         """Share of tasks on which the policy scores higher; a tie counts half."""
         wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in self.pairs]
-        return Estimate(sum(wins) / len(wins), mean_interval(wins, seed=0))
+        return estimate(wins)
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,14 @@ class Evaluation:
         assert self.similarity is not None, "the environment has a vote"
         return scaling(self.draws, self.similarity)
 
-    @property
-    def by_value(self) -> dict[str, list[float]]:
-        """Scores of the tasks with each value of the column, in the order of the values."""
+    @cached_property
+    def by_value(self) -> dict[str, tuple[int, Estimate]]:
+        """Number and score of the tasks with each value of the column, in the order of the values."""
         groups: dict[str, list[float]] = {}
         for task in sorted(self.scores, key=lambda task: self.columns.get(task, "")):
             if task in self.columns:
                 groups.setdefault(self.columns[task], []).append(self.scores[task])
-        return groups
+        return {value: (len(scores), estimate(scores)) for value, scores in groups.items()}
 
     def compare(self, baseline: "Evaluation") -> Comparison:
         """Compare the scores on common tasks. Raises ``UserError`` if there are none."""
@@ -198,8 +199,8 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
     failed = Draw(None, 0.0, 0, failed=True)
     failures = list(store.failures(version, EVALUATION))
     draws = {key: failed for key, _ in failures if int(key.sample) < samples}
-    for tree in store.trees(version, EVALUATION):
-        for outcome, _ in tree.trajectories():
+    for tree in store.outlines(version, EVALUATION):
+        for outcome, path in tree.trajectories():
             if outcome.sample < samples:
                 key = ItemKey(version, EVALUATION, tree.task, f"{outcome.sample:04d}")
                 if outcome.score is None:
@@ -208,7 +209,7 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
                 answer = None if outcome.ending == LENGTH else outcome.answer
                 tokens, share = int(metrics[key].get("tokens", 0)), metrics[key].get("fraction")
                 fraction = None if share is None else float(share)
-                draws[key] = Draw(answer, outcome.score, tokens, fraction)
+                draws[key] = Draw(answer, outcome.score, tokens, fraction, text=path[-1].text)
     by_task: dict[str, list[Draw]] = {}
     for key in sorted(draws):
         if key.task not in skipped:
