@@ -134,6 +134,11 @@ class Estimate(NamedTuple):
     mean: float
     interval: tuple[float, float] | None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval; the mean without an interval."""
+        return self.interval or (self.mean, self.mean)
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

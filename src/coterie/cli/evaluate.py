@@ -103,13 +103,10 @@ def agent_policies(
             raise UserError(f"{settings.played} has no agent {name!r}", fix)
     missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        problem = (
-            f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
-        )
-        alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
-        raise UserError(
-            problem, f"add policy=NAME (a run folder, model or server URL){alternative}"
-        )
+        problem = "no policy is given" + (f" for {', '.join(missing)}" if by_agent else "")
+        fix = "add policy=NAME (a run folder, model or server URL)"
+        fix += f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
+        raise UserError(problem, fix)
     named = {agent: by_agent.get(agent, policy or "") for agent in agents}
     # Unknown names are reported before any model is loaded.
     for name in dict.fromkeys(named.values()):

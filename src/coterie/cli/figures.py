@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
+from coterie.evaluation import Estimate
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.loop import command_line
 from coterie.terminal import results as results_console
@@ -41,7 +42,7 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
             console.print(section.intro, soft_wrap=True)
     for result in results:
         if result.picked is not None:
-            line = f"{result.label}: {_with_interval(*result.picked)} best of {settings.samples}"
+            line = f"{result.label}: {_with_interval(result.picked)} best of {settings.samples}"
             line += (
                 f" by {settings.picker.model}; {result.unreadable} tasks without a readable reply"
             )
@@ -49,7 +50,7 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
         if (wins := result.wins) is not None:
             left_out = f" ({wins.left_out} left out)" * bool(wins.left_out)
             line = (
-                f"{result.label}: win rate {_with_interval(*wins.win_rate)} against {wins.baseline}"
+                f"{result.label}: win rate {_with_interval(wins.win_rate)} against {wins.baseline}"
             )
             line += f" on {wins.n} tasks{left_out}; a win is a higher score, and each of the {wins.ties}"
             line += " ties counts half (SWEET-RL does not say how it counts ties)"
@@ -138,9 +139,8 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
     return {"cost": round(cost, 6), "cost_of_pass": each}
 
 
-def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
-    low, high = interval or (value, value)
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+def _with_interval(estimate: Estimate) -> str:
+    return "{:.3f} ({:.3f} to {:.3f})".format(estimate.mean, *estimate.ends)
 
 
 def score_table(title: str, results: Sequence[Evaluation], *, failed: bool = False) -> Table:

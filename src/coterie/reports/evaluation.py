@@ -77,9 +77,9 @@ def _differences(results: Sequence[Evaluation], metric: str) -> Section:
     rows = []
     for result in results[1:]:
         comparison = result.compare(results[0])
-        difference, interval = comparison.difference
-        ends = " to ".join(page.signed(end, 3) for end in interval or ())
-        rows.append((result.label, page.signed(difference, 3), ends, f"{comparison.n:,}"))
+        difference = comparison.difference
+        mean, *ends = (page.signed(n, 3) for n in (difference.mean, *difference.ends))
+        rows.append((result.label, mean, " to ".join(ends), f"{comparison.n:,}"))
     return Section(
         DIFFERENCES,
         f"Difference from {results[0].label}",
@@ -96,9 +96,9 @@ def _values(results: Sequence[Evaluation], column: str | None) -> Section:
     for value in dict.fromkeys(value for result in results for value in result.by_value):
         for result in results:
             if value in result.by_value:
-                n, (score, interval) = result.by_value[value]
-                ends = "{:.3f} to {:.3f}".format(*interval or ())
-                rows.append((value, result.label, f"{score:.3f}", ends, f"{n:,}"))
+                n, score = result.by_value[value]
+                interval = "{:.3f} to {:.3f}".format(*score.ends)
+                rows.append((value, result.label, f"{score.mean:.3f}", interval, f"{n:,}"))
     intro = "Intervals are 95% intervals over the tasks of a value."
     heads = (column or "", "policy", "score", "95% interval", "tasks")
     return Section(BY, f"Scores by {column}", intro, heads, tuple(rows))
@@ -118,9 +118,8 @@ def scaling_section(n: int, result: Evaluation, metric: str) -> Section:
             points = []
             for point in marked:
                 estimate: Estimate = getattr(point, name)
-                low, high = estimate.interval or (estimate.mean, estimate.mean)
                 x, title = getattr(point, attribute), f"{name} of {point.k}: {metric}"
-                points.append(score_point(x, title, estimate.mean, low, high))
+                points.append(score_point(x, title, estimate.mean, *estimate.ends))
             lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
         title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
         charts.append(
@@ -142,8 +141,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     """Return the cells of the columns ``CURVE``."""
     cells = [f"{point.k}"]
     for estimate in (point.coverage, point.majority):
-        low, high = estimate.interval or (estimate.mean, estimate.mean)
-        cells += [f"{estimate.mean:.3f}", f"{low:.3f}–{high:.3f}"]
+        cells += [f"{estimate.mean:.3f}", "{:.3f}–{:.3f}".format(*estimate.ends)]
     rates = (point.spread, point.fraction)
     spread, fraction = ("" if rate is None else f"{rate:.3f}" for rate in rates)
     return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}", fraction)
