@@ -22,9 +22,9 @@ from functools import partial
 from statistics import fmean
 
 from coterie.recipes.dense_tree import DenseTree
+from coterie.runs.evaluation import grade_means
 from coterie.runs.loop import EVALUATION
 from coterie.runs.run import Step
-from coterie.runs.work_items import grade_means
 from experiments.dense_tree import (
     CLAIMS,
     DENSITIES,

@@ -28,9 +28,9 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
+from coterie.runs.evaluation import grade_means, held_out_draws
 from coterie.runs.loop import EVALUATION, Stage, fork, run_steps
 from coterie.runs.run import Run, Step, open_run
-from coterie.runs.work_items import HeldOutResult, grade_means, held_out_results
 from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 
@@ -41,6 +41,22 @@ NAMES = (
 SIGNIFICANCE = 0.05
 MIN_TASKS = 500
 """Held-out tasks a seed that a claim needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutResult:
+    """Result of one policy on one held-out task."""
+
+    score: float
+    tokens: int
+    """Sampled tokens of the dialogue. A failed dialogue has 0 tokens and a score of 0."""
+
+
+def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
+    draws = held_out_draws(store, version, samples=1)
+    return {task: HeldOutResult(draw.score, draw.tokens) for task, (draw,) in draws.items()}
+
+
 Results = Mapping[int, Mapping[str, HeldOutResult]]
 """Held-out results of one method by seed and task."""
 _score, _tokens = attrgetter("score"), attrgetter("tokens")

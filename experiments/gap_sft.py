@@ -36,11 +36,12 @@ from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
 from coterie.runs.loop import EVALUATION, run_steps
 from coterie.runs.run import Run, Step, open_run
-from coterie.runs.work_items import HeldOutResult, open_actors
+from coterie.runs.work_items import open_actors
 from experiments.experiment import (
     Claim,
     Experiment,
     Gate,
+    HeldOutResult,
     Results,
     above,
     common_tasks,

@@ -35,11 +35,12 @@ from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
 from coterie.runs.loop import Stage
 from coterie.runs.run import Run, Step
-from coterie.runs.work_items import HeldOutResult, open_actors, play
+from coterie.runs.work_items import open_actors, play
 from experiments.experiment import (
     Claim,
     Experiment,
     Gate,
+    HeldOutResult,
     Results,
     above,
     common_tasks,

@@ -24,9 +24,18 @@ from coterie.evaluation import task_curve
 from coterie.recipes.optima import Optima
 from coterie.record.store import Store
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent
+from coterie.runs.evaluation import held_out_draws
 from coterie.runs.run import open_run
-from coterie.runs.work_items import HeldOutResult, held_out_draws, held_out_results
-from experiments.experiment import Claim, Experiment, above, brief, longer, make_recipe
+from experiments.experiment import (
+    Claim,
+    Experiment,
+    HeldOutResult,
+    above,
+    brief,
+    held_out_results,
+    longer,
+    make_recipe,
+)
 
 METHODS = ("isft", "idpo", "isft_dpo")
 ABLATIONS = {"no_tokens": "reward.lambda_token=0", "no_loss": "reward.lambda_loss=0"}

@@ -60,8 +60,7 @@ def test_chat_and_evaluation_of_a_run_use_its_day_and_of_a_model_the_clock(
     served = open_engine(str(run_folder), None, ["engine.device=cpu"])
     assert "02 Jan 2025" in shown(served.loaded.renderer)
     named = dict.fromkeys(("Alice", "Bob"), str(run_folder))
-    for candidate in candidates(named, EngineSettings(), "last"):
-        (player,) = candidate.players
+    for (player,) in candidates(named, EngineSettings(), "last"):
         assert player.agents == ("Alice", "Bob") and "02 Jan 2025" in shown(player.load().renderer)
     with pinned(date(2026, 3, 4)):
         served = open_engine(str(run_folder.parent / "model"), None, ["engine.device=cpu"])

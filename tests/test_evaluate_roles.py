@@ -104,7 +104,7 @@ def test_two_models_play_an_agent_each(cli: Cli, tmp_path: Path) -> None:
 
 def test_who_plays_whom_counts_for_the_name_of_a_store() -> None:
     def player(*agents: str) -> Player:
-        return Player(agents, 0, "m", "m", lambda: pytest.fail("nothing is loaded"), {})
+        return Player("m", agents, 0, "m", "m", lambda: pytest.fail("nothing is loaded"), {})
 
     casts = ([player("a", "c"), player("b")], [player("a"), player("b", "c")])
     one, other = (evaluate._all_speakers(players, ["m", "n"]) for players in casts)

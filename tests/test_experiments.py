@@ -9,10 +9,10 @@ import pytest
 from coterie.environments.games import text_games
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.work_items import HeldOutResult
 from experiments import moat
 from experiments.experiment import (
     Experiment,
+    HeldOutResult,
     PolicyResult,
     Results,
     above,

@@ -51,8 +51,7 @@ from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.reports.examples import Example, Shown
 from coterie.reports.pictures import add_pictures
-from coterie.runs.benchmark import win_rate
-from coterie.runs.work_items import evaluation
+from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
 from tests.conftest import Cli, refused
@@ -365,24 +364,24 @@ def evaluated(file: Path, scores: Sequence[float | None], measure: str = "layout
 
 
 def test_a_win_is_strictly_higher_and_a_tie_counts_half(tmp_path: Path) -> None:
-    own = evaluated(tmp_path / "a.sqlite", [0.9, 0.5, 0.1, 0.2, None])
-    other = evaluated(tmp_path / "b.sqlite", [0.8, 0.5, 0.3, -1, None])
-    wins = win_rate(own, other, "b.sqlite")
-    assert (wins.rate, wins.ties, wins.n, wins.left_out) == (2.5 / 4, 1, 4, 1)
-    assert win_rate(other, own, "a.sqlite").rate == 1.5 / 4
-    result = evaluation(other, 0)
+    evaluated(first := tmp_path / "a.sqlite", [0.9, 0.5, 0.1, 0.2, None])
+    store = evaluated(second := tmp_path / "b.sqlite", [0.8, 0.5, 0.3, -1, None])
+    wins = compare_stores(first, second)
+    assert (wins.win_rate.mean, wins.ties, wins.n, wins.left_out) == (2.5 / 4, 1, 4, 1)
+    assert compare_stores(second, first).win_rate.mean == 1.5 / 4
+    result = evaluation(store, 0)
     assert (result.n, result.failed, result.means["left_out"]) == (4, 1, 1)
     assert result.score == pytest.approx(1.6 / 4)
-    more = evaluated(tmp_path / "c.sqlite", [None, 0.9, 0.1, 0.2, 0.3])
-    wins = win_rate(other, more, "c.sqlite")
-    assert (wins.rate, wins.n, wins.left_out) == (1 / 3, 3, 2), "tasks that both have"
+    evaluated(third := tmp_path / "c.sqlite", [None, 0.9, 0.1, 0.2, 0.3])
+    wins = compare_stores(second, third)
+    assert (wins.win_rate.mean, wins.n, wins.left_out) == (1 / 3, 3, 2), "tasks that both have"
     for scores, measure, words in (
         ([0.5], "layout", "tasks"),
         ([0.5] * 5, "clip", "clip, layout|layout, clip"),
     ):
-        odd = evaluated(tmp_path / f"{measure}-{len(scores)}.sqlite", scores, measure)
+        evaluated(file := tmp_path / f"{measure}-{len(scores)}.sqlite", scores, measure)
         with pytest.raises(UserError, match=words):
-            win_rate(own, odd, "odd")
+            compare_stores(first, file)
 
 
 def test_a_task_is_left_out_of_all_its_samples(cli: Cli, slow: dict[str, float]) -> None:

@@ -6,7 +6,8 @@ from coterie.environments.protocol import SUCCESS_OF
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.runs.work_items import evaluation, grade_means, held_out_draws, summary
+from coterie.runs.evaluation import evaluation, grade_means, held_out_draws
+from coterie.runs.work_items import summary
 
 SCORES = {"a": 1.0, "b": 0.5, "c": None}
 

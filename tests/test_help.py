@@ -59,12 +59,13 @@ def test_help_and_settings_are_read_without_heavy_imports(
 
 def test_recipes_reports_and_exports_are_imported_without_torch() -> None:
     """A model's tokenizer needs torch; a report without examples and an export of trajectories don't."""
-    names = ["coterie.cli.execution", "coterie.cli.export"]
+    names = ["coterie.cli.execution", "coterie.cli.evaluate", "coterie.cli.export"]
     modules = (Path(coterie.__file__).parent / "recipes").glob("*.py")
     names += [f"coterie.recipes.{module.stem}" for module in modules]
     code = (
         f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
-        "print({'torch', 'transformers', 'numba', 'peft', 'accelerate'} & set(sys.modules))"
+        "heavy = {'torch', 'transformers', 'numba', 'peft', 'accelerate', 'coterie.reports.pictures'}\n"
+        "print(heavy & set(sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "set()\n", ran.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coterie.progress import Silent
-from coterie.recipes.base import policy_of, recorded_run
+from coterie.recipes.base import recorded_run, stored_policy
 from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce
 from coterie.record.tree import Metrics
@@ -228,7 +228,7 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
     assert saved_steps(folder) == [2, 3], "the best, and the last for a run that goes on"
     assert final(tmp_path / "run") == weight_hash(folder / "checkpoint-00000002")
     with recorded_run(tmp_path / "run") as (read, run):
-        assert policy_of(tmp_path / "run", None) == str(folder / "final")
+        assert stored_policy(str(tmp_path / "run")) == folder / "final"
         sections = {section.id: section for section in run_report(read, run).sections}
     (warning,) = said.warnings()
     assert "scores 1.000 greedily, but 0.333 in the first groups" in warning

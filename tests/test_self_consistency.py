@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.figures import scaling_section
 from coterie.environments.qa_metrics import Vote, exact_match, f1
 from coterie.evaluation import Draw, marks, mean_interval, scaling, task_curve
 from coterie.reports.charts import svg
-from coterie.runs.benchmark import Consistency
+from coterie.reports.evaluation import scaling_section
+from coterie.runs.evaluation import Evaluation
 from tests.conftest import Cli
 from tests.played import talk_in
 
@@ -70,10 +70,10 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
     assert [point.tokens for point in points] == [3, 6, 9]
     assert points[1].coverage.interval == mean_interval([1, 1], seed=0)
     assert [marks(n) for n in (1, 3, 8)] == [[1], [1, 2, 3], [1, 2, 4, 8]]
-    curve = scaling({"t": [right, wrong] * 3, "u": [wrong] * 6}, equal)
+    result = Evaluation(0, {"t": [right, wrong] * 3, "u": [wrong] * 6}, similarity=equal)
     shown = [1, 2, 4, 6]
-    assert [point.k for point in curve if point.coverage.interval] == shown
-    section = scaling_section(0, "runs/mine 2", Consistency(2, 3, tuple(curve), {}), "exact match")
+    assert [point.k for point in result.points if point.coverage.interval] == shown
+    section = scaling_section(0, result, "exact match")
     assert [row[0] for row in section.rows] == [f"{k}" for k in shown]
     for chart, places in zip(section.charts, (shown, [3, 7, 14, 21]), strict=True):
         assert [series.name for series in chart.series] == ["coverage", "majority"]

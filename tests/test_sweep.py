@@ -17,8 +17,8 @@ from coterie.recipes.sweep import (
     run_sweep,
     split_values,
 )
+from coterie.runs.evaluation import evaluation
 from coterie.runs.run import Step, open_run
-from coterie.runs.work_items import evaluation
 from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.test_moat import SMALL
@@ -59,7 +59,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
         with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
             last = evaluation(run.store, 2)
             assert (row.iteration, row.n) == (2, 2)
-            figures = pytest.approx((last.score, last.low, last.high), abs=5e-5)
+            figures = pytest.approx((last.score, *last.interval), abs=5e-5)
             assert (row.score, row.low, row.high) == figures
             assert run.metrics(Step(1, "rollout"))["n"] == 4 * int(row.value)
             assert run.report.is_file()

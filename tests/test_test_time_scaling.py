@@ -14,20 +14,17 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.qa_metrics import gold_answer
-from coterie.evaluation import Draw, scaling
+from coterie.environments.qa_metrics import gold_answer, question_of
+from coterie.evaluation import Draw, Estimate, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.runs.benchmark import (
     BenchmarkSettings,
-    BestOfN,
-    Consistency,
-    PickerSettings,
     benchmark_settings,
     evaluate,
-    read_pick,
-    score_best_of_n,
 )
+from coterie.runs.evaluation import held_out_draws
+from coterie.runs.picker import PickerSettings, pick_best, read_pick
 from tests.conftest import Cli
 from tests.test_data_filter import CLOSED, SAMPLES, Graduated
 from tests.test_endpoint import Answer, Service, says, service
@@ -48,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for fresh in (True, False):
         work = evaluate(settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0)
         result = asyncio.run(work)
-        assert isinstance(result, Consistency) and result.fresh == fresh
+        assert len(result.points) == SAMPLES and result.fresh == fresh
     return file
 
 
@@ -81,15 +78,17 @@ def judge(choose: Callable[[list[str]], str]) -> Answer:
 
 def by_judge(
     store: Path, file: Path, choose: Callable[[list[str]], str], times: int = 1
-) -> tuple[BestOfN, list[dict[str, Any]]]:
-    async def work(url: str) -> BestOfN:
+) -> tuple[Estimate, int, list[dict[str, Any]]]:
+    async def work(url: str) -> tuple[Estimate, int]:
         settings = PickerSettings(model="paid", url=url, concurrency=1)
         with Store.open(store, read_only=True) as opened:
-            return await score_best_of_n(opened, 0, "evaluate", SAMPLES, settings, file)
+            draws = held_out_draws(opened, 0, SAMPLES)
+            questions = {task: question_of(opened.task(task)) for task in draws}
+        return await pick_best(questions, draws, settings, file)
 
     with service(judge(choose)) as server:
-        *_, result = [asyncio.run(work(server.url)) for _ in range(times)]
-    return result, server.bodies
+        *_, (score, unreadable) = [asyncio.run(work(server.url)) for _ in range(times)]
+    return score, unreadable, server.bodies
 
 
 def test_a_judge_picks_one_of_several_dialogues(store: Path, tmp_path: Path) -> None:
@@ -97,25 +96,26 @@ def test_a_judge_picks_one_of_several_dialogues(store: Path, tmp_path: Path) -> 
         place = next((place for place, one in enumerate(answers, 1) if one != "no idea"), 1)
         return json.dumps({"best": place})
 
-    result, bodies = by_judge(store, tmp_path / "picks.jsonl", first_idea)
-    assert result.score == 4 / 5 and result.n == SAMPLES and result.unreadable == 0
+    score, unreadable, bodies = by_judge(store, tmp_path / "picks.jsonl", first_idea)
+    assert score.mean == 4 / 5 and unreadable == 0
     assert len(bodies) == 3, "equal answers need no judge"
-    low, high = result.interval
-    assert low < result.score <= high
+    assert score.interval is not None
+    low, high = score.interval
+    assert low < score.mean <= high
     texts = [body["messages"][-1]["content"] for body in bodies]
     assert all(text.count("Student ") == SAMPLES and "Task: " in text for text in texts)
-    _, bodies = by_judge(store, tmp_path / "picks.jsonl", first_idea)
+    *_, bodies = by_judge(store, tmp_path / "picks.jsonl", first_idea)
     assert len(bodies) == 3, "another server is another judge"
 
     def wrong(answers: list[str]) -> str:
         return str(answers.index("no idea") + 1)
 
-    result, bodies = by_judge(store, tmp_path / "wrong.jsonl", wrong, times=2)
-    assert result.score == 1 / 5 and len(bodies) == 3
+    score, _, bodies = by_judge(store, tmp_path / "wrong.jsonl", wrong, times=2)
+    assert score.mean == 1 / 5 and len(bodies) == 3
     assert len((tmp_path / "wrong.jsonl").read_text().splitlines()) == 3, "picks are kept"
-    result, bodies = by_judge(store, tmp_path / "none.jsonl", lambda _: "hard to say")
-    assert result.unreadable == 3 and len(bodies) == 6, "an unreadable reply is asked for twice"
-    assert 1 / 5 <= result.score <= 4 / 5
+    score, unreadable, bodies = by_judge(store, tmp_path / "none.jsonl", lambda _: "hard to say")
+    assert unreadable == 3 and len(bodies) == 6, "an unreadable reply is asked for twice"
+    assert 1 / 5 <= score.mean <= 4 / 5
 
 
 def test_the_spread_is_that_of_the_rounds() -> None:

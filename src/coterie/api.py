@@ -54,7 +54,6 @@ from coterie.rollout.recorded_turns import (
 )
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.run import find_run
 from coterie.runs.work_items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training import trainer
@@ -126,8 +125,7 @@ def load(name_or_path: str | Path, **options: Any) -> LoadedModel:
             with ``RUN@STEP`` its policy after a step of reinforcement learning.
         **options: ``dtype``, ``device``, ``template_args`` and ``attention`` of :func:`coterie.models.loading.load`.
     """
-    run = find_run(str(name_or_path))
-    source = name_or_path if run is None else stored_policy(*run)
+    source = stored_policy(str(name_or_path)) or name_or_path
     if not is_adapter(folder := expanded(source)):
         return load_model(source, **options)
     loaded, has_tokenizer = load_merged(folder, **options), (folder / "tokenizer.json").is_file()

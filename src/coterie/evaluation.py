@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,10 +114,11 @@ class Draw:
     """Share of tests that its answer passes, if there are tests."""
     failed: bool = False
     """True if it failed for good or could not be graded."""
+    text: str = ""
+    """Last turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPoint:
+class TaskPoint(NamedTuple):
     """Metrics of the first k dialogues of one task."""
 
     coverage: float
@@ -126,12 +128,16 @@ class TaskPoint:
     average: float
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean over tasks, with an optional 95% interval."""
 
     mean: float
     interval: tuple[float, float] | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval; the mean without an interval."""
+        return self.interval or (self.mean, self.mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,7 @@ class Point:
     majority: Estimate
     tokens: float
     fraction: float | None
+    """Best share of passed tests; ``None`` if no task has tests. A task whose dialogues all failed counts as 0."""
     average: float
     spread: float | None = None
     """Sample standard deviation of the rounds' scores; ``None`` for k = 1."""
@@ -180,25 +187,28 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
         raise ValueError(f"tasks must have equal numbers of dialogues; got {sorted(sizes)}")
     curves = [task_curve(draws, similarity) for draws in tasks.values()]
     max_samples = sizes.pop()
-    marked = set(marks(max_samples))
     # Round i is one dialogue of each task, as if the benchmark was run once.
-    rounds = [
-        float(np.mean([draws[i].score for draws in tasks.values()])) for i in range(max_samples)
-    ]
-    return [
+    rounds = [np.mean([draws[i].score for draws in tasks.values()]) for i in range(max_samples)]
+    points = list[Point]()
+    for k, of_tasks in enumerate(zip(*curves, strict=True), 1):
+        coverage, majority, tokens, fractions, averages = zip(*of_tasks, strict=True)
         # Bootstrap intervals take most of the time, so only the reported numbers of dialogues have
         # one.
-        Point(
-            k,
-            _estimate([curve[k - 1].coverage for curve in curves], k in marked),
-            _estimate([curve[k - 1].majority for curve in curves], k in marked),
-            float(np.mean([curve[k - 1].tokens for curve in curves])),
-            _mean_of_known([curve[k - 1].fraction for curve in curves]),
-            float(np.mean([curve[k - 1].average for curve in curves])),
-            float(np.std(rounds[:k], ddof=1)) if k > 1 else None,
+        marked = k in marks(max_samples)
+        # Some tasks have tests: those without a result failed in all dialogues.
+        tested = any(fraction is not None for fraction in fractions)
+        points.append(
+            Point(
+                k,
+                estimate(coverage, marked),
+                estimate(majority, marked),
+                float(np.mean(tokens)),
+                float(np.mean([fraction or 0.0 for fraction in fractions])) if tested else None,
+                float(np.mean(averages)),
+                float(np.std(rounds[:k], ddof=1)) if k > 1 else None,
+            )
         )
-        for k in range(1, max_samples + 1)
-    ]
+    return points
 
 
 def marks(max_samples: int) -> list[int]:
@@ -207,14 +217,7 @@ def marks(max_samples: int) -> list[int]:
     return powers if powers[-1] == max_samples else [*powers, max_samples]
 
 
-def _mean_of_known(shares: Sequence[float | None]) -> float | None:
-    """Return the mean share; ``None`` if no task has tests. A task whose dialogues all failed counts as 0."""
-    if all(share is None for share in shares):
-        return None
-    # Some tasks have tests: those without a result failed in all dialogues.
-    return float(np.mean([share or 0.0 for share in shares]))
-
-
-def _estimate(values: list[float], with_interval: bool) -> Estimate:
+def estimate(values: Sequence[float], with_interval: bool = True) -> Estimate:
+    """Return the mean of ``values``, one for each task, with its 95% interval."""
     interval = mean_interval(values, seed=0) if with_interval else None
     return Estimate(float(np.mean(values)), interval)

@@ -22,8 +22,8 @@ from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
+from coterie.runs.evaluation import evaluation
 from coterie.runs.run import Step
-from coterie.runs.work_items import evaluation
 from coterie.terminal import notes
 from tests.conftest import SMALL, Cli
 

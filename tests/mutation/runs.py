@@ -131,8 +131,8 @@ FAULTS = (
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
     # As if the two policies had played different tasks.
     Fault(
-        "coterie.cli.figures:Figures.minus",
-        around(lambda original, self, other: original(replace(self), self)),
+        "coterie.runs.evaluation:Evaluation.compare",
+        around(lambda original, self, baseline: original(self, replace(self))),
         [COMPARED],
     ),
     Fault(
@@ -164,5 +164,5 @@ FAULTS = (
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),
-    Fault("coterie.runs.benchmark:Picker._pick", returns(0), [JUDGE_PICKS]),
+    Fault("coterie.runs.picker:read_pick", returns(1), [JUDGE_PICKS]),
 )

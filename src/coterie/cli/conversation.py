@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coterie.cli.export import exported_version
 from coterie.config.resolve import resolve
 from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine
@@ -215,10 +214,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
     # A recorded run has its own settings, and only the engine's may change.
     overrides = [word for word in words if word.startswith("engine")]
     with recorded_run(folder, overrides) as (recipe, run):
-        version: int | Path = recipe.versions(run)[-1]
-        if iteration is not None or step is not None:
-            version = exported_version(recipe, run, recipe.main_role, iteration, step)
-        loaded = recipe.load_policy(run, version)
+        loaded = recipe.load_policy(run, recipe.find_version(run, None, iteration, step))
         return InProcessEngine(loaded, max_batch=recipe.settings.engine.max_batch)
 
 

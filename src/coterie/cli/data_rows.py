@@ -229,9 +229,8 @@ def filter_rows(
         typed = {word.partition("=")[0] for word in words}
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
         words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
-        results = play_benchmark(benchmark, words, console=console, split=split)
-        _, settings, (figures, *_), _ = results
-        file = figures.store
+        settings, results = play_benchmark(benchmark, words, console=console, split=split)
+        file = results[0].store
     else:
         where = "`coterie data filter --help` has examples"
         settings = benchmark_settings(PlayedSettings, benchmark, words, where=where)

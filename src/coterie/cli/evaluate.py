@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape
+from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 from rich.console import Console
 
-from coterie.cli.figures import Figures
 from coterie.config.folders import check_new, expanded, make_folder
 from coterie.config.plugins import absolute_name
 from coterie.config.resolve import flatten
@@ -27,16 +27,15 @@ from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import POLICY, EngineError
-from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.coding import Coding
 from coterie.environments.protocol import agents_of, check_graded, draw_tasks
+from coterie.environments.qa_metrics import question_of
 from coterie.environments.registry import (
     CODING,
     Choice,
     is_data_file,
     make_environment,
-    played_type,
     with_file,
 )
 from coterie.environments.user_simulator import check_user
@@ -53,24 +52,24 @@ from coterie.record.turn import Turn
 from coterie.rollout.recorded_turns import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
-    NOBODY,
     PRESETS,
     BenchmarkSettings,
-    PickerSettings,
     benchmark_settings,
     evaluate,
     sampler_per_agent,
-    score_best_of_n,
     store_name,
     task_values,
-    win_rate,
     write_dialogues,
 )
+from coterie.runs.evaluation import Evaluation, compare_stores
 from coterie.runs.loop import EVALUATION
+from coterie.runs.picker import NOBODY, PickerSettings, pick_best
 from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run, find_run, read_config
 from coterie.terminal import ConsoleProgress
-from coterie.training.checkpoint import weight_hash
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from coterie.engines.run_engines import RunEngines, Speaking
 
 FOLDER = Path("runs/evaluations")
 """Folder for evaluations of models and endpoints. Evaluations of a run go into the run folder."""
@@ -83,26 +82,14 @@ AGENT_KEY = "policy."
 class Player:
     """A model and the agents that it plays."""
 
+    label: str
+    """Name of the policy, for tables. The roles of a run have the same."""
     agents: tuple[str, ...]
     version: int
     base: str
     path: Path | str
     load: Callable[[], LoadedModel]
     template_args: Mapping[str, OptionValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One model to evaluate, or several models that play together."""
-
-    label: str
-    version: int
-    players: tuple[Player, ...]
-    folder: Path
-
-    def role(self, player: Player) -> str:
-        """Return the name of a model as author of turns and in log files."""
-        return POLICY if len(self.players) == 1 else "-".join(player.agents)
 
 
 def agent_policies(
@@ -116,13 +103,10 @@ def agent_policies(
             raise UserError(f"{settings.played} has no agent {name!r}", fix)
     missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
-        problem = (
-            f"no policy is given for {', '.join(missing)}" if by_agent else "no policy is given"
-        )
-        alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
-        raise UserError(
-            problem, f"add policy=NAME (a run folder, model or server URL){alternative}"
-        )
+        problem = "no policy is given" + (f" for {', '.join(missing)}" if by_agent else "")
+        fix = "add policy=NAME (a run folder, model or server URL)"
+        fix += f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
+        raise UserError(problem, fix)
     named = {agent: by_agent.get(agent, policy or "") for agent in agents}
     # Unknown names are reported before any model is loaded.
     for name in dict.fromkeys(named.values()):
@@ -133,80 +117,72 @@ def agent_policies(
 
 def candidates(
     named: Mapping[str, str], engine: EngineSettings, checkpoints: str
-) -> Iterator[Candidate]:
-    """Yield the candidates of named policies. ``checkpoints`` of a run are ``last``, ``all``, or steps."""
-    names = list(dict.fromkeys(named.values()))
-    words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
+) -> Iterator[tuple[Player, ...]]:
+    """Yield the models that play together, for each of the ``checkpoints``: ``last``, ``all``, or steps.
+
+    Only a single run can have several checkpoints.
+    """
+    overrides = [f"engine.device={engine.device}"]
     changed = engine.model_dump(
         include={"template_args", "reasoning_parser"}, exclude_defaults=True
     )
-    words += [f"engine.{name}={json.dumps(value)}" for name, value in changed.items()]
+    overrides += [f"engine.{name}={json.dumps(value)}" for name, value in changed.items()]
+    names = list(dict.fromkeys(named.values()))
     with ExitStack() as runs:
-        parts = []
+        parts = list[list[list[Player]]]()
         for name in names:
             agents = tuple(agent for agent, policy in named.items() if policy == name)
-            agents_label = f"{', '.join(agents)}: " * (len(names) > 1)
+            prefix = f"{', '.join(agents)}: " * (len(names) > 1)
             if run_and_step := find_run(name):
                 folder, step = run_and_step
-                recipe, run = runs.enter_context(recorded_run(folder, words))
-                chosen = checkpoints if step is None else str(step)
-                part = []
-                for version, n in _versions(recipe, run, agents, chosen):
-                    label = f"{agents_label}{folder.name} {f'step {n}' if n else version or 'base'}"
-                    part.append((label, _of_run(recipe, run, version, n, agents)))
+                recipe, run = runs.enter_context(recorded_run(folder, overrides))
+                steps = checkpoints if step is None else str(step)
+                parts.append(list(_of_run(recipe, run, agents, steps, prefix + folder.name)))
             else:
                 source, args = resolve_model(name), engine.template
                 loader = partial(load, source, device=engine.device_name, template_args=args)
-                part = [
-                    (f"{agents_label}{name}", (Player(agents, 0, source, source, loader, args),))
-                ]
-            parts.append(part)
-        # Evaluations of a single run go into its folder.
-        only = find_run(names[0]) if len(names) == 1 else None
-        stores = only[0] / "evaluations" if only else FOLDER
-        # Several policies have one version each, because only a single run can have several
-        # checkpoints.
+                parts.append([[Player(prefix + name, agents, 0, source, source, loader, args)]])
         for choice in zip(*parts, strict=True):
-            players = tuple(player for _, of_run in choice for player in of_run)
-            newest = max(player.version for player in players)
-            yield Candidate("; ".join(label for label, _ in choice), newest, players, stores)
-
-
-def _versions(
-    recipe: Recipe, run: Run, agents: Sequence[str], checkpoints: str
-) -> list[tuple[int, int | None]]:
-    """Return versions of the roles that play, without a step: the last, or all. Or 0 with each step of a list."""
-    if checkpoints in ("last", "all"):
-        # Roles may be trained at different times, so the versions of all roles count.
-        roles = {_role(recipe, agent) for agent in agents}
-        versions = sorted({version for role in roles for version in recipe.versions(run, role)})
-        return [(version, None) for version in versions[-1 if checkpoints == "last" else 0 :]]
-    steps = list(dict.fromkeys(checkpoints.split(",")))
-    if not all(map(str.isdecimal, steps)):
-        problem = f"--checkpoints {checkpoints} is no list of steps"
-        raise UserError(problem, "use last, all, or steps such as 50,100")
-    return [(0, int(step)) for step in steps]
+            yield tuple(player for players in choice for player in players)
 
 
 def _of_run(
-    recipe: Recipe, run: Run, version: int, step: int | None, agents: Sequence[str]
-) -> tuple[Player, ...]:
+    recipe: Recipe, run: Run, agents: Sequence[str], checkpoints: str, label: str
+) -> Iterator[list[Player]]:
+    """Yield the models of a run's roles, for each checkpoint."""
+    by_role: dict[str, list[str]] = {}
+    for agent in agents:
+        by_role.setdefault(recipe.players().get(agent, recipe.main_role), []).append(agent)
+    versions, steps = [0], list[int | None]([None])
+    if checkpoints in ("last", "all"):
+        # Roles may be trained at different times, so the versions of all roles count.
+        versions = sorted({version for role in by_role for version in recipe.versions(run, role)})
+        versions = versions[-1 if checkpoints == "last" else 0 :]
+    elif all(map(str.isdecimal, words := checkpoints.split(","))):
+        steps = [int(word) for word in dict.fromkeys(words)]
+    else:
+        problem = f"--checkpoints {checkpoints} is no list of steps"
+        raise UserError(problem, "use last, all, or steps such as 50,100")
     models = {role.name: role.model for role in recipe.roles()}
-    template, players = recipe.settings.engine.template, list[Player]()
-    for role in dict.fromkeys(_role(recipe, agent) for agent in agents):
-        role_agents = tuple(agent for agent in agents if _role(recipe, agent) == role)
-        newest = recipe.newest(run, role, version)
-        # Version 0 is the base model, which is loaded by its name.
-        weights = newest if step is None else step_folder(run, role, step)
-        path = recipe.policy_path(run, weights, role)
-        source, load_weights = path if weights else resolve_model(path), recipe.load_policy
-        loader = partial(load_weights, run, weights, role)
-        players.append(Player(role_agents, step or newest, models[role], source, loader, template))
-    return tuple(players)
-
-
-def _role(recipe: Recipe, agent: str) -> str:
-    return recipe.players().get(agent, recipe.main_role)
+    for version, step in product(versions, steps):
+        players = list[Player]()
+        for role, role_agents in by_role.items():
+            newest = recipe.newest(run, role, version)
+            # Version 0 is the base model, which is loaded by its name.
+            weights = newest if step is None else step_folder(run, role, step)
+            path = recipe.policy_path(run, weights, role)
+            players.append(
+                Player(
+                    f"{label} {f'step {step}' if step else version or 'base'}",
+                    tuple(role_agents),
+                    step or newest,
+                    models[role],
+                    path if weights else resolve_model(path),
+                    partial(recipe.load_policy, run, weights, role),
+                    recipe.settings.engine.template,
+                )
+            )
+        yield players
 
 
 class EvaluatedSettings(BenchmarkSettings):
@@ -237,30 +213,28 @@ class EvaluatedSettings(BenchmarkSettings):
         return self
 
 
-async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
-    """Dump the dialogues, and add the judge's choice and the win rate. Raises ``UserError``."""
+async def _with_outputs(settings: EvaluatedSettings, result: Evaluation) -> Evaluation:
+    """Dump the dialogues, and add the win rate and the judge's choice. Raises ``UserError``."""
     picker = settings.picker
-    if settings.dump is None and settings.against is None and not picker.picks:
-        return figures
-    with Store.open(figures.store, read_only=True) as store:
-        if (rival := rival_store(settings)) is not None:
-            with Store.open(rival, read_only=True) as rival_scores:
-                figures = replace(figures, wins=win_rate(store, rival_scores, rival.name))
-        # The newest attempt has the dialogues of the figures.
-        attempt = store.iterations(EVALUATION)[-1]
+    if (rival := rival_store(settings)) is not None:
+        result = replace(result, wins=compare_stores(result.store, rival))
+    if settings.dump is None and not picker.picks:
+        return result
+    with Store.open(result.store, read_only=True) as store:
         if settings.dump is not None:
-            file = Path(f"{expanded(settings.dump)}_step_{figures.version}.jsonl")
-            await write_dialogues(file, store, attempt, EVALUATION, settings, figures.version)
+            file = Path(f"{expanded(settings.dump)}_step_{result.version}.jsonl")
+            await write_dialogues(file, store, settings, result.version)
         if not picker.picks:
-            return figures
-        # Picks are stored, so that a repeated command requests only the missing ones.
-        file = figures.store.with_suffix(".picks.jsonl")
-        try:
-            best = await score_best_of_n(store, attempt, EVALUATION, settings.samples, picker, file)
-        except EngineError as error:
-            fix = "repeat the command: it keeps the dialogues and requests only the missing picks"
-            raise UserError(f"picker={picker.model}: {error}", fix) from error
-    return replace(figures, picked=best)
+            return result
+        questions = {task: question_of(store.task(task)) for task in result.draws}
+    # Picks are stored, so that a repeated command requests only the missing ones.
+    file = result.store.with_suffix(".picks.jsonl")
+    try:
+        picked, unreadable = await pick_best(questions, result.draws, picker, file)
+    except EngineError as error:
+        fix = "repeat the command: it keeps the dialogues and requests only the missing picks"
+        raise UserError(f"picker={picker.model}: {error}", fix) from error
+    return replace(result, picked=picked, unreadable=unreadable)
 
 
 def rival_store(settings: EvaluatedSettings) -> Path | None:
@@ -323,88 +297,80 @@ def play_benchmark(
     checkpoints: str = "last",
     console: Console,
     split: Split = "heldout",
-) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
-    """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
-    # Agents are no keys of the settings, so their words are read first.
-    of_agents = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
-    by_agent = dict(word.removeprefix(AGENT_KEY).split("=", 1) for word in of_agents)
-    words = [word for word in words if word not in of_agents]
-    policies, words = split_policies(words)
-    values = dict(word.split("=", 1) for word in words if "=" in word)
-    if by_agent and any(policy.startswith(URL) for policy in (*policies, *by_agent.values())):
-        problem = f"{', '.join(of_agents)}: a server plays all agents"
+) -> tuple[EvaluatedSettings, list[Evaluation]]:
+    """Evaluate policies on a split. Return the settings of the first policy, and the results of all."""
+    policies, by_agent, given_words = split_policies(words)
+    names = list(dict.fromkeys([*policies, *by_agent.values()]))
+    values = dict(word.split("=", 1) for word in given_words if "=" in word)
+    if by_agent and any(name.startswith(URL) for name in names):
+        named_agents = ", ".join(f"{AGENT_KEY}{agent}={name}" for agent, name in by_agent.items())
+        problem = f"{named_agents}: a server plays all agents"
         raise UserError(problem, "give only policy=URL, or only models and run folders")
     # A method may have preset values.
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     # All policies are played with the same settings: those of the first run on this benchmark.
-    given_words = words
     for policy in policies or [""]:
         words, as_trained = _as_trained(benchmark, given_words, policy, console)
         if as_trained:
             break
-    named = [*dict.fromkeys([*policies, *by_agent.values()])]
-    if checkpoints != "last" and (len(named) != 1 or find_run(named[0]) is None):
-        refused = ", ".join(named) or "no policy"
-        problem = f"--checkpoints {checkpoints}: {refused} is not one run folder"
+    if checkpoints != "last" and (len(names) != 1 or find_run(names[0]) is None):
+        problem = (
+            f"--checkpoints {checkpoints}: {', '.join(names) or 'no policy'} is not one run folder"
+        )
         raise UserError(problem, "give one run folder as policy=")
     if len(policies) > 1 and "dump" in values:
         raise UserError("dump= writes the dialogues of one policy", "give one, or leave it out")
-    plays = list[tuple[ServerSettings, None] | tuple[ModelSettings, dict[str, str]]]()
+    plays = list[ServerSettings | tuple[ModelSettings, dict[str, str]]]()
     for policy in policies or [""]:
-        layers = [as_trained, preset]
+        layers = [as_trained, preset, {"policy": policy or None}]
+        # With several policies, settings of the engine apply only to models, and of the endpoint
+        # only to servers.
+        foreign = "engine." if policy.startswith(URL) else "endpoint."
+        keys = [word for word in words if len(policies) == 1 or not word.startswith(foreign)]
         if policy.startswith(URL):
-            layers += [{"policy": policy, "endpoint": {"url": policy}}]
-            # With several policies, settings of the engine apply only to models, and of the
-            # endpoint only to servers.
-            overrides = [
-                word for word in words if len(policies) == 1 or not word.startswith("engine.")
-            ]
-            server = benchmark_settings(ServerSettings, benchmark, overrides, layers, where=KEYS)
-            plays.append((server, None))
+            layers.append({"endpoint": {"url": policy}})
+            plays.append(benchmark_settings(ServerSettings, benchmark, keys, layers, where=KEYS))
             continue
-        layers += [{"policy": policy or None}]
-        overrides = [
-            word for word in words if len(policies) == 1 or not word.startswith("endpoint.")
-        ]
-        model = benchmark_settings(ModelSettings, benchmark, overrides, layers, where=KEYS)
+        model = benchmark_settings(ModelSettings, benchmark, keys, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
             problem = f"critic={model.critic} scores only code, and {model.played} has no code"
             raise UserError(problem, f"use one of: {', '.join(CODING)}")
         plays.append((model, agent_policies(model, model.policy, by_agent)))
     # Checked once, because all policies share data, judge and user simulator.
-    first_settings, _ = plays[0]
-    _check(first_settings, split, console)
-    columns = (
-        {} if first_settings.by is None else task_values(first_settings, split, first_settings.by)
-    )
-    figures, usages = list[Figures](), list[str]()
+    settings = plays[0] if isinstance(plays[0], ServerSettings) else plays[0][0]
+    _check(settings, split, console)
+    columns = {} if settings.by is None else task_values(settings, split, settings.by)
+    results = list[Evaluation]()
     for play in plays:
-        if isinstance(play[0], ModelSettings):
-            figures += _by_models(*play, checkpoints, console, split)
+        if isinstance(play, ServerSettings):
+            results.append(asyncio.run(_by_endpoint(play, console, split)))
         else:
-            result, usage = asyncio.run(_by_endpoint(play[0], console, split))
-            figures.append(result)
-            usages.append(usage)
-    labels = [result.label for result in figures]
+            results += _by_models(*play, checkpoints, console, split)
+    labels = [result.label for result in results]
     for n, label in enumerate(labels):
         if labels.count(label) > 1:  # such as of runs whose folders have one name
-            figures[n] = replace(figures[n], label=f"{policies[n]}: {label}")
-    figures = [replace(result, columns=columns) for result in figures]
-    return first_settings.played, first_settings, figures, "; ".join(usages) or None
+            label = f"{policies[n]}: {label}"
+        results[n] = replace(results[n], label=label, columns=columns)
+    return settings, results
 
 
-def split_policies(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the policies in ``policy=A policy=B`` or ``policies=[A,B]``, and the other words."""
-    policies, rest = list[str](), list[str]()
+def split_policies(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the policies (``policy=A policy=B`` or ``policies=[A,B]``), those of single agents, and the other words.
+
+    Agents are no keys of the settings, so these words are read first.
+    """
+    policies, by_agent, rest = list[str](), dict[str, str](), list[str]()
     for word in words:
-        name, _, value = word.partition("=")
+        name, separator, value = word.partition("=")
         if name == "policy":
             policies.append(value)
         elif name == "policies":
             policies += [part.strip() for part in value.strip("[] ").split(",")]
+        elif separator and name.startswith(AGENT_KEY):
+            by_agent[name.removeprefix(AGENT_KEY)] = value
         else:
             rest.append(word)
-    return [*dict.fromkeys(filter(None, policies))], rest
+    return [*dict.fromkeys(filter(None, policies))], by_agent, rest
 
 
 def own_benchmark(folder: Path) -> list[str]:
@@ -474,62 +440,74 @@ def _by_models(
     checkpoints: str,
     console: Console,
     split: Split,
-) -> list[Figures]:
-    figures = []
-    for candidate in candidates(named, settings.engine, checkpoints):
-        console.print(f"policy {candidate.label}")
-        make_folder(candidate.folder)
-        base = candidate.players[0].base
+) -> Iterator[Evaluation]:
+    from coterie.engines.run_engines import RunEngines
+
+    # Evaluations of a single run go into its folder.
+    names = list(dict.fromkeys(named.values()))
+    run_and_step = find_run(names[0]) if len(names) == 1 else None
+    folder = run_and_step[0] / "evaluations" if run_and_step else FOLDER
+    for players in candidates(named, settings.engine, checkpoints):
+        console.print(f"policy {_label(players)}")
+        make_folder(folder)
         # Each candidate has its own engines, which are closed before the next model loads.
-        engines = RunEngines(settings.engine, base, candidate.folder / "servers")
+        engines = RunEngines(settings.engine, players[0].base, folder / "servers")
         try:
-            figures.append(engines.run(_by_engines(settings, candidate, engines, console, split)))
+            yield engines.run(_by_engines(settings, players, folder, engines, console, split))
         finally:
             engines.close()
-    return figures
+
+
+def _label(players: Sequence[Player]) -> str:
+    return "; ".join(dict.fromkeys(player.label for player in players))
 
 
 async def _by_engines(
     settings: ModelSettings,
-    candidate: Candidate,
-    engines: RunEngines,
+    players: Sequence[Player],
+    folder: Path,
+    engines: "RunEngines",
     console: Console,
     split: Split,
-) -> Figures:
-    actors, speakers = {}, []
-    for player in candidate.players:
-        actors[player.agents] = await engines.speak(
+) -> Evaluation:
+    opened, speakers = dict[str, "Speaking"](), list[str]()
+    for player in players:
+        # The author of turns, and the name of log files.
+        role = POLICY if len(players) == 1 else "-".join(player.agents)
+        engine = await engines.speak(
             *(player.version, player.path, player.load),
-            role=candidate.role(player),
+            role=role,
             base=player.base,
             template_args=player.template_args,
         )
-        speakers.append(_speaker(settings, player, actors[player.agents]))
+        opened |= dict.fromkeys(player.agents, engine)
+        speakers.append(_speaker(settings, player, engine.renderer))
     # The name of the store depends on all that the dialogues depend on, so that an equal evaluation
     # is read and not repeated.
-    identity = _all_speakers(candidate.players, speakers)
-    path = candidate.folder / await store_name(_plain(settings), identity, split)
-    sampling, progress = settings.sampling(settings.engine.timeout), ConsoleProgress(console)
-    samplers: dict[str, Sampler] = {}
-    stats = [actor.engine.stats for actor in actors.values()]
+    path = folder / await store_name(settings, _all_speakers(players, speakers), split)
+    sampling, samplers = settings.sampling(settings.engine.timeout), dict[str, Sampler]()
+    stats = [opened[player.agents[0]].engine.stats for player in players]
     async with AsyncExitStack() as stack:
-        for agents, actor in actors.items():
-            sampler = TokenSampler.of(actor.engine, actor.renderer, sampling, actor.context_length)
-            best = await stack.enter_async_context(_best(settings, sampler, actor.renderer, split))
-            samplers |= dict.fromkeys(agents, best)
+        for player in players:
+            # The agents of a model share a sampler, and with it the engine's caches.
+            speaking = opened[player.agents[0]]
+            renderer, context = speaking.renderer, speaking.context_length
+            sampler = TokenSampler.of(speaking.engine, renderer, sampling, context)
+            best = await stack.enter_async_context(_best(settings, sampler, renderer, split))
+            samplers |= dict.fromkeys(player.agents, best)
         result = await evaluate(
-            *(settings, samplers, path, progress),
+            *(settings, samplers, path, ConsoleProgress(console)),
             lambda: sum(n.sampled_tokens for n in stats),
             split=split,
         )
+    label, version = _label(players), max(player.version for player in players)
     # Without a request, all dialogues were in the store.
     if not any(n.requests for n in stats):
-        console.print(f"{candidate.label}: already evaluated, read from {path}")
-    renderers = {agent: actor.renderer for agents, actor in actors.items() for agent in agents}
-    figures = Figures(
-        candidate.label, candidate.version, result, path, decoder=renderers.__getitem__
+        console.print(f"{label}: already evaluated, read from {path}")
+    result = replace(
+        result, label=label, version=version, decoder=lambda agent: opened[agent].renderer
     )
-    return await add_picks(settings, figures)
+    return await _with_outputs(settings, result)
 
 
 def _all_speakers(players: Sequence[Player], speakers: Sequence[str]) -> str:
@@ -538,8 +516,10 @@ def _all_speakers(players: Sequence[Player], speakers: Sequence[str]) -> str:
     return speakers[0] if len(speakers) == 1 else str(list(zip(agents, speakers, strict=True)))
 
 
-def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
+def _speaker(settings: ModelSettings, player: Player, renderer: ChatRenderer) -> str:
     """Return the identity of a model: everything that its turns depend on."""
+    from coterie.training.checkpoint import weight_hash
+
     # Local weights are identified by their content, because a folder may be trained further.
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
@@ -550,24 +530,19 @@ def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
         with _critic_run(settings.critic) as (recipe, run):
             speaker += f" best of {settings.best_of} {recipe.critic_fingerprint(run)}"
     # A template with a date gives other prompts on another day.
-    template = actor.renderer.template
+    template = renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
 
-async def _by_endpoint(
-    settings: ServerSettings, console: Console, split: Split
-) -> tuple[Figures, str]:
+async def _by_endpoint(settings: ServerSettings, console: Console, split: Split) -> Evaluation:
     server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
         args = f" {sorted(server.template_args.items())}" if server.template_args else ""
-        speaker = f"{server.url} {server.model}{args}"
-        path = FOLDER / await store_name(_plain(settings), speaker, split)
+        path = FOLDER / await store_name(settings, f"{server.url} {server.model}{args}", split)
+        sampler = TextSampler(endpoint, settings.sampling(server.timeout))
         result = await evaluate(
-            settings,
-            sampler_per_agent(settings, TextSampler(endpoint, settings.sampling(server.timeout))),
-            path,
-            ConsoleProgress(console),
+            *(settings, sampler_per_agent(settings, sampler), path, ConsoleProgress(console)),
             lambda: endpoint.usage.completion_tokens,
             # The weights behind a URL may have changed since the last evaluation.
             again=True,
@@ -575,8 +550,8 @@ async def _by_endpoint(
         )
         # Dialogues from the store were paid for earlier, so the cost of all is unknown.
         cost = endpoint.usage.cost if result.fresh else None
-        figures = await add_picks(settings, Figures(server.model, 0, result, path, cost=cost))
-        return figures, str(endpoint.usage)
+        result = replace(result, label=server.model, version=0, cost=cost)
+        return replace(await _with_outputs(settings, result), usage=str(endpoint.usage))
 
 
 @asynccontextmanager
@@ -611,10 +586,3 @@ def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
             problem = f"critic={folder} is a run of {recipe.name}, which has no critic"
             raise UserError(problem, "give a run of sweet_rl with method=sweet, or of your recipe")
         yield recipe, run
-
-
-def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:
-    # Outputs do not affect the dialogues, so they are not part of the store's name.
-    names = BenchmarkSettings.model_fields
-    plain = played_type(BenchmarkSettings, settings.choice)
-    return plain(**{name: getattr(settings, name) for name in names})

@@ -35,9 +35,9 @@ from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 from coterie.runs.run import Run, Step, open_run, read_config
-from coterie.runs.work_items import evaluation
 from coterie.terminal import ConsoleProgress
 
 
@@ -107,7 +107,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
         result: dict[str, object] = {"task": recipe_settings.played, "model": recipe_settings.model}
         for name, version in (("before", 0), ("after", recipe_settings.rounds)):
             means = evaluation(run.store, version)
-            ends = [round(means.low, 4), round(means.high, 4)]
+            ends = [round(end, 4) for end in means.interval]
             figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
             result[name] = {**figures, "n": means.n, "score_ci": ends}
         seconds = round(time.monotonic() - began, 1)
@@ -127,9 +127,9 @@ def run_stage(
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
     recipe.check()
-    step = _step(recipe, stage, iteration)
+    steps = _steps(recipe, stage, iteration)
     # Only a stage without inputs can begin a new run.
-    if not folder.exists() and recipe.at(step).after:
+    if not folder.exists() and recipe.at(steps[0]).after:
         runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
         fix = (
             f"{did_you_mean(str(folder), runs)}make one with: coterie run {name} --folder {folder}"
@@ -138,11 +138,8 @@ def run_stage(
     if not (folder / "config.yaml").is_file():
         console.print(f"{folder} does not exist: starting a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
-        steps = [step for step in recipe.steps() if step.stage == stage]
-        unfinished = (step for step in steps if not run.is_finished(step))
         # The first iteration in which the stage is not finished, else the last one.
-        if iteration is None:
-            step = next(unfinished, steps[-1])
+        step = next((step for step in steps if not run.is_finished(step)), steps[-1])
         with _report_at_end(recipe, run):
             run_steps(recipe, run, ConsoleProgress(console), [step])
         metrics = {k: v for k, v in run.metrics(step).items() if k != "settings"}
@@ -178,10 +175,10 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
 def summary(recipe: Recipe, run: Run) -> list[Table]:
     """Return tables of the score, tokens and other metrics of each policy."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
-    points = [evaluation(run.store, step.iteration) for step in done if step.stage == EVALUATION]
-    rows = [(f"{point.version}" if point.version else "base", point) for point in points]
+    versions = [step.iteration for step in done if step.stage == EVALUATION]
+    results = [evaluation(run.store, version, label=f"{version or 'base'}") for version in versions]
     title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
-    tables = [score_table(title, rows)] if rows else []
+    tables = [score_table(title, results)] if results else []
     if measured := [step for step in done if step.stage == "measure"]:
         policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
         table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]
@@ -192,14 +189,14 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
     return tables
 
 
-def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
+def _steps(recipe: Recipe, stage: str, iteration: int | None) -> list[Step]:
+    """Return the steps of a stage, in all iterations or in one. Raises ``UserError`` if there are none."""
     names = dict.fromkeys(step.stage for step in recipe.steps())
     if stage not in names:
         raise UserError(f"{recipe.name} has no stage {stage!r}", f"use one of: {', '.join(names)}")
     steps = [step for step in recipe.steps() if step.stage == stage]
-    for step in steps:
-        if iteration in (None, step.iteration):
-            return step
+    if chosen := [step for step in steps if iteration in (None, step.iteration)]:
+        return chosen
     iterations = ", ".join(f"{step.iteration}" for step in steps)
     problem = f"--iteration {iteration} is out of range"
     raise UserError(problem, f"use an iteration of {stage}: {iterations}")

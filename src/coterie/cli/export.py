@@ -37,10 +37,9 @@ from coterie.record.tree import Task
 from coterie.reports import page
 from coterie.reports.inspect_logs import LogHead, eval_log
 from coterie.rollout.episodes import first_prompts
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION
-from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run
-from coterie.runs.work_items import evaluation
 
 ROWS, PAIRS, NO_ANSWER = "rows", "pairs", "tasks left out"
 LEFT_OUT = "left out (docs/howto/export.md says why)"
@@ -254,8 +253,9 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
     steps = [step for step in recipe.steps() if step.stage == EVALUATION and run.is_finished(step)]
     if not steps:
         return []
-    points = [evaluation(run.store, step.iteration) for step in steps]
-    table = page.scores([(f"{p.version}", p) for p in points], recipe.environment.metric)
+    versions = [step.iteration for step in steps]
+    results = [evaluation(run.store, version, label=f"{version}") for version in versions]
+    table = page.scores(results, recipe.environment.metric)
     rows = [table.heads, ("---",) * len(table.heads), *table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return ["## Figures", "", "On held-out tasks; policy 0 is the base.", "", *lines, ""]
@@ -295,7 +295,7 @@ def export_model(
         return
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
-        version = exported_version(recipe, run, role, iteration, step)
+        version = recipe.find_version(run, role, iteration, step, trained=True)
         with whole_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
             origin = f"after {version} iterations" if step is None else f"after {step} steps"
@@ -333,24 +333,3 @@ def checked_role(recipe: Recipe, name: str | None) -> str:
         problem = f"{recipe.name} has no role {name!r}"
         raise UserError(problem, f"{did_you_mean(name, names)}use one of: {', '.join(names)}")
     return name or names[0]
-
-
-def exported_version(
-    recipe: Recipe, run: Run, role: str, version: int | None, step: int | None = None
-) -> int | Path:
-    """Return a version of a role, by default the newest, or after a step. Raises ``UserError`` if it does not exist."""
-    if step is not None:
-        return step_folder(run, role, step)
-    versions = recipe.versions(run, role)
-    # Version 0 is the base, which no training has made.
-    newest = versions[-1] or None
-    version = newest if version is None else version
-    if version is None:
-        fix = "continue the run, or give --iteration 0 for the base, or a step of reinforcement learning"
-        raise UserError(f"{run.folder} has not trained {role!r} yet", fix)
-    if version not in versions:
-        names = ", ".join(map(str, versions))
-        problem = f"{run.folder} has no version {version} of {role!r}; it has {names}"
-        fix = "give one of these with --iteration, or continue the run"
-        raise UserError(f"{problem} (0 is the base)", fix)
-    return version

@@ -129,7 +129,7 @@ def _policy(
     run: Path, step: int | None, iteration: int | None
 ) -> "tuple[VLLMSettings, str, Callable[[], None] | None]":
     """Return a run's settings of vLLM, the folder of its policy, and a function that merges an adapter into it."""
-    from coterie.cli.export import export_model, exported_version
+    from coterie.cli.export import export_model
     from coterie.config.folders import sha256
     from coterie.engines.server import absolute
     from coterie.models.loading import is_adapter, resolve
@@ -137,7 +137,7 @@ def _policy(
 
     with recorded_run(run) as (recipe, opened):
         role = recipe.main_role
-        version = exported_version(recipe, opened, role, iteration, step)
+        version = recipe.find_version(opened, role, iteration, step, trained=True)
         path = recipe.policy_path(opened, version, role)
     pool = recipe.settings.engine.vllm
     changes = {"servers": 1, "devices": pool.devices[:1], "urls": (), "lora_rank": 0}

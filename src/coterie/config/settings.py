@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar
 
 import httpx2
@@ -56,10 +57,13 @@ class Settings(BaseModel):
     main: ClassVar[str] = ""
     """Key that a value for the whole group sets (``user_simulator=NAME``)."""
 
-    def fingerprint(self) -> str:
-        """Hash all values, as a key for credit and finished stages."""
+    def fingerprint(self, keys: Collection[str] | None = None) -> str:
+        """Hash the values of ``keys`` (by default of all), as a key for credit and finished stages."""
         # The keys are sorted, so that the hash does not depend on the order of the fields.
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        text = json.dumps(
+            self.model_dump(mode="json", include=None if keys is None else set(keys)),
+            sort_keys=True,
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

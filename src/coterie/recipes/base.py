@@ -23,7 +23,7 @@ from coterie.environments.protocol import Environment, Openers, agents_of, check
 from coterie.environments.registry import content, make_environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, identity, is_adapter, load_renderer
+from coterie.models.loading import LoadedModel, identity, load_renderer
 from coterie.progress import Progress
 from coterie.recipes import registry
 from coterie.recipes.plan import Plan, make_plan
@@ -36,7 +36,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
 from coterie.runs.reinforce_record import step_folder
-from coterie.runs.run import Run, Step, open_run, read_config
+from coterie.runs.run import Run, Step, find_run, open_run, read_config
 from coterie.runs.work_items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
@@ -372,6 +372,34 @@ class Recipe(ABC):
         finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in finished)]
 
+    def find_version(
+        self,
+        run: Run,
+        role: str | None = None,
+        iteration: int | None = None,
+        step: int | None = None,
+        *,
+        trained: bool = False,
+    ) -> int | Path:
+        """Return a version of a role, by default the newest, or its checkpoint after a step of reinforcement learning.
+
+        Raises ``UserError`` if it does not exist, or if the newest must be ``trained`` and is the base.
+        """
+        name = role or self.main_role
+        if step is not None:
+            return step_folder(run, name, step)
+        versions = self.versions(run, name)
+        version = versions[-1] if iteration is None else iteration
+        if trained and iteration is None and version == 0:
+            fix = "continue the run, or give --iteration 0 for the base, or a step of reinforcement learning"
+            raise UserError(f"{run.folder} has not trained {name!r} yet", fix)
+        if version not in versions:
+            names = ", ".join(map(str, versions))
+            problem = f"{run.folder} has no version {version} of {name!r}; it has {names}"
+            fix = "give one of these with --iteration, or continue the run"
+            raise UserError(f"{problem} (0 is the base)", fix)
+        return version
+
     def policy_path(self, run: Run, version: int | Path, role: str | None = None) -> Path | str:
         """Return the folder or name of a version's weights; ``version`` may be the folder of a checkpoint."""
         return self.models(run).path(role or self.main_role, version)
@@ -496,19 +524,10 @@ def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Reci
         yield recipe, run
 
 
-def stored_policy(folder: Path, step: int | None) -> Path | str:
-    """Return the weights of a run's newest policy (the base if none is trained), or after a step of RL."""
-    with recorded_run(folder) as (source, run):
-        newest, role = source.versions(run)[-1], source.main_role
-        return source.policy_path(run, newest if step is None else step_folder(run, role, step))
-
-
-def policy_of(folder: Path, step: int | None) -> str:
-    """Return :func:`stored_policy`. Raises ``UserError`` for adapters."""
-    path = stored_policy(folder, step)
-    if is_adapter(path):
-        merging = f"coterie export model {folder} --merge --out MERGED"
-        merging += "" if step is None else f" --step {step}"
-        problem = f"model={folder}: this policy of the run is a LoRA adapter, and a run needs a full model"
-        raise UserError(problem, f"run `{merging}` and give model=MERGED")
-    return str(path)
+def stored_policy(name: str) -> Path | str | None:
+    """Return the weights of ``RUN`` (its newest policy, or its base) or ``RUN@STEP``; ``None`` if this is not a run."""
+    if (run_and_step := find_run(name)) is None:
+        return None
+    folder, step = run_and_step
+    with recorded_run(folder) as (recipe, run):
+        return recipe.policy_path(run, recipe.find_version(run, step=step))

@@ -264,9 +264,17 @@ def _of_run(word: str) -> str:
 
     if (run_and_step := find_run(text)) is None:
         return word
-    from coterie.recipes.base import policy_of
+    from coterie.models.loading import is_adapter
+    from coterie.recipes.base import stored_policy
 
-    return f"model={policy_of(*run_and_step)}"
+    path = stored_policy(text)
+    if is_adapter(path or text):
+        folder, step = run_and_step
+        merging = f"coterie export model {folder} --merge --out MERGED"
+        merging += "" if step is None else f" --step {step}"
+        problem = f"model={folder}: this policy of the run is a LoRA adapter, and a run needs a full model"
+        raise UserError(problem, f"run `{merging}` and give model=MERGED")
+    return f"model={path}"
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":

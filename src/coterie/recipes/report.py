@@ -15,9 +15,8 @@ from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import page
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
-from coterie.reports.pictures import add_pictures
+from coterie.runs.evaluation import evaluation, grade_means
 from coterie.runs.run import Run, Step
-from coterie.runs.work_items import evaluation, grade_means
 
 EXAMPLES = 8
 HEADLINES = 2
@@ -35,7 +34,10 @@ def run_report(recipe: Recipe, run: Run) -> Report:
     """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     versions = [step.iteration for step in done if step.stage == "evaluate"]
-    evaluations = [evaluation(run.store, version) for version in versions]
+    evaluations = [
+        evaluation(run.store, version, label=f"after iteration {version}" if version else "base")
+        for version in versions
+    ]
     measured = [run.metrics(step) for step in done]
     trained = sum(int(metrics.get("trained_tokens", 0)) for metrics in measured)
     training = sum("trained_tokens" in metrics for metrics in measured)
@@ -46,7 +48,6 @@ def run_report(recipe: Recipe, run: Run) -> Report:
         if means := grade_means(run.store, step.iteration, step.stage, None):
             name = f"training, iteration {step.iteration}"
             measures.append((name, int(run.metrics(step)["n"]), means))
-    labels = [(f"after iteration {e.version}" if e.version else "base", e) for e in evaluations]
     return Report(
         kind="run report",
         title=f"{recipe.title} on {recipe.settings.played}",
@@ -66,7 +67,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
         sections=(
             page.changes(recipe.settings, _preset(recipe)),
             *recipe.sections(run),
-            replace(page.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
+            replace(page.scores(evaluations, metric), examples=_before_and_after(recipe, run, versions)),
             page.measures(measures),
             page.tools(run.store.calls()),
             _stages(run, done),
@@ -193,6 +194,8 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
     """Return held-out tasks with the first and the last policy's rollout; those with the largest change come first."""
     if not versions:
         return ()
+    from coterie.reports.pictures import add_pictures  # the renderer of pages
+
     tasks = list[tuple[float, int, Task, list[Shown]]]()
     try:
         heldout = recipe.heldout_tasks()

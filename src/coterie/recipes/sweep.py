@@ -26,9 +26,9 @@ from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 from coterie.runs.run import Run, Step, differences, new_run, open_run, read_config
-from coterie.runs.work_items import evaluation, held_out_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +192,14 @@ def run_sweep(
             last_iteration = [
                 step.iteration for step in recipe.steps() if step.stage == EVALUATION
             ][-1]
-            means = evaluation(run.store, last_iteration)
-            score, low, high = (round(mean, 4) for mean in (means.score, means.low, means.high))
-            tokens, folder = round(means.tokens, 2), str(point.folder)
+            result = evaluation(run.store, last_iteration)
+            score, low, high = (round(mean, 4) for mean in (result.score, *result.interval))
+            tokens, folder = round(result.tokens, 2), str(point.folder)
             loss = [round(value, 4) for value in recipe.heldout_loss(run, last_iteration) or ()]
-            values = (
-                point.value,
-                point.seed,
-                last_iteration,
-                means.n,
-                score,
-                low,
-                high,
-                tokens,
-                folder,
-            )
-            rows.append(SweepRow(*values, *loss))
-            for task, result in held_out_results(run.store, last_iteration).items():
-                scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
+            names = (point.value, point.seed, last_iteration, result.n)
+            rows.append(SweepRow(*names, score, low, high, tokens, folder, *loss))
+            for task, task_score in result.scores.items():
+                scores.setdefault(point.value, {}).setdefault(task, []).append(task_score)
         # Frees the devices for the models of the next run.
         recipe.close()
     # With several seeds, each value gets another row over all of them.

@@ -17,7 +17,7 @@ from coterie.record.rows import prompts
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Task, Tree
 from coterie.record.turn import THOUGHT, Part, ToolCall, Turn, digest
-from coterie.runs.work_items import left_out
+from coterie.runs.evaluation import left_out
 
 Fields = dict[str, Any]
 Usage = Mapping[str, Mapping[str, int]]

@@ -21,8 +21,8 @@ from coterie.config.settings import Settings
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number, score_point, svg
 from coterie.reports.examples import Example
+from coterie.runs.evaluation import Evaluation
 from coterie.runs.run import Run
-from coterie.runs.work_items import Evaluation
 
 GLOSSARY: Mapping[str, str] = {
     "advantage": "how much better than expected a rollout was; it scales the gradient of its trained tokens",
@@ -156,8 +156,7 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
             result.version,
             f"iteration {result.version}: {metric}",
             result.score,
-            result.low,
-            result.high,
+            *result.interval,
         )
         for result in evaluations
     )
@@ -190,12 +189,12 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
 
 
 def interval_text(evaluation: Evaluation) -> str:
-    return f"{number(evaluation.low, 3)}–{number(evaluation.high, 3)}"
+    return "–".join(number(end, 3) for end in evaluation.interval)
 
 
-def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
+def scores(results: Sequence[Evaluation], metric: str) -> Section:
     """Scores of policies on held-out tasks, with their intervals and other measures."""
-    names = list(dict.fromkeys(name for _, result in rows for name in result.means))
+    names = list(dict.fromkeys(name for result in results for name in result.means))
     return Section(
         "scores",
         "Scores on held-out tasks",
@@ -203,7 +202,7 @@ def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
         ("policy", "tasks", "score", "95% interval", "tokens", "failed", *map(_words, names)),
         tuple(
             (
-                label,
+                result.label,
                 f"{result.n:,}",
                 number(result.score, 3),
                 interval_text(result),
@@ -211,7 +210,7 @@ def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
                 f"{result.failed:,}",
                 *(number(result.means[name], 3) if name in result.means else "" for name in names),
             )
-            for label, result in rows
+            for result in results
         ),
     )
 

@@ -4,12 +4,9 @@ Each policy has its own store. An interrupted evaluation resumes, a finished one
 plays only the new samples. A judge may pick the best of several dialogues of a task (AFM, arXiv 2508.13167, table 4).
 """
 
-import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,13 +18,10 @@ from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, flatten, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.datasets.load import Rows
-from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
-from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
-from coterie.environments.qa_metrics import known_answers, question_of
+from coterie.environments.qa_metrics import known_answers
 from coterie.environments.registry import (
     ENVIRONMENTS,
     NAMES,
@@ -46,23 +40,14 @@ from coterie.environments.registry import (
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError, did_you_mean
-from coterie.evaluation import Point, mean_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import LENGTH, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
+from coterie.runs.evaluation import Evaluation, evaluation
 from coterie.runs.loop import EVALUATION
-from coterie.runs.work_items import (
-    Evaluation,
-    evaluation,
-    grade_means,
-    held_out_draws,
-    left_out,
-    open_actors,
-    play,
-)
+from coterie.runs.work_items import open_actors, play
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 
@@ -167,20 +152,6 @@ def benchmark_settings(
     return resolve(played_type(base, choice), values, keys, where=where)
 
 
-@dataclass(frozen=True, slots=True)
-class Consistency:
-    """Results of a policy with several dialogues per held-out task."""
-
-    n: int
-    failed: int
-    """Failed dialogues. Each scores 0 and has no vote."""
-    points: tuple[Point, ...]
-    """Points for 1, 2, ... dialogues per task."""
-    means: Mapping[str, float]
-    """Means of the other metrics of grades over all dialogues, such as turns and leaks."""
-    fresh: bool = False
-
-
 def sampler_per_agent(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
     return dict.fromkeys(agents_of(settings.build_environment()), sampler)
 
@@ -194,7 +165,7 @@ async def evaluate(
     *,
     again: bool = False,
     split: Split = "heldout",
-) -> Evaluation | Consistency:
+) -> Evaluation:
     """Play a benchmark into a store, or resume it.
 
     Each ``split`` needs its own store at ``path``. ``again`` repeats a finished benchmark, for a server whose weights
@@ -223,14 +194,12 @@ async def evaluate(
         async with open_actors(environment, logs, settings.user_simulator, openers) as actors:
             driver = actors.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
-        if settings.samples == 1:
-            return replace(evaluation(store, attempt), fresh=fresh)
-        draws = held_out_draws(store, attempt, settings.samples)
-        failed = sum(draw.failed for of_task in draws.values() for draw in of_task)
-        assert isinstance(environment, Votes), "checked above"
-        points = tuple(scaling(draws, environment.similarity))
-        means = grade_means(store, attempt, EVALUATION, settings.samples)
-        return Consistency(len(draws), failed, points, means, fresh)
+        return replace(
+            evaluation(store, attempt, settings.samples),
+            store=path,
+            fresh=fresh,
+            similarity=environment.similarity if isinstance(environment, Votes) else None,
+        )
 
 
 def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[str, str]:
@@ -265,8 +234,10 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     number of samples.
     """
     rows = content(settings, make_environment(settings))
-    # More samples extend the same store, so their number is not part of its name.
+    # More samples extend the same store, so their number is not part of its name. Neither are the
+    # keys of outputs and of the engine.
     same = settings.model_copy(update={"samples": 1})
+    fingerprint = same.fingerprint(BenchmarkSettings.model_fields)
     environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
     # Prompts can change with the environment's code while all settings stay the same.
@@ -274,203 +245,12 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     messages = [first_prompts[agent].messages[0] for agent in agents_of(environment)]
     prompts = [part.text for message in messages for part in message.parts]
     suffix = "" if split == "heldout" else f"-{split}"
-    identity = digest(policy, same.fingerprint(), rows, *prompts)[:12]
+    identity = digest(policy, fingerprint, rows, *prompts)[:12]
     return f"{settings.played}-{identity}{suffix}.sqlite"
 
 
-NOBODY = "nobody"
-TRIES = 2
-TAIL = 1500
-"""Number of last characters of a dialogue that the judge reads."""
-_OBJECT = re.compile(r"\{[^{}]*\}")
-_NUMBER = re.compile(r"\W*([0-9]{1,4})\W*")
-_RULES = (
-    "Several students worked on the same task. You see the end of each one's work, and its answer. Decide which "
-    "answer is most likely right: look at what it rests on, and at how many others agree with it.\n"
-    'Reply with JSON and nothing else: {"reason": "a few words", "best": 1}'
-)
-
-
-class PickerSettings(ChatModelSettings):
-    """Settings of the model that picks the best of several dialogues."""
-
-    model: str = key(
-        NOBODY,
-        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, it picks one of the "
-        "N dialogues of a task, whose score counts.",
-        source="AFM: Qwen2.5-72B-Instruct, of 3",
-        min_length=1,
-    )
-    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
-
-    @property
-    def picks(self) -> bool:
-        return self.model != NOBODY
-
-
-Try = tuple[Outcome, str]
-"""One of several dialogues of a task, with its last text."""
-
-
-@dataclass(slots=True)
-class Picker:
-    """Picks dialogues with a chat model, and caches its picks in a file."""
-
-    chat: ChatModel
-    identity: str
-    file: Path
-    unreadable: int = 0
-    """Number of tasks without a readable reply, whose first listed dialogue counts as picked."""
-    picks: dict[str, int] = field(default_factory=dict)
-    """Cached picks by hash of the prompt; 0 for an unreadable reply."""
-
-    def __post_init__(self) -> None:
-        lines = numbered(self.file) if resume_lines(self.file) else ()
-        self.picks |= {line["key"]: int(line["best"]) for _, line in lines}
-
-    async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
-        """Return the score of the picked dialogue; 0 if none has an answer."""
-        # Judges prefer some positions of a list, so the order is pseudo-random but stable.
-        listed = sorted(tries, key=lambda try_: digest(task, try_[0].sample))
-        # Equal answers have equal scores, which need no judge.
-        several = len({outcome.answer for outcome, _ in listed}) > 1
-        index = await self._pick(question, listed) if several else 0
-        return (listed[index][0].score or 0.0) if listed else 0.0
-
-    async def _pick(self, question: str, tries: Sequence[Try]) -> int:
-        dialogues = "\n\n".join(
-            f"Student {number}:\n{text[-TAIL:]}\nAnswer: {outcome.answer}"
-            for number, (outcome, text) in enumerate(tries, 1)
-        )
-        text = f"Task: {question}\n\n{dialogues}"
-        key_ = digest(self.identity, _RULES, text)
-        if key_ not in self.picks:
-            self.picks[key_] = await self._ask(text, len(tries))
-            append_line(self.file, {"key": key_, "best": self.picks[key_]})
-        best = self.picks[key_]
-        self.unreadable += best == 0
-        return max(best, 1) - 1
-
-    async def _ask(self, text: str, count: int) -> int:
-        messages = [Utterance("system", _RULES), Utterance("user", text)]
-        for number in range(TRIES):
-            # With the same seed the second try would repeat the unreadable reply.
-            seed = int(digest(text, number)[:8], 16) % 2**31
-            reply = await self.chat.ask(messages, seed)
-            if (best := read_pick(reply.text, count)) is not None:
-                return best
-        return 0
-
-
-def read_pick(reply: str, count: int) -> int | None:
-    """Return the number in a reply: the last JSON object's, also within prose or a fence, or a number alone.
-
-    ``None`` without a valid number.
-    """
-    numbers = list[str]()
-    for text in _OBJECT.findall(reply):
-        with suppress(ValueError):
-            numbers.append(str(json.loads(text).get("best")))
-    if alone := _NUMBER.fullmatch(reply):
-        numbers.append(alone[1])
-    # Models often reason or draft before they decide, so the last valid number counts.
-    valid = (int(text) for text in reversed(numbers) if text.isdecimal())
-    return next((number for number in valid if 1 <= number <= count), None)
-
-
-@dataclass(frozen=True, slots=True)
-class WinRate:
-    """Share of tasks on which a policy scores higher than another one; a tie counts half."""
-
-    other: str
-    """Name of the other evaluation's file."""
-    rate: float
-    interval: tuple[float, float]
-    ties: int
-    n: int
-    left_out: int
-    """Tasks that one of the two left out."""
-
-
-MEASURE = "measure"
-"""Text metric of grades whose scores can't be compared if it differs."""
-
-
-def win_rate(store: Store, other_store: Store, name: str) -> WinRate:
-    """Compare the first dialogues of two evaluations, without the tasks that one of them left out.
-
-    Raises ``UserError`` if the evaluations have different tasks or measures.
-    """
-    # Compare the newest attempt of each evaluation.
-    sides = [(side, side.iterations(EVALUATION)[-1]) for side in (store, other_store)]
-    first_draws, second = (held_out_draws(*side, samples=1) for side in sides)
-    metrics = [m for side, attempt in sides for m in side.metrics(attempt, EVALUATION).values()]
-    measures = {str(m[MEASURE]) for m in metrics if MEASURE in m}
-    skipped, second_skipped = (left_out(*side) for side in sides)
-    both = sorted(first_draws.keys() & second.keys())
-    # Tasks that one side could not grade are not compared, but both must have drawn them.
-    tasks_differ = first_draws.keys() | skipped != second.keys() | second_skipped
-    if tasks_differ or not both or len(measures) > 1:
-        differing = f"measures: {', '.join(measures)}" if len(measures) > 1 else "tasks"
-        problem = f"against={name} was evaluated with other {differing}"
-        raise UserError(problem, "evaluate both policies with the same settings, to the end")
-    pairs = [(first_draws[task][0].score, second[task][0].score) for task in both]
-    # 1 for a win, 0.5 for a tie, 0 for a loss.
-    wins = [0.5 * (score > rival) + 0.5 * (score >= rival) for score, rival in pairs]
-    n, rate, ties = len(wins), sum(wins) / len(wins), wins.count(0.5)
-    excluded = len(skipped | second_skipped)
-    return WinRate(name, rate, mean_interval(wins, seed=0), ties, n, excluded)
-
-
-@dataclass(frozen=True, slots=True)
-class BestOfN:
-    """Result of a best-of-n evaluation."""
-
-    judge: str
-    n: int
-    score: float
-    interval: tuple[float, float]
-    unreadable: int
-    """Tasks without a readable reply of the judge."""
-
-
-async def score_best_of_n(
-    store: Store, iteration: int, stage: str, samples: int, settings: PickerSettings, file: Path
-) -> BestOfN:
-    """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
-
-    A task without graded dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
-    :func:`~coterie.engines.chat_model.open_chat`.
-    """
-    tasks = held_out_draws(store, iteration, samples)
-    async with open_chat(settings) as chat:
-        picker = Picker(chat, digest(settings.identity()), file)
-        requests = [
-            picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))
-            for tree in store.outlines(iteration, stage)
-            if tree.task in tasks
-        ]
-        scores = await asyncio.gather(*requests)
-    # Tasks whose dialogues all failed have no tree to pick from.
-    scores += [0.0] * (len(tasks) - len(scores))
-    mean, interval = sum(scores) / len(scores), mean_interval(scores, seed=0)
-    return BestOfN(settings.model, samples, mean, interval, picker.unreadable)
-
-
-def tries(tree: Tree, samples: int) -> list[Try]:
-    """Return the first ``samples`` dialogues of a task that were graded, have an answer and were not cut off."""
-    return [
-        (outcome, path[-1].text)
-        for outcome, path in tree.trajectories()
-        if outcome.sample < samples and outcome.score is not None
-        if outcome.answer is not None and outcome.ending != LENGTH
-    ]
-
-
-async def write_dialogues(
-    file: Path, store: Store, iteration: int, stage: str, settings: BenchmarkSettings, step: int
-) -> None:
-    """Write a new JSONL file with a row for each dialogue of a stage that did not fail.
+async def write_dialogues(file: Path, store: Store, settings: BenchmarkSettings, step: int) -> None:
+    """Write a new JSONL file with a row for each dialogue of the newest evaluation that did not fail.
 
     ``input`` is the first prompt of the first agent, ``output`` all later turns including tool results, with a
     paragraph per turn if there are several agents. ``ground_truth`` lists the known answers. Ungraded dialogues have no
@@ -478,8 +258,9 @@ async def write_dialogues(
     """
     environment = settings.build_environment()
     several = len(agents_of(environment)) > 1
+    attempt = store.iterations(EVALUATION)[-1]
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
-        for tree in store.outlines(iteration, stage):
+        for tree in store.outlines(attempt, EVALUATION):
             task = store.task(tree.task)
             first_prompt = next(iter((await first_prompts_async(environment, task)).values()))
             messages = ("".join(part.text for part in m.parts) for m in first_prompt.messages)

@@ -8,9 +8,9 @@ from statistics import fmean
 from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
+from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, REINFORCE
 from coterie.runs.run import Run, Step
-from coterie.runs.work_items import evaluation
 
 STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
@@ -101,7 +101,7 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
         return []
     start, sampled = evaluation(run.store, iteration), float(records[0]["score"])
     # Equal scores of few tasks have a narrow interval, so the rule of three bounds it, too.
-    low = min(start.low, start.score - abs(start.score) * 3 / start.n)
+    low = min(start.interval[0], start.score - abs(start.score) * 3 / start.n)
     if low - sampled <= abs(start.score) / 4:
         return []
     return [

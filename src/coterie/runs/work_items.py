@@ -13,13 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from coterie.engines.chat_model import open_chat
-from coterie.engines.protocol import LEFT_OUT, EngineGone
+from coterie.engines.protocol import EngineGone
 from coterie.environments.protocol import (
-    SUCCESS_OF,
     Environment,
     Openers,
     Shared,
@@ -33,13 +31,10 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.errors import UserError
-from coterie.evaluation import Draw, mean_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import LENGTH, Credit, Item, ItemKey, Metrics, Task, Tree
+from coterie.record.tree import Credit, Item, ItemKey, Metrics, Task, Tree
 from coterie.rollout.episodes import (
-    CUT_OFF,
-    MESSAGES,
     Driver,
     Episode,
     EpisodeResult,
@@ -49,7 +44,7 @@ from coterie.rollout.episodes import (
 from coterie.rollout.samplers import Sampler, TokenSampler, UserSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, Search, path_tree
-from coterie.runs.loop import EVALUATION
+from coterie.runs.evaluation import grade_means, left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,115 +90,6 @@ async def open_actors(
                     simulator = make(chat, user, shared)
             persons[name] = UserSampler(simulator)
         yield Actors(environment, persons, shared)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutResult:
-    """Result of one policy on one held-out task."""
-
-    score: float
-    tokens: int
-    """Sampled tokens of the dialogue. A failed dialogue has 0 tokens and a score of 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Result of one policy on all held-out tasks."""
-
-    version: int
-    """0 is the base; ``i`` is the policy after ``i`` trainings."""
-    n: int
-    failed: int
-    """Failed or ungraded dialogues. Each scores 0."""
-    score: float
-    low: float
-    """Lower bound of the score's 95% interval."""
-    high: float
-    tokens: float
-    means: Mapping[str, float] = field(default_factory=dict)
-    """Means of the other metrics of grades, such as turns and the share of tests passed."""
-    fresh: bool = False
-
-
-def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
-    """Return the first dialogues of a policy on each task, in the order of their samples.
-
-    A failed or ungraded dialogue scores 0. Failed, ungraded and truncated dialogues have no answer. Tasks that can't be
-    graded, whatever an agent does, are left out. Raises ``UserError`` if none is left.
-    """
-    metrics, skipped = store.metrics(version, EVALUATION), left_out(store, version)
-    failed = Draw(None, 0.0, 0, failed=True)
-    failures = list(store.failures(version, EVALUATION))
-    draws = {key: failed for key, _ in failures if int(key.sample) < samples}
-    for tree in store.trees(version, EVALUATION):
-        for outcome, _ in tree.trajectories():
-            if outcome.sample < samples:
-                key = ItemKey(version, EVALUATION, tree.task, f"{outcome.sample:04d}")
-                if outcome.score is None:
-                    draws[key] = failed
-                    continue
-                answer = None if outcome.ending == LENGTH else outcome.answer
-                tokens, share = int(metrics[key].get("tokens", 0)), metrics[key].get("fraction")
-                fraction = None if share is None else float(share)
-                draws[key] = Draw(answer, outcome.score, tokens, fraction)
-    by_task: dict[str, list[Draw]] = {}
-    for key in sorted(draws):
-        if key.task not in skipped:
-            by_task.setdefault(key.task, []).append(draws[key])
-    if not by_task:
-        reason = next(iter(failures), (None, "there are none"))[1]
-        raise UserError(f"no held-out task has a score: {reason}", "use other tasks")
-    return by_task
-
-
-def left_out(store: Store, iteration: int, stage: str = EVALUATION) -> set[str]:
-    """Return the tasks of which a dialogue was left out, because no answer to them can be graded."""
-    failures = store.failures(iteration, stage)
-    return {key.task for key, reason in failures if reason.startswith(LEFT_OUT)}
-
-
-def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
-    draws = held_out_draws(store, version, samples=1)
-    return {task: HeldOutResult(draw.score, draw.tokens) for task, (draw,) in draws.items()}
-
-
-def evaluation(store: Store, version: int) -> Evaluation:
-    results = [draw for (draw,) in held_out_draws(store, version, samples=1).values()]
-    scores = [result.score for result in results]
-    low, high = mean_interval(scores, seed=0)
-    n = len(scores)
-    failed = sum(result.failed for result in results)
-    tokens = sum(result.tokens for result in results) / n
-    means = grade_means(store, version, EVALUATION)
-    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, means)
-
-
-TYPE_MEAN = "type_mean"
-"""Name of the unweighted mean of the success on types of tasks."""
-
-
-def grade_means(
-    store: Store, iteration: int, stage: str, samples: int | None = 1
-) -> dict[str, float]:
-    """Return the means of the metrics of grades over the first ``samples`` dialogues of each task that did not fail.
-
-    ``cut_off`` is the share of messages that were cut off, ``left_out`` the number of tasks that can't be graded.
-    """
-    values: dict[str, list[float]] = {}
-    skipped = left_out(store, iteration, stage)
-    for key, metrics in store.metrics(iteration, stage).items():
-        if key.task and key.task not in skipped and (samples is None or int(key.sample) < samples):
-            for name, value in metrics.items():
-                if name not in ("tokens", "seconds") and not isinstance(value, str):
-                    values.setdefault(name, []).append(float(value))
-    messages = sum(values.pop(MESSAGES, ()))
-    means = {
-        name: sum(metric_values) / len(metric_values) for name, metric_values in values.items()
-    }
-    by_type = {name: means.pop(name) for name in sorted(means) if name.startswith(SUCCESS_OF)}
-    means |= {**by_type, TYPE_MEAN: fmean(by_type.values())} if by_type else {}
-    means |= {"left_out": len(skipped)} if skipped else {}
-    return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 
 
 @dataclass(frozen=True, slots=True)
