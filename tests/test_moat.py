@@ -29,11 +29,11 @@ from coterie.runs.roles import Roles
 from coterie.runs.run import Run, Step, open_run
 from tests.web_tasks import write
 
-TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
+TRAIN = ("batch_size=4", "max_length=1024", "learning_rate=2e-3")
 SMALL = (
     "dataset=tests/plans.py:Plans", "model=tiny-exchange", "iterations=1", "engine.device=cpu",
-    "rollout.tasks=4", "rollout.samples=4", "rollout.max_tokens=40", "start.tasks=6",
-    "measure.tasks=3", "measure.samples=2", "evaluate.tasks=2", "pairs.margin=0.01",
+    "rollout.tasks=4", "rollout.rollouts_per_task=4", "rollout.max_tokens=40", "start.tasks=6",
+    "measure.tasks=3", "measure.rollouts_per_task=2", "evaluate.tasks=2", "pairs.margin=0.01",
     *(f"{stage}.train.{word}" for stage in ("start", "align", "improve") for word in TRAIN),
 )  # fmt: skip
 
@@ -229,7 +229,7 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rollout.samples=1"], "gives no pair of plans"),
+        (["rollout.rollouts_per_task=1"], "gives no pair of plans"),
         (["share=true"], "share=true trains adapters"),
         (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
         (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),

@@ -27,7 +27,7 @@ class PlanSettings(Settings):
     """Sampling of plans and actions."""
 
     tasks: int = key(1000, "Training tasks per iteration.", ge=1)
-    samples: int = key(15, "Plans per task (K).", source="MOAT's code: 15", ge=1)
+    rollouts_per_task: int = key(15, "Plans per task (K).", source="MOAT's code: 15", ge=1)
     temperature: float = key(
         1.0, "Sampling temperature of plans.", source="MOAT's code", gt=0, le=2
     )
@@ -141,7 +141,7 @@ class MeasureSettings(Settings):
     """Measurement of J, the mean log-likelihood of gold actions given sampled plans of held-out tasks."""
 
     tasks: int = key(200, "Held-out tasks.", ge=1)
-    samples: int = key(4, "Plans per held-out task.", ge=1)
+    rollouts_per_task: int = key(4, "Plans per held-out task.", ge=1)
 
 
 class MoatSettings(RecipeSettings):
@@ -190,8 +190,8 @@ class MoatSettings(RecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.parts in ("joint", "planner") and self.rollout.samples < 2:
-            raise ValueError("rollout.samples=1 gives no pair of plans; use at least 2")
+        if self.parts in ("joint", "planner") and self.rollout.rollouts_per_task < 2:
+            raise ValueError("rollout.rollouts_per_task=1 gives no pair of plans; use at least 2")
         if self.share and self.train.method != "lora":
             raise ValueError("share=true trains adapters: add train.method=lora")
         if self.share and self.grounder is not None:

@@ -366,10 +366,11 @@ class Optima(Recipe):
     def dialogues(self) -> int:
         count = 0
         for i in range(self.settings.iterations):
-            each = self.settings.rollout.samples
+            each = self.settings.rollout.rollouts_per_task
             if self.is_dpo(i):
                 search = self.dpo_settings.search
-                each, count = search.searches * search.rollouts, count + self.dpo_settings.probe
+                each = search.searches * search.rollouts_per_search
+                count += self.dpo_settings.probe
             count += each * len(self.train_tasks(i))
         return count
 
@@ -383,7 +384,7 @@ class Optima(Recipe):
         return [
             Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
             for task in self.train_tasks(iteration)
-            for sample in range(self.settings.rollout.samples)
+            for sample in range(self.settings.rollout.rollouts_per_task)
         ]
 
     def context(self, iteration: int) -> str | None:
