@@ -88,7 +88,9 @@ RENAMED = {
     "optima/idpo": {
         "train.batch_rows": "train.batch_size", "dpo.train.batch_rows": "dpo.train.batch_size",
         "dpo.objective.nll": "dpo.objective.nll_coef", "dpo.objective.normalise": "dpo.objective.reduction",
-        "dpo.search.rollouts": "dpo.search.rollouts_per_search",
+        "dpo.search.rollouts": "dpo.search.rollouts_per_search", "dpo.probe": "dpo.probe_dialogues",
+        "dpo.percentile": "dpo.length_percentile", "tools.width": "tools.concurrency",
+        "tools.total": "tools.max_total_calls",
     },
     "sweet_rl/backend": {"rollout.repeats": "rollout.rollouts_per_task"},
     "moat/maths": {"measure.samples": "measure.rollouts_per_task"},

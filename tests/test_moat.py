@@ -200,7 +200,7 @@ def test_a_fork_to_an_ablation_keeps_stages_but_no_figure_of_both_halves(done, t
 def test_both_may_be_adapters_of_one_base(tmp_path):
     adapted = ("learning_rate=2e-2", "epochs=4")
     lora = [f"{stage}.train.{one}" for stage in ("start", "align", "improve") for one in adapted]
-    with whole(tmp_path / "run", "share=true", "train.method=lora", *lora) as (_, run):
+    with whole(tmp_path / "run", "share_base=true", "train.method=lora", *lora) as (_, run):
         finals = [run.training_folder(1, role) / "final" for role in (PLANNER, GROUNDER)]
         assert all((final / "adapter_config.json").is_file() for final in finals)
         weights = [run.metrics(Step(1, step))["weights"] for step in ("align", "improve")]
@@ -230,7 +230,7 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
     ("words", "says"),
     [
         (["rollout.rollouts_per_task=1"], "gives no pair of plans"),
-        (["share=true"], "share=true trains adapters"),
+        (["share_base=true"], "share_base=true trains adapters"),
         (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
         (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),
         (["correct.critic.model=nobody/nothing"], "nobody/nothing"),

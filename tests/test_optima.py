@@ -36,7 +36,7 @@ from tests.conftest import SMALL, Cli, once
 WORDS = once(
     *SMALL, "iterations=3", "rollout.tasks=3", "rollout.max_tokens=64", "rollout.temperature=0.9",
     "rollout.first_temperature=0.8", "rollout.top_p=0.99", "dpo.temperature=1.4", "dpo.tasks=4",
-    "dpo.probe=3", "dpo.search.searches=3", "dpo.select.theta_filter=-100",
+    "dpo.probe_dialogues=3", "dpo.search.searches=3", "dpo.select.theta_filter=-100",
     "dpo.select.theta_diff=0", "dpo.select.top_share=1", "dpo.objective.beta=0.3", "evaluate.tasks=2",
 )  # fmt: skip
 LAMBDA_TOKEN, LAMBDA_LOSS, MIN_LOSS = 0.6, 0.002, 0.005

@@ -46,7 +46,7 @@ ISFT: Table = {
     "train.epochs": (3, 2, 3, 2, 3, 3, 4, 2), "train.batch_size": (32, 32, 32, 32, 16, 16, 16, 16),
 }  # fmt: skip
 TREES: Table = {
-    "dpo.temperature": 0.7, "dpo.probe": 100, "dpo.search.searches": 8, "dpo.search.rollouts_per_search": 3,
+    "dpo.temperature": 0.7, "dpo.probe_dialogues": 100, "dpo.search.searches": 8, "dpo.search.rollouts_per_search": 3,
     "dpo.search.best": 10, "dpo.search.softmax_temperature": 1, "dpo.search.choice_distance": 0.25,
     "dpo.search.merge_distance": 0.1, "dpo.reward.loss_term": "inverse", "dpo.reward.leak_penalty": 0,
     "dpo.reward.leaks_lose_task": True, "dpo.reward.repeats_lose_loss": True, "dpo.reward.short_tokens": 0,
@@ -58,7 +58,7 @@ TREES: Table = {
     "dpo.select.theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
 }  # fmt: skip
 IDPO: Table = {
-    "dpo.tasks": (13000, 12000, 10000, 13000, 7000, 7000, 10000, 10000), "dpo.percentile": 85,
+    "dpo.tasks": (13000, 12000, 10000, 13000, 7000, 7000, 10000, 10000), "dpo.length_percentile": 85,
     "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.5, 0.6, 0.4, 0.6),
     "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.7, 0.7, 0.7, 0.7),
     "dpo.objective.beta": (0.1, 0.5, 0.5, 0.1, 0.1, 0.2, 0.2, 0.1), "dpo.objective.nll_coef": 1,
@@ -67,7 +67,7 @@ ISFT_DPO: Table = {
     "rollout.tasks": (10000, 10000, 10000, 10000, 7000, 7000, 10000, 10000), "rollout.rollouts_per_task": 10,
     "train.learning_rate": (2e-5, 2e-5, 2e-5, 2e-5, 1e-6, 1e-6, 1e-6, 1e-6),
     "train.epochs": (2, 1, 1, 1, 4, 3, 4, 2), "train.batch_size": (32, 32, 32, 32, 32, 16, 16, 16),
-    "dpo.tasks": (12000, 12000, 12000, 12000, 7000, 7000, 10000, 10000), "dpo.percentile": 80,
+    "dpo.tasks": (12000, 12000, 12000, 12000, 7000, 7000, 10000, 10000), "dpo.length_percentile": 80,
     "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
     "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
     "dpo.objective.beta": (0.5, 0.5, 0.7, 0.7, 0.1, 0.5, 0.1, 0.1), "dpo.objective.nll_coef": 0,

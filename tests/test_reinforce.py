@@ -231,10 +231,10 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
 REFUSED = [
     (["rollout.rollouts_per_task=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.rollouts_per_task=1"], "gives each task one path"),
-    (["reward.overlong_penalty=1"], "overlong needs"),
-    (["reward.overlong_limit=9"], "need overlong"),
+    (["reward.overlong_penalty=1"], "overlong_penalty needs"),
+    (["reward.overlong_limit=9"], "need reward.overlong_penalty"),
     (["policies=each", "advantage.baseline=values"], "does not support a critic"),
-    (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, whiten have no effect with"),
+    (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, normalize have no effect with"),
     (["loss.importance_sampling=truncate"], "set loss.old_logprobs=recomputed"),
 ]
 
@@ -251,7 +251,7 @@ VALUES = ("method=rl", "advantage.baseline=values", "rollout.rounds=1", "evaluat
 @pytest.mark.parametrize(
     ("method", "words", "message"),
     [
-        ("rl/grpo", ("steps.minibatches_per_step=3",), "minibatches=3 is more than rollout.tasks=2"),
+        ("rl/grpo", ("steps.minibatches_per_step=3",), "minibatches_per_step=3 is more than rollout.tasks=2"),
         ("rl/grpo", ("reward.terms={none.py:term: 1}",), "none.py"),
         ("rl/grpo", ("train.max_length=40",), "train.max_length=40 leaves nothing to train on"),
         ("rl/ppo", ("critic.train.max_length=40", *PPO), "critic.train.max_length=40 leaves nothing"),

@@ -35,8 +35,8 @@ SAMPLED = f"rollout.tasks=2 rollout.rollouts_per_task=2 rollout.max_tokens=96 {E
 TRAINED = "train.epochs=1 select.threshold=-100 select.top_share=1"
 SMALL = f"iterations=1 {SAMPLED} {TRAINED}"
 TREES = (
-    f"iterations=2 {SAMPLED} {TRAINED} dpo.tasks=2 dpo.probe=2 dpo.search.searches=2 dpo.search.rollouts_per_search=2 "
-    "dpo.train.epochs=1 dpo.select.theta_filter=-100 dpo.select.theta_diff=0"
+    f"iterations=2 {SAMPLED} {TRAINED} dpo.tasks=2 dpo.probe_dialogues=2 dpo.search.searches=2 "
+    "dpo.search.rollouts_per_search=2 dpo.train.epochs=1 dpo.select.theta_filter=-100 dpo.select.theta_diff=0"
 )
 SWEET = (
     f"rollout.tasks=16 rollout.rollouts_per_task=3 rollout.max_tokens=96 {EVALUATED} candidates.share=0.1 "

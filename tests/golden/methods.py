@@ -89,6 +89,7 @@ RENAMED = {
     "rollout.repeats=": "rollout.rollouts_per_task=",
     "measure.samples=": "measure.rollouts_per_task=",
     "search.runs=": "search.rollouts_per_task=",
+    "dpo.probe=": "dpo.probe_dialogues=",
     "search.base=": "search.max_children=",
     "search.window=": "search.rollouts_per_search=",
     "search.rollouts=": "search.rollouts_per_search=",

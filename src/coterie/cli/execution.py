@@ -372,7 +372,7 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
         "steps.minibatches_per_step": tasks,
         "rollout.rounds": 1,
         "rows": tasks,
-        "dpo.probe": 4 * tasks,
+        "dpo.probe_dialogues": 4 * tasks,
     }
     values = flatten(recipe.settings.model_dump(mode="json"))
     # A trial is not reported to a tracker.

@@ -100,8 +100,10 @@ RENAMED = {
     "importance": "importance_sampling", "importance_cap": "importance_sampling_cap", "kl": "kl_coef",
     "lam": "gae_lambda", "malformed": "malformed_reward", "mean": "aggregation", "minibatches": "minibatches_per_step",
     "nll": "nll_coef", "normalise": "reduction", "old": "old_logprobs", "overlong": "overlong_penalty",
+    "percentile": "length_percentile", "probe": "probe_dialogues",
     "reward.repeats": "repeat_penalty", "rollout.repeats": "rollouts_per_task", "rollouts": "rollouts_per_search",
-    "runs": "rollouts_per_task", "samples": "rollouts_per_task", "update": "rl.train", "whiten": "normalize",
+    "runs": "rollouts_per_task", "samples": "rollouts_per_task", "share": "share_base",
+    "tools.total": "max_total_calls", "tools.width": "concurrency", "update": "rl.train", "whiten": "normalize",
     "window": "rollouts_per_search",
 }  # fmt: skip
 """Last parts of renamed keys, with the group where it matters, and a renamed group. Errors name the new key."""
@@ -119,9 +121,11 @@ def explain(error: ValidationError, settings_keys: Mapping[str, "SettingsKey"]) 
 def nearest_key(path: str, settings_keys: Mapping[str, object]) -> str | None:
     """Return the known key that is most similar to ``path``, by its full name or its last part."""
     group, dot, final_part = path.rpartition(".")
-    new_names = SYNONYMS | RENAMED
     in_group = ".".join(path.split(".")[-2:])
-    final_part = new_names.get(in_group) or new_names.get(final_part, final_part)
+    new_names = [(SYNONYMS | RENAMED).get(name) for name in (in_group, final_part)]
+    # The old name of a key in one recipe may be the name of a key in another.
+    last_parts = {key.rpartition(".")[2] for key in settings_keys}
+    final_part = next((name for name in new_names if name in last_parts), None) or final_part
     group = RENAMED.get(group, group)
     path = f"{group}{dot}{final_part}"
     same = [key for key in settings_keys if key.rpartition(".")[2] == final_part]

@@ -79,7 +79,7 @@ class ImitationSettings(TrainingSettings):
         )
 
 
-class RLSettings(Settings):
+class RLPhaseSettings(Settings):
     """Training of the policy by reinforcement learning. `train` has the keys that it shares with SFT."""
 
     train: UpdateSettings = UpdateSettings()
@@ -98,7 +98,7 @@ class GapSettings(ReinforceRecipeSettings):
     traces: TracesSettings = TracesSettings()
     rollout: RolloutSettings = RolloutSettings()
     train: ImitationSettings = ImitationSettings()
-    rl: RLSettings = RLSettings()
+    rl: RLPhaseSettings = RLPhaseSettings()
 
     @property
     def policy_training(self) -> TrainingSettings:

@@ -159,7 +159,7 @@ class MoatSettings(RecipeSettings):
     )
     iterations: int = key(2, "Iterations of alternating alignment.", source="MOAT's code: 2", ge=1)
     grounder: OptionalModelName = key(None, "Initial grounder. Default: `model`, like the planner.")
-    share: bool = key(
+    share_base: bool = key(
         False, "Keep both agents as adapters of one base in memory. Requires train.method=lora."
     )
     sandbox: SandboxSettings = SandboxSettings()
@@ -192,10 +192,10 @@ class MoatSettings(RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.parts in ("joint", "planner") and self.rollout.rollouts_per_task < 2:
             raise ValueError("rollout.rollouts_per_task=1 gives no pair of plans; use at least 2")
-        if self.share and self.train.method != "lora":
-            raise ValueError("share=true trains adapters: add train.method=lora")
-        if self.share and self.grounder is not None:
-            raise ValueError("share=true uses one base for both agents; remove grounder")
+        if self.share_base and self.train.method != "lora":
+            raise ValueError("share_base=true trains adapters: add train.method=lora")
+        if self.share_base and self.grounder is not None:
+            raise ValueError("share_base=true uses one base for both agents; remove grounder")
         return self
 
 

@@ -128,13 +128,13 @@ class DPORoundSettings(Settings):
 
     tasks: int = key(64, "Training tasks per iteration, with one tree each.", ge=1)
     temperature: float = key(0.7, "Sampling temperature.", source="Optima's code (0.7)", gt=0, le=2)
-    probe: int = key(
+    probe_dialogues: int = key(
         100,
         "Dialogues played first to measure the length of dialogues.",
         source="Optima's code: 100",
         ge=1,
     )
-    percentile: float = key(
+    length_percentile: float = key(
         85.0,
         "Percentile of their tokens that, plus 1, is the denominator of the token term.",
         source="Optima's code: 85 (iDPO), 80 (iSFT-DPO)",

@@ -22,7 +22,7 @@ class GroupSettings(Settings):
     """Sampling of a step: a group of paths for each task."""
 
     tasks: int = key(32, "Tasks per step. Each has one group.", source="GAP: 32", ge=1)
-    rollouts_per_task: int = key(8, "Paths per task (the size of a group).", source="GAP: 8", ge=1)
+    rollouts_per_task: int = key(8, "Rollouts per task (the group size).", source="GAP: 8", ge=1)
     oversample_tasks: int | None = key(
         None,
         "Tasks per round of dynamic sampling. Default: tasks per step.",

@@ -220,10 +220,10 @@ class PolicyLossSettings(Settings):
     length_constant: int | None = key(
         None, "divisor of a path's sum for aggregation=constant", ge=1
     )
-    kl_coef: float = key(0.0, "weight of the divergence from the reference in the loss", ge=0)
+    kl_coef: float = key(0.0, "weight of the KL divergence from the reference in the loss", ge=0)
     kl_estimator: KLEstimator = key(
         "k3",
-        "estimate of the divergence: k2 and k3 (times the ratio) have the gradient of KL(policy, reference); "
+        "estimator of the KL divergence: k2 and k3 (times the ratio) have the gradient of KL(policy, reference); "
         "k3_forward (as in GRPO) has the gradient of KL(reference, policy)",
     )
     entropy_coef: float = key(0.0, "weight of the entropy bonus", ge=0)
