@@ -117,7 +117,7 @@ class Moat(Recipe):
             )
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the planner and the grounder. With ``share`` both are adapters of one base."""
+        """Return the planner and the grounder. With ``share_base`` both are adapters of one base."""
         s = self.settings
         shares = PLANNER if s.share_base else None
         return (Role(PLANNER, s.model), Role(GROUNDER, s.grounder or s.model, shares=shares))

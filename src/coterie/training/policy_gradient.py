@@ -106,7 +106,7 @@ class PolicyGradient(OnRows):
     """Policy gradient on :class:`Row` items.
 
     Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer)
-    and ``reference`` (for kl > 0).
+    and ``reference`` (for ``kl_coef`` above 0).
     """
 
     name = "policy gradient"
