@@ -81,7 +81,7 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
     names = [point.folder.name for point in sweep]
     assert names == ["1_4-seed-0", "1_5-seed-0", "2_4-seed-0", "2_5-seed-0"]
     last = sweep[-1].recipe.settings.model_dump()
-    assert (last["iterations"], last["rollout"]["samples"]) == (2, 5)
+    assert (last["iterations"], last["rollout"]["rollouts_per_task"]) == (2, 5)
     assert sweep[-1].source is sweep[1]
 
 
