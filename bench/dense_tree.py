@@ -115,7 +115,12 @@ class Trees:
         context = self.loaded.context_length
         sampler = TokenSampler(self.engine, self.loaded.renderer.render, sampling, context)
         search = s.search.model_copy(
-            update={"base": BASE, "window": WINDOW, "runs": RUNS, "pairs": 10**6}
+            update={
+                "max_children": BASE,
+                "rollouts_per_search": WINDOW,
+                "rollouts_per_task": RUNS,
+                "pairs": 10**6,
+            }
         )
         speakers = [sampler.at(search.temperature(label)) for label in range(BASE)]
         driver = Driver(environment, {"agent": sampler}, seed=0, shared=Shared())

@@ -120,14 +120,14 @@ def recorded(recipe: Optima, run: Run) -> Work:
         ).segments
     ]
     train, rows = recipe.settings.train, recipe.rows(run, 0)
-    order = Order([""] * len(rows), recipe.seeded(train, 0).seed, train.batch_rows)
+    order = Order([""] * len(rows), recipe.seeded(train, 0).seed, train.batch_size)
     steps = order.steps(0, order.steps_per_epoch * train.epochs)
     heldout = run.store.trees(1, "evaluate")
     return Work(
         sampled=[turns for tree in trees for turns in asked(recipe, tree)],
         scored=scored,
         rows=[rows[i] for step in steps for i in step],
-        rows_in_step=train.batch_rows,
+        rows_in_step=train.batch_size,
         rate=train.learning_rate,
         greedy=[turns for tree in heldout for turns in asked(recipe, tree)],
     )

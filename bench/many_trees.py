@@ -25,7 +25,7 @@ DEEPEST = 8
 PAIRS = 22_331
 WORDS = (
     "model=tiny-exchange", f"environment={Path(__file__).parents[1]}/examples/environment.py:Guess",
-    f"rollout.tasks={TREES}", f"search.base={BRANCHES}", "pairs.margin=0.5", f"budget.pairs={PAIRS}",
+    f"rollout.tasks={TREES}", f"search.max_children={BRANCHES}", "pairs.margin=0.5", f"budget.pairs={PAIRS}",
     "engine.device=cpu",
 )  # fmt: skip
 

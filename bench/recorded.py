@@ -14,7 +14,7 @@ from coterie.record.rows import Pair, View, recontext, trajectory_pair
 from coterie.runs.loop import run_steps
 from coterie.runs.run import Step, open_run
 
-WORDS = ["rollout.tasks=2", "rollout.samples=8", "evaluate.tasks=1", "engine.device=cpu"]
+WORDS = ["rollout.tasks=2", "rollout.rollouts_per_task=8", "evaluate.tasks=1", "engine.device=cpu"]
 PAIRS_A_TASK = 2
 
 

@@ -80,7 +80,12 @@ from coterie.training.settings import TrainingSettings
 
 PATHS, PROMPT, OWN = 8, 600, 200
 LOSS = PolicyGradientSettings(
-    clip_low=0.2, clip_high=0.2, dual_clip=3.0, mean="token", kl=0.001, divergence="k3_forward"
+    clip_low=0.2,
+    clip_high=0.2,
+    dual_clip=3.0,
+    aggregation="token",
+    kl_coef=0.001,
+    kl_estimator="k3_forward",
 )
 """That of ``rl/grpo``."""
 SETTINGS = TrainingSettings(tokens_per_microbatch=BUDGET)

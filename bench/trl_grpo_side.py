@@ -44,14 +44,14 @@ def grpo_trainer(
     config = GRPOConfig(
         **options,
         num_generations=2,
-        loss_type=LOSSES[objective.mean],
-        max_completion_length=objective.constant or 64,
+        loss_type=LOSSES[objective.aggregation],
+        max_completion_length=objective.length_constant or 64,
         epsilon=objective.clip_low,
         epsilon_high=objective.clip_high,
         delta=objective.dual_clip,
         temperature=objective.temperature,
-        entropy_coef=objective.entropy,
-        use_bias_correction_kl=objective.divergence == "k3",
+        entropy_coef=objective.entropy_coef,
+        use_bias_correction_kl=objective.kl_estimator == "k3",
         beta=0.0,
     )
     examples = []
@@ -66,8 +66,12 @@ def grpo_trainer(
         train_dataset=Dataset.from_list(examples),
         processing_class=tokenizer,
     )
-    trainer.beta = objective.kl  # given with the rows; of a beta above 0 TRL would load a reference
-    trainer.use_vllm = objective.importance != "off"  # the weight of a token counts there alone
+    trainer.beta = (
+        objective.kl_coef
+    )  # given with the rows; of a beta above 0 TRL would load a reference
+    trainer.use_vllm = (
+        objective.importance_sampling != "off"
+    )  # the weight of a token counts there alone
     trainer.data_collator = collate
     trainer.losses = []
     return trainer
@@ -103,7 +107,7 @@ def _example(row: Row, objective: PolicyGradientSettings, step_tokens: int) -> d
         each = iter(values or [0.0] * row.target_count)
         return [next(each) if target else 0.0 for target in mask[first:]]
 
-    old = row.logprobs if objective.old == "behaviour" else row.old
+    old = row.logprobs if objective.old_logprobs == "behavior" else row.old
     weights = torch.tensor(spread(row.old)) - torch.tensor(spread(row.logprobs))
     return {
         "prompt_ids": list(row.ids[:first]),
@@ -113,7 +117,9 @@ def _example(row: Row, objective: PolicyGradientSettings, step_tokens: int) -> d
         "advantages": spread(row.advantages),
         "old_per_token_logps": spread(old),
         "ref_per_token_logps": spread(row.reference),
-        "importance_sampling_ratio": weights.exp().clamp(max=objective.importance_cap).tolist(),
+        "importance_sampling_ratio": weights.exp()
+        .clamp(max=objective.importance_sampling_cap)
+        .tolist(),
         "step_tokens": step_tokens,
     }
 

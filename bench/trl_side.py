@@ -83,9 +83,9 @@ def dpo_trainer(
     options: dict[str, Any],
 ) -> Pairs:
     """DPO with our stored reference log-probs (sums: TRL normalises them), so that no reference runs."""
-    kinds, weights = [LOSSES[objective.normalise]], [1.0]
-    if objective.nll:
-        kinds, weights = [*kinds, "sft"], [1.0, objective.nll]
+    kinds, weights = [LOSSES[objective.reduction]], [1.0]
+    if objective.nll_coef:
+        kinds, weights = [*kinds, "sft"], [1.0, objective.nll_coef]
     config = DPOConfig(
         **options,
         beta=objective.beta,

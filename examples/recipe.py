@@ -12,7 +12,7 @@ from coterie.training.settings import TrainingSettings
 class BestOfNSettings(RecipeSettings):
     iterations: int = key(1, "Iterations; each starts from the newest policy.", ge=1)
     tasks: int = key(16, "Training tasks of an iteration.", ge=1)
-    samples: int = key(4, "Dialogues of a task.", ge=1)
+    rollouts_per_task: int = key(4, "Dialogues of a task.", ge=1)
     train: TrainingSettings = TrainingSettings(max_length=1024)
 
 
@@ -22,7 +22,8 @@ class BestOfN(Recipe):
     def stages(self):
         stages, trained = [self.evaluation(0)], []
         for i in range(self.settings.iterations):
-            rollout = self.stage(i, "rollout", self.sample, trained, uses=["tasks", "samples"])
+            sampling = ["tasks", "rollouts_per_task"]
+            rollout = self.stage(i, "rollout", self.sample, trained, uses=sampling)
             select = self.stage(i, "select", self.choose, [rollout])
             trained = [
                 self.stage(i, "train", self.learn, [select], uses=["train"], trains="policy")
@@ -33,7 +34,8 @@ class BestOfN(Recipe):
     async def sample(self, run, i, progress):
         s = self.settings  # the tasks of an iteration follow those of earlier ones
         tasks = self.environment.tasks("train", s.tasks, s.seed, [s.tasks] * i)
-        episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(s.samples)]
+        numbers = range(s.rollouts_per_task)
+        episodes = [Episode(task, n, i, "rollout") for task in tasks for n in numbers]
         return await self.play(run, episodes, temperature=1.0, top_p=1.0, progress=progress)
 
     def choose(self, run, i, progress):

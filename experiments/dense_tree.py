@@ -48,8 +48,8 @@ NAME = "dense_tree/tiny"
 RUNS = 8
 """Whole runs of a task, for sparse pairs and for the gate."""
 SPARSE = (
-    f"search.base={RUNS}",
-    f"search.runs={RUNS}",
+    f"search.max_children={RUNS}",
+    f"search.rollouts_per_task={RUNS}",
     "search.children=sampling",
     "pairs.rule=first_difference",
     "budget.tasks=none",

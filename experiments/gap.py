@@ -46,8 +46,8 @@ ONE_DRAW = (
     "rollout.rounds=1",
     "loss.clip_high=0.2",
     "loss.dual_clip=3",
-    "loss.kl=0.001",
-    "loss.divergence=k3_forward",
+    "loss.kl_coef=0.001",
+    "loss.kl_estimator=k3_forward",
 )
 WORDS: dict[str, tuple[str, ...]] = {
     DAPO: REINFORCED,
@@ -55,7 +55,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     PPO: (
         *ONE_DRAW,
         "advantage.baseline=values",
-        "rollout.samples=1",
+        "rollout.rollouts_per_task=1",
         "rollout.tasks=256",
         "critic.train.learning_rate=1.0e-3",
     ),
@@ -81,7 +81,7 @@ class RejectionFineTuning(Gap):
         """Sample paths of each question instead of the expert's traces."""
         s = self.settings
         samples, tasks = (
-            s.rollout.samples,
+            s.rollout.rollouts_per_task,
             self.environment.tasks("train", s.traces.tasks, s.seed),
         )
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(samples)]
@@ -101,7 +101,7 @@ class RejectionFineTuning(Gap):
         if not chosen:
             raise UserError(
                 "no sampled path is right, so there is nothing to learn from",
-                "raise rollout.samples or traces.tasks",
+                "raise rollout.rollouts_per_task or traces.tasks",
             )
         run.select(i, chosen)
         return {"selected": len(chosen)}
@@ -161,7 +161,7 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
         if training != REINFORCE:
             return []
         records = step_records(run.store, 0, REINFORCE)
-        questions = int(records[max(records)][DRAWS]) * recipe.settings.rollout.draw_count
+        questions = int(records[max(records)][DRAWS]) * recipe.settings.rollout.tasks_per_round
         tokens = int(run.metrics(Step(0, REINFORCE))["trained_tokens"])
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 

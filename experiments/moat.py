@@ -74,7 +74,7 @@ class ContinuedSFT(Moat):
     ) -> list[Stage]:
         """After the start it depends on the rows of joint alignment, too."""
         s = self.settings.align.train
-        own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
+        own = (list(self.counts.values()), s.batch_size, s.epochs) if i else ()
         return super().supervised(i, before, uses, (*depends, *own))
 
     def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
@@ -88,7 +88,7 @@ class ContinuedSFT(Moat):
         )
         train = self.trainings()["improve.train"]
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
-            whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
+            whole = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
             train = train.model_copy(update=whole)
         rows = [row for task in tasks for row in self.gold_rows(task, role)]
         model = self.load_newest(run, role, iteration)
@@ -219,7 +219,10 @@ async def play_plans(x: Experiment, recipe: Moat, run: Run) -> None:
     renderer = (await recipe.models(run).speak(PLANNER, 0)).renderer
     right = ScriptedSampler(renderer, lambda task: [gold(task).plan], DATA)
     planners: dict[str, tuple[Sampler, int]] = {
-        "gate_sampled": (await recipe.role_sampler(run, PLANNER, 0, s.temperature), s.samples),
+        "gate_sampled": (
+            await recipe.role_sampler(run, PLANNER, 0, s.temperature),
+            s.rollouts_per_task,
+        ),
         "gate_gold": (right, 1),
     }
     stats = grounder.engine.stats

@@ -25,7 +25,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "rejection_ft": ("method=rejection_ft",),
     "multi_turn_dpo": ("method=multi_turn_dpo",),
     "no_reference": ("critic.privileged=false",),
-    "sums": ("critic.objective.normalise=none",),
+    "sums": ("critic.objective.reduction=none",),
 }
 """Differences from the preset. The first run begins; the others share its equal steps."""
 CRITICS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell, 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = (
-    "iterations=1", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=96",
+    "iterations=1", "rollout.tasks=4", "rollout.rollouts_per_task=2", "rollout.max_tokens=96",
     "evaluate.tasks=4", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
     "engine.device=cpu",
 )  # fmt: skip

@@ -16,8 +16,8 @@ from coterie.runs.run import open_run
 from coterie.training.checkpoint import weight_hash
 
 SMALL = (
-    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",
-    "engine.device=cpu", "update.learning_rate=1e-3",
+    "rollout.tasks=2", "rollout.rollouts_per_task=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",
+    "engine.device=cpu", "train.learning_rate=1e-3",
 )  # fmt: skip
 """Settings of a run of seconds."""
 SHORT = "def short(dialogue):\n    return -dialogue.tokens / 100\n"

@@ -16,7 +16,7 @@ from tests.launching import CONFIGS, launch
 from tests.rounding import assert_same_weights, weight_bounds
 from tests.training_models import SETTINGS, referenced_pairs, tiny_llama
 
-OBJECTIVE = DPOSettings(beta=0.5, nll=0.2)
+OBJECTIVE = DPOSettings(beta=0.5, nll_coef=0.2)
 
 
 class Stop(Exception):

@@ -378,7 +378,9 @@ def test_a_dense_tree_has_successes_failures_and_pairs() -> None:
         environment = world_of(gym, steps=3, **OWN)
         task = next(one for one in environment.tasks("train", 8, 0) if one.id.endswith("1"))
         tree, speakers = Tree(task.id, "rollout", 0), [Digits(speak) for _ in range(3)]
-        settings = DenseSearchSettings(base=3, window=3, pairs=1000, runs=12)
+        settings = DenseSearchSettings(
+            max_children=3, rollouts_per_search=3, pairs=1000, rollouts_per_task=12
+        )
         async with Sessions(8, 60.0) as sessions:
             actors = {"agent": speakers[0]}
             grown = Branches(environment, actors, task, tree, sessions, 0, Shared(), 60.0)
@@ -415,7 +417,12 @@ class GoToObj:
 
 def test_a_run_grows_trees_trains_and_evaluates_on_a_server(cli: Cli, tmp_path: Path) -> None:
     words = ["model=tiny-acts", "rollout.tasks=4", "rollout.max_tokens=24", "environment.steps=12"]
-    words += ["search.base=6", "search.window=8", "search.runs=60", "pairs.max_visits=1"]
+    words += [
+        "search.max_children=6",
+        "search.rollouts_per_search=8",
+        "search.rollouts_per_task=60",
+        "pairs.max_visits=1",
+    ]
     words += ["pairs.margin=0.3", "budget.tasks=none", "budget.pairs=none", "evaluate.tasks=4"]
     words += ["train.max_length=1024", "engine.device=cpu", "--folder", "run"]
     with serving(Gym("textcraft", make=lambda _: GoToObj())) as gym:

@@ -60,8 +60,8 @@ def sft(bench: Bench, settings: TrainingSettings, adapter: str | None = None) ->
 
 def dpo(bench: Bench, settings: TrainingSettings, adapter: str | None = None) -> None:
     pairs, folder = some_pairs(2), bench.new_folder()
-    ready = with_reference(bench.model, pairs, settings, folder / "reference", normalise="none")
-    objective = DPO(DPOSettings(nll=0.2))
+    ready = with_reference(bench.model, pairs, settings, folder / "reference", reduction="none")
+    objective = DPO(DPOSettings(nll_coef=0.2))
     train(bench.model, ready, settings, folder, objective=objective, adapter=adapter)
 
 

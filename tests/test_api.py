@@ -160,7 +160,7 @@ OPENAI_PAIRS = [
     }
     for chat in CHATS
 ]
-SETTINGS = coterie.TrainingSettings(learning_rate=1e-3, epochs=1, batch_rows=3)
+SETTINGS = coterie.TrainingSettings(learning_rate=1e-3, epochs=1, batch_size=3)
 
 
 @pytest.mark.parametrize(

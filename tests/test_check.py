@@ -214,7 +214,7 @@ def test_a_model_whose_rows_depend_on_company_is_not_used(packing: str, tmp_path
         train(aware_of_company(tiny_llama()), some_rows(), settings, tmp_path / "train")
     assert not (tmp_path / "train").exists()
     check(made("llama").bfloat16())  # its rounding is allowed
-    model, options = aware_of_company(tiny_llama()), {"normalise": "none"}
+    model, options = aware_of_company(tiny_llama()), {"reduction": "none"}
     uses: list[Callable[[], object]] = [
         lambda: with_reference(model, some_pairs(), settings, tmp_path, **options),  # type: ignore[arg-type]
         lambda: engine(aware_of_company(made("gpt2"))),

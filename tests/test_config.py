@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from coterie.config.resolve import keys, read_yaml
+from coterie.config.resolve import keys, read_settings, read_yaml
 from coterie.config.settings import key
 from coterie.errors import UserError
 from coterie.recipes import registry
@@ -33,14 +33,14 @@ def test_words_lie_over_stored_values_and_these_over_the_preset() -> None:
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("rollout.sample=4", "rollout.samples"),
+        ("rollout.rollout_per_task=4", "rollout.rollouts_per_task"),
         ("lambda_tokens=1", "reward.lambda_token"),
         ("train.method=half", "train.method=half: must be full or lora"),
         ("tracker=wandbb", "did you mean wandb?"),
         ("gpu=A6000", "must be A100, L40S, H100, H200 or B200\n"),
         (r"model=C:\models\qwen", "in WSL write model=/mnt/c/models/qwen"),
         ("seed=99999999999999999999", "seed=99999999999999999999: must be at most 4294967295"),
-        ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),
+        ("rollout.rollouts_per_task=2.5", "rollout.rollouts_per_task=2.5: must be a whole number"),
         ("rollout.top_p=0", "rollout.top_p=0: must be more than 0"),
         ("rollout.format_pool=maybe", "rollout.format_pool=maybe: must be true or false"),
         ("train.learning_rate=.nan", "train.learning_rate=nan: must be a finite number"),
@@ -49,7 +49,7 @@ def test_words_lie_over_stored_values_and_these_over_the_preset() -> None:
         ("train.load_in_4bit=true", "train.method=full trains them; use train.method=lora"),
         ("rollout=4", "rollout is a group of keys"),
         ("seed", "key=value"),
-        ("rollout.samples=1", "gives no choice"),
+        ("rollout.rollouts_per_task=1", "gives no choice"),
     ],
 )  # fmt: skip
 def test_a_bad_word_is_refused(word: str, problem: str) -> None:
@@ -61,8 +61,8 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("train.lr", "update.learning_rate"),
-        ("num_generations", "rollout.samples"),
+        ("train.lr", "train.learning_rate"),
+        ("num_generations", "rollout.rollouts_per_task"),
         ("update.lora_rank", "train.lora_r"),
         ("critic.train.dtype", "train.dtype"),
     ],
@@ -70,6 +70,47 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
 def test_a_hint_has_the_last_part_of_the_wrong_key(word: str, near: str) -> None:
     with pytest.raises(UserError, match=f"did you mean '{near}'"):
         settings("rl/grpo", [f"{word}=1"])
+
+
+RENAMED = {
+    "rl/grpo": {
+        "loss.mean": "loss.aggregation", "loss.constant": "loss.length_constant", "loss.old": "loss.old_logprobs",
+        "loss.importance": "loss.importance_sampling", "loss.importance_cap": "loss.importance_sampling_cap",
+        "loss.kl": "loss.kl_coef", "loss.entropy": "loss.entropy_coef", "loss.divergence": "loss.kl_estimator",
+        "advantage.lam": "advantage.gae_lambda", "advantage.whiten": "advantage.normalize",
+        "rollout.draw": "rollout.oversample_tasks", "rollout.samples": "rollout.rollouts_per_task",
+        "steps.minibatches": "steps.minibatches_per_step", "reward.gated": "reward.measures_only_if_correct",
+        "reward.malformed": "reward.malformed_reward", "reward.overlong": "reward.overlong_penalty",
+        "reward.repeats": "reward.repeat_penalty", "reward.kl": "reward.kl_coef",
+        "update.learning_rate": "train.learning_rate", "update.processes": "train.processes",
+    },
+    "gap/tiny": {"update.learning_rate": "rl.train.learning_rate", "update.processes": "train.processes"},
+    "optima/idpo": {
+        "train.batch_rows": "train.batch_size", "dpo.train.batch_rows": "dpo.train.batch_size",
+        "dpo.objective.nll": "dpo.objective.nll_coef", "dpo.objective.normalise": "dpo.objective.reduction",
+        "dpo.search.rollouts": "dpo.search.rollouts_per_search", "dpo.probe": "dpo.probe_dialogues",
+        "dpo.percentile": "dpo.length_percentile", "tools.width": "tools.concurrency",
+        "tools.total": "tools.max_total_calls",
+    },
+    "sweet_rl/backend": {"rollout.repeats": "rollout.rollouts_per_task"},
+    "moat/maths": {"measure.samples": "measure.rollouts_per_task"},
+    "dense_tree/tiny": {
+        "search.runs": "search.rollouts_per_task", "search.base": "search.max_children",
+        "search.window": "search.rollouts_per_search",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", RENAMED)
+def test_the_error_for_a_renamed_key_has_the_new_key(method: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for old, new in RENAMED[method].items():
+        with pytest.raises(UserError, match=f"unknown key '{old}'\n.*did you mean '{new}'"):
+            settings(method, [f"{old}=1"])
+        group, _, name = old.rpartition(".")
+        file.write_text(f"seed: 1\n{group}:\n  {name}: 1\n")
+        with pytest.raises(UserError, match=f"line 3: unknown key '{old}'\n.*did you mean '{new}'"):
+            read_settings(file, registry.settings_type(method))
 
 
 def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
@@ -83,8 +124,8 @@ def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
 
 def test_a_settings_file_may_begin_with_a_bom_and_is_refused_if_broken(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("\ufeffseed: 1\nrollout:\n  samples: 2\n", encoding="utf-8")
-    assert read_yaml(file) == {"seed": 1, "rollout": {"samples": 2}}
+    file.write_text("\ufeffseed: 1\nrollout:\n  rollouts_per_task: 2\n", encoding="utf-8")
+    assert read_yaml(file) == {"seed": 1, "rollout": {"rollouts_per_task": 2}}
     for broken in (b"\xff\xfe\x00", b"made: 2024-13-45", b"[" * 5000, b"seed: " + b"9" * 5000):
         file.write_bytes(broken)
         with pytest.raises(UserError, match=r"config\.yaml"):
@@ -149,7 +190,7 @@ def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
         ("sft", "dataset.source", "sample"),
         ("rl/grpo dataset=qa", "dataset.source", "hub"),
         ("sft", "train.launch", None),
-        ("rl/grpo", "update.launch", None),
+        ("rl/grpo", "train.launch", None),
         ("gap/tiny", "traces.source", "expert"),
         ("optima/isft", "tools.config", None),
         ("optima/isft", "environment.format_pool_file", None),

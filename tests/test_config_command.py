@@ -24,14 +24,15 @@ def test_main_keys_come_first_and_names_choose_keys(
     assert max(map(len, out.splitlines())) <= 80
     assert "Sampling temperature. Source: Optima section 3." in out
     main = keys_of(cli("config", "rl/grpo").out.split("All other keys")[0])
-    assert len(main) == 10 and {"model", "rollout.samples", "update.learning_rate"} <= set(main)
-    assert keys_of(cli("config", "optima/isft", "rollout.samples").out) == ["rollout.samples"]
+    per_task = "rollout.rollouts_per_task"
+    assert len(main) == 10 and {"model", per_task, "train.learning_rate"} <= set(main)
+    assert keys_of(cli("config", "optima/isft", per_task).out) == [per_task]
     rollout = keys_of(cli("config", "optima/isft", "rollout").out)
-    assert "rollout.samples" in rollout and all(key.startswith("rollout.") for key in rollout)
+    assert per_task in rollout and all(key.startswith("rollout.") for key in rollout)
     rates = keys_of(cli("config", "optima/idpo", "learning_rate").out)
     assert rates == ["train.learning_rate", "dpo.train.learning_rate"]
-    near = refused(cli, "config", "optima/isft", "rolout.sampels")
-    assert "did you mean 'rollout.samples'" in near
+    near = refused(cli, "config", "optima/isft", "rolout.rollout_per_task")
+    assert "did you mean 'rollout.rollouts_per_task'" in near
 
 
 def test_a_recipe_of_a_file_lists_its_keys_before_it_can_run(cli: Cli, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ FILE = """\
 recipe: optima/isft
 seed: 3
 rollout:
-  samples: 4
+  rollouts_per_task: 4
   tasks: 5
 train.epochs: 1
 """
@@ -81,9 +82,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_words_lie_over_the_file_over_stored_settings_over_the_preset(file: Path) -> None:
     stored = {"environment": {"name": "exchange"}, "seed": 1, "evaluate": {"tasks": 9}}
-    own = read_arguments(None, ["rollout.samples=8"], file).resolve(stored)
+    own = read_arguments(None, ["rollout.rollouts_per_task=8"], file).resolve(stored)
     assert (own.recipe, own.seed, own.train.epochs) == ("optima/isft", 3, 1)
-    assert (own.rollout.samples, own.rollout.tasks, own.evaluate.tasks) == (8, 5, 9)
+    assert (own.rollout.rollouts_per_task, own.rollout.tasks, own.evaluate.tasks) == (8, 5, 9)
     assert own.model == "tiny-exchange", "the preset's"
 
 
@@ -113,10 +114,10 @@ def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_p
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("rollout: {samples: 2}\nrollout.samples: 3\n", "'rollout.samples' is in line 1 and again in line 2"),
+        ("rollout: {tasks: 2}\nrollout.tasks: 3\n", "'rollout.tasks' is in line 1 and again in line 2"),
         ("seed: 1\nrollout:\n  sample: 2\n", "line 3: unknown key 'rollout.sample'"),
         ("rollout:\n\tsamples: 2\n", "line 2"),
-        ("seed: 1\nrollout:\n  samples: none\n", "rollout.samples=none: must be a whole number"),
+        ("seed: 1\nrollout:\n  rollouts_per_task: none\n", "rollout.rollouts_per_task=none: must be a whole number"),
         ("rollout: 4\n", "group of keys"),
         ("- seed\n", "no settings"),
         ("? [a]\n: 1\n", "line 1 is not a word"),

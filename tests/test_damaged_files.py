@@ -141,7 +141,7 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
     for size, write in (
         (2**18, lambda: save_checkpoint(tmp_path, 1, model, weights, optimizer, {})),
         (2**18, lambda: save_weights(model, tmp_path / "final", {})),
-        (64, lambda: with_reference(model, [pair], own, tmp_path, normalise="none")),
+        (64, lambda: with_reference(model, [pair], own, tmp_path, reduction="none")),
     ):
         with pytest.raises(OSError, match="File too large"), _no_file_above(size):
             write()

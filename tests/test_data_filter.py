@@ -28,7 +28,7 @@ from tests.reinforcing import Killed, Killing, made, run_whole
 WORDS = (
     "dataset=2wiki", "environment=mhqa", "environment.prompt=closed", "tools=[]",
     "model=tiny-exchange", "engine.device=cpu", "evaluate.tasks=1", "rollout.tasks=4",
-    "rollout.samples=4", "rollout.max_tokens=4", "steps.save_every=1", "update.max_length=1024",
+    "rollout.rollouts_per_task=4", "rollout.max_tokens=4", "steps.save_every=1", "train.max_length=1024",
 )  # fmt: skip
 
 CLOSED = ["dataset=2wiki", "dataset.source=sample", "environment.prompt=closed", "tools=[]"]

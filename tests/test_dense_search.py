@@ -28,7 +28,7 @@ from tests.test_branches import branches
 PAIRS = DensePairSettings(margin=0.3, max_visits=2)
 STEPS = 6
 """The turns that the game gives the agent."""
-SMALL = DenseSearchSettings(base=4, window=3, pairs=1000, runs=40)
+SMALL = DenseSearchSettings(max_children=4, rollouts_per_search=3, pairs=1000, rollouts_per_task=40)
 
 
 @dataclass
@@ -79,7 +79,7 @@ def grow(
     """A whole search of the task of ``tests.test_branches``."""
     tree, rollouts = begun or (Tree("t", "rollout", 0), ())
     own = SMALL.model_copy(update=settings)
-    speakers = [Digits(lambda prompt: str(prompt.seed % 3)) for _ in range(own.base)]
+    speakers = [Digits(lambda prompt: str(prompt.seed % 3)) for _ in range(own.max_children)]
 
     async def run() -> Grown:
         async with Sessions(sessions, 5.0) as kept:
@@ -137,14 +137,14 @@ def test_a_child_is_sampled_once_and_nothing_is_played_twice() -> None:
 
 
 def test_a_search_ends_with_its_pairs_or_its_rollouts() -> None:
-    assert len(grow(runs=10).rollouts) == 10
-    few = grow(pairs=1, runs=1000)
+    assert len(grow(rollouts_per_task=10).rollouts) == 10
+    few = grow(pairs=1, rollouts_per_task=1000)
     assert sum(few.search.pairs.values()) >= 1
-    assert len(few.rollouts) < len(grow(pairs=20, runs=1000).rollouts)
+    assert len(few.rollouts) < len(grow(pairs=20, rollouts_per_task=1000).rollouts)
 
 
 def test_a_node_promises_by_contrast_depth_and_visits() -> None:
-    grown = grow(runs=12)
+    grown = grow(rollouts_per_task=12)
     search, values = grown.search, grown.search.values
     for node in values:
         own = values[node]

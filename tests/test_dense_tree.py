@@ -19,8 +19,9 @@ from experiments.dense_tree import RandomSides, Successes
 from tests.test_conversations import ours
 
 SMALL = (
-    "rollout.tasks=6", "search.runs=30", "search.window=6", "search.pairs=12", "pairs.margin=0.2",
-    "budget.pairs=8", "evaluate.tasks=4", "train.batch_rows=8",
+    "rollout.tasks=6", "search.rollouts_per_task=30", "search.rollouts_per_search=6", "search.pairs=12",
+    "pairs.margin=0.2",
+    "budget.pairs=8", "evaluate.tasks=4", "train.batch_size=8",
 )  # fmt: skip
 
 

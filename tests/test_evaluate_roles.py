@@ -20,11 +20,11 @@ from tests.conftest import Cli, refused
 
 SET = f"{Path(__file__).with_name('plans.py')}:Plans"
 FEW = ("tasks=2", "max_tokens=40", "engine.device=cpu")
-TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
+TRAIN = ("batch_size=4", "max_length=1024", "learning_rate=2e-3")
 TRAINED = (
     f"dataset={SET}", "model=tiny-exchange", "iterations=1", "engine.device=cpu", "parts=grounder",
-    "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=40", "start.tasks=6", "evaluate.tasks=2",
-    "measure.tasks=1", "measure.samples=1",
+    "rollout.tasks=4", "rollout.rollouts_per_task=2", "rollout.max_tokens=40", "start.tasks=6", "evaluate.tasks=2",
+    "measure.tasks=1", "measure.rollouts_per_task=1",
     *(f"{stage}.train.{word}" for stage in ("start", "improve") for word in TRAIN),
 )  # fmt: skip
 

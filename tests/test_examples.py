@@ -135,7 +135,8 @@ def test_the_pile_is_a_session_and_its_copy_is_another_one() -> None:
 def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:
     terms = f"{{{EXAMPLES}/reward.py:asks: 0.5, {EXAMPLES}/reward.py:thrift: 2}}"
     page = page_of_run(
-        cli, "optima/isft", *TINY, "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+        cli, "optima/isft", *TINY, "iterations=1", "rollout.tasks=2", "rollout.rollouts_per_task=2",
+        "rollout.max_tokens=6",
         "select.threshold=-9", "train.max_length=512", f"reward.terms={terms}",
     )  # fmt: skip
     assert "thrift" in page

@@ -37,9 +37,10 @@ from tests.reinforcing import made
 from tests.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote
 
 WORDS = (
-    "iterations=2", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=48", "evaluate.tasks=2",
-    "engine.device=cpu", "train.epochs=1", "select.threshold=-100", "select.top_share=1", "dpo.tasks=2", "dpo.probe=2",
-    "dpo.search.searches=2", "dpo.search.rollouts=2", "dpo.train.epochs=1", "dpo.select.theta_filter=-100",
+    "iterations=2", "rollout.tasks=2", "rollout.rollouts_per_task=2", "rollout.max_tokens=48", "evaluate.tasks=2",
+    "engine.device=cpu", "train.epochs=1", "select.threshold=-100", "select.top_share=1", "dpo.tasks=2",
+    "dpo.probe_dialogues=2", "dpo.search.searches=2",
+    "dpo.search.rollouts_per_search=2", "dpo.train.epochs=1", "dpo.select.theta_filter=-100",
     "dpo.select.theta_diff=0",
 )  # fmt: skip
 

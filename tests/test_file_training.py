@@ -80,7 +80,7 @@ def heldout_points(page):
 
 
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
-    words = ["train.learning_rate=1e-3", "train.batch_rows=8", "evaluate.tasks=4"]
+    words = ["train.learning_rate=1e-3", "train.batch_size=8", "evaluate.tasks=4"]
     chats = sums(60)
     recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
@@ -103,14 +103,14 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "objective",
-    [(), ("normalise=tokens", "beta=2", "label_smoothing=0.1", "nll=0.5")],
+    [(), ("reduction=tokens", "beta=2", "label_smoothing=0.1", "nll_coef=0.5")],
 )
 def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
     tmp_path: Path, objective: tuple[str, ...]
 ) -> None:
     """The held-out loss is that of the trained objective, which the trainer also measures."""
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
-    words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
+    words = ["train.learning_rate=2e-4", "train.batch_size=8", "evaluate.tasks=4"]
     words += [f"objective.{word}" for word in objective]
     _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
@@ -240,7 +240,7 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
     trainer.train()
     losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
     own = TrainingSettings(
-        learning_rate=1e-3, schedule="constant", warmup_ratio=0.0, batch_rows=8, epochs=5,
+        learning_rate=1e-3, schedule="constant", warmup_ratio=0.0, batch_size=8, epochs=5,
         packing="flat", mixed_precision="no", save_every_seconds=None,
     )  # fmt: skip
     with weight_bounds(models[1]) as bounds:

@@ -81,7 +81,7 @@ PROBLEMS = (
     ("evaluate exchange policy=smolm2", "did you mean 'smollm2'?"),
     ("serve model tiny_exchange --port 0", "did you mean 'tiny-exchange'?"),
     ("run optima/isf", "did you mean 'optima/isft'?"),
-    ("run optima/isft rollout.sampels=4", "rollout.samples"),
+    ("run optima/isft rollout.rollout_per_task=4", "rollout.rollouts_per_task"),
     ("run optima/isft --folder beside/finished", "gap/sft"),
     ("run optima/isft model=gpt2", "OWNER/NAME"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),

@@ -41,9 +41,10 @@ class World(OneAgent, Pure):
     async def grade(self, state, live):
         return Grade(float(str(state.task.public["number"] + 1) in state.answer))
 """
-FAST = "model=tiny-acts train.max_steps=2 train.batch_rows=4 evaluate.tasks=2"
+FAST = "model=tiny-acts train.max_steps=2 train.batch_size=4 evaluate.tasks=2"
 RL = (
-    "model=tiny-acts rollout.tasks=2 rollout.samples=4 rollout.max_tokens=12 steps.count=2 steps.save_every=1 "
+    "model=tiny-acts rollout.tasks=2 rollout.rollouts_per_task=4 rollout.max_tokens=12 steps.count=2 "
+    "steps.save_every=1 "
     "evaluate.tasks=4"
 )
 OWN = "questions.jsonl environment.reward=reward.py:score environment.reward_range=[-1,1]"
@@ -71,7 +72,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     (f"run sft chats.jsonl {FAST} tracker=tensorboard --folder runs/tracked", 0, ""),
     (f"run dpo preferences.jsonl {FAST.replace('tiny-acts', 'runs/sft')} --folder runs/dpo", 0, "accuracy"),
     (f"run rl/grpo {OWN} {RL} --folder runs/rl", 0, "step 2 of 2"),
-    (f"run rl/grpo {OWN} {RL} update.learning_rate=1e-4 --folder runs/rl --fork runs/fork --from-step 1", 0, "1 step"),
+    (f"run rl/grpo {OWN} {RL} train.learning_rate=1e-4 --folder runs/rl --fork runs/fork --from-step 1", 0, "1 step"),
     (f"run rl/grpo environment=world.py:World {RL} --folder runs/world", 0, "step 2 of 2"),
     # Results.
     ("evaluate runs/rl --checkpoints 1,2", 0, "step 1"),

@@ -39,7 +39,7 @@ from tests.row_programs import LIVE
 SMALL = [
     "model=tiny-exchange", "traces.min_calls=1", "evaluate.tasks=1", "rollout.max_tokens=16",
     "environment.prompt=short", "train.max_length=1024", "traces.max_truncated=1", "train.epochs=1",
-    "train.max_steps=1", "train.batch_rows=2",
+    "train.max_steps=1", "train.batch_size=2",
 ]  # fmt: skip
 WORDS = ["method=sft", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8", *SMALL]
 ROLLOUT, SELECT, TRAIN = (Step(0, name) for name in ("rollout", "select", "train"))
@@ -370,7 +370,7 @@ def test_the_control_without_tools_trains_on_answers_with_an_equal_number_of_tok
     count = run.metrics(SELECT)["selected"]
     control = ("traces.form=closed", "environment.prompt=closed", "tools=[]")
     words = [word for word in WORDS if "prompt" not in word and "train." not in word]
-    words += [*control, "train.batch_rows=2", "train.target_tokens=400", "train.max_length=1024"]
+    words += [*control, "train.batch_size=2", "train.target_tokens=400", "train.max_length=1024"]
     own = gap("gap/mhqa", [*words, f"traces={exported(run, tmp_path / 'files')}"])
     with open_run(tmp_path / "run", own.name, own.settings) as run:
         run_steps(own, run, Silent())

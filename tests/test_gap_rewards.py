@@ -189,7 +189,7 @@ def test_a_path_out_of_form_has_the_reward_of_the_settings(
     corpus: Path, tmp_path: Path, value: float
 ) -> None:
     """Table: answer times form (codetag: 0); tags that are not paired (toolstar: -1)."""
-    recipe, gold = questions(corpus, f"reward.malformed={value}")
+    recipe, gold = questions(corpus, f"reward.malformed_reward={value}")
     scripts = {
         answered(gold): 1,
         answered("Ben"): 0,
@@ -211,7 +211,7 @@ def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path:
         limit = length // 8 * 8
         least = limit * 7 // 8
         words = [f"reward.overlong_limit={limit}", f"reward.overlong_buffer={limit // 8}"]
-        recipe, _ = questions(corpus, "reward.overlong=1", *words)
+        recipe, _ = questions(corpus, "reward.overlong_penalty=1", *words)
         (reward,) = rewards(recipe, tmp_path / f"{limit}", script)
         penalty = max(-1.0, min(0.0, -(plain.tokens - least) / (limit - least)))
         assert reward == pytest.approx(1 + penalty)

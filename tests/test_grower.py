@@ -70,7 +70,7 @@ class GrowthRule:
 
 
 def ruled(own: Branches, samplers: Mapping[str, Any], rule: GrowthRule, **more: Any) -> TreeSearch:
-    settings = SearchSettings(searches=rule.searches, rollouts=rule.rollouts)
+    settings = SearchSettings(searches=rule.searches, rollouts_per_search=rule.rollouts)
     search = TreeSearch(own, by_score, samplers, settings, **more)
     search.choose_start = lambda rng: rule.choose(search.tree, search.rollouts, own.nodes(), rng)  # type: ignore[method-assign]
     search.grower.merge = rule.merge

@@ -96,10 +96,12 @@ def held_out(model: torch.nn.Module, read=row_logprobs) -> torch.Tensor:
 def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind):
     items, objective = (some_rows(), SFT())
     if kind == "dpo":
-        items, objective = referenced_pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
+        items, objective = referenced_pairs(), DPO(DPOSettings(beta=0.5, nll_coef=0.2))
     if kind == "policy":
         items = sampled(saved.model)
-        objective = PolicyGradient(PolicyGradientSettings(mean="sequence", kl=0.1, entropy=0.01))
+        objective = PolicyGradient(
+            PolicyGradientSettings(aggregation="sequence", kl_coef=0.1, entropy_coef=0.01)
+        )
     watched = Steps()
     before = held_out(saved.model)
     report = train_on_ranks(saved, items, settings, tmp_path / "two", objective, watched, Tracker())

@@ -93,7 +93,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 SMOLLM2, LONG = (16_384, 576, 1536, 2, 9, 3), (500, 64, 192, 2, 4, 2)
 WIDE = (500, 256, 1024, 3, 8, 4)
 LORA = {"method": "lora", "lora_targets": ("all-linear",), "dtype": "bfloat16"}
-POLICY = PolicyGradient(PolicyGradientSettings(entropy=0.1))
+POLICY = PolicyGradient(PolicyGradientSettings(entropy_coef=0.1))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_micro_batch_has_no_more_rows_than_a_step_of_the_file(
 ) -> None:
     with torch.device("meta"):
         shape = ModelShape.of(AutoModelForCausalLM.from_config(QWEN3_8B))
-    settings = TrainingSettings(batch_rows=batch, tokens_per_microbatch=8192)
+    settings = TrainingSettings(batch_size=batch, tokens_per_microbatch=8192)
     assert TrainedModel(shape, settings, 9, rows, items).tokens == tokens
 
 
@@ -188,14 +188,14 @@ def qwen3_8b(update: TrainingSettings, ranks: int = 1, *, sharded: bool = False)
     model = TrainedModel(shape, update, reads="shown entropies")
     more: dict[str, Any] = {"ranks": ranks, "sharded": sharded, "sampling": cache}
     references = int(update.method == "full")
-    return training_memory("update", [model], device="cuda", references=references, **more)
+    return training_memory("train", [model], device="cuda", references=references, **more)
 
 
 def test_8b_weights_learn_on_eight_sharded_ranks_or_by_an_adapter_and_not_on_one_card() -> None:
     whole = TrainingSettings()
     with pytest.raises(UserError, match=r"optimizer state 61\.0, .*weights 30\.5") as error:
         qwen3_8b(whole).check(CARD, "cuda", "Qwen/Qwen3-8B")
-    assert "update.method=lora, update.dtype=bfloat16" in error.value.todo
+    assert "train.method=lora, train.dtype=bfloat16" in error.value.todo
     assert qwen3_8b(whole, ranks=8, sharded=True).total < CARD
     assert qwen3_8b(whole, ranks=8).certain > CARD, "copies"
     adapter = TrainingSettings(method="lora", dtype="bfloat16", gradient_checkpointing=True)

@@ -17,7 +17,8 @@ from tests.conftest import Cli, refused
 
 LETTER = f"environment={Path(__file__).parent}/guess.py:Letter"
 WORDS = (
-    "model=tiny-exchange", LETTER, "rollout.tasks=6", "rollout.max_tokens=4", "search.base=4", "search.runs=12",
+    "model=tiny-exchange", LETTER, "rollout.tasks=6", "rollout.max_tokens=4", "search.max_children=4",
+    "search.rollouts_per_task=12",
     "evaluate.tasks=4", "engine.device=cpu", "train.max_length=200", "budget.pairs=9",
 )  # fmt: skip
 METHOD = "dense_tree/tiny"

@@ -29,11 +29,11 @@ from coterie.runs.roles import Roles
 from coterie.runs.run import Run, Step, open_run
 from tests.web_tasks import write
 
-TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
+TRAIN = ("batch_size=4", "max_length=1024", "learning_rate=2e-3")
 SMALL = (
     "dataset=tests/plans.py:Plans", "model=tiny-exchange", "iterations=1", "engine.device=cpu",
-    "rollout.tasks=4", "rollout.samples=4", "rollout.max_tokens=40", "start.tasks=6",
-    "measure.tasks=3", "measure.samples=2", "evaluate.tasks=2", "pairs.margin=0.01",
+    "rollout.tasks=4", "rollout.rollouts_per_task=4", "rollout.max_tokens=40", "start.tasks=6",
+    "measure.tasks=3", "measure.rollouts_per_task=2", "evaluate.tasks=2", "pairs.margin=0.01",
     *(f"{stage}.train.{word}" for stage in ("start", "align", "improve") for word in TRAIN),
 )  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_a_fork_to_an_ablation_keeps_stages_but_no_figure_of_both_halves(done, t
 def test_both_may_be_adapters_of_one_base(tmp_path):
     adapted = ("learning_rate=2e-2", "epochs=4")
     lora = [f"{stage}.train.{one}" for stage in ("start", "align", "improve") for one in adapted]
-    with whole(tmp_path / "run", "share=true", "train.method=lora", *lora) as (_, run):
+    with whole(tmp_path / "run", "share_base=true", "train.method=lora", *lora) as (_, run):
         finals = [run.training_folder(1, role) / "final" for role in (PLANNER, GROUNDER)]
         assert all((final / "adapter_config.json").is_file() for final in finals)
         weights = [run.metrics(Step(1, step))["weights"] for step in ("align", "improve")]
@@ -229,8 +229,8 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rollout.samples=1"], "gives no pair of plans"),
-        (["share=true"], "share=true trains adapters"),
+        (["rollout.rollouts_per_task=1"], "gives no pair of plans"),
+        (["share_base=true"], "share_base=true trains adapters"),
         (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
         (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),
         (["correct.critic.model=nobody/nothing"], "nobody/nothing"),

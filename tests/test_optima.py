@@ -36,7 +36,7 @@ from tests.conftest import SMALL, Cli, once
 WORDS = once(
     *SMALL, "iterations=3", "rollout.tasks=3", "rollout.max_tokens=64", "rollout.temperature=0.9",
     "rollout.first_temperature=0.8", "rollout.top_p=0.99", "dpo.temperature=1.4", "dpo.tasks=4",
-    "dpo.probe=3", "dpo.search.searches=3", "dpo.select.theta_filter=-100",
+    "dpo.probe_dialogues=3", "dpo.search.searches=3", "dpo.select.theta_filter=-100",
     "dpo.select.theta_diff=0", "dpo.select.top_share=1", "dpo.objective.beta=0.3", "evaluate.tasks=2",
 )  # fmt: skip
 LAMBDA_TOKEN, LAMBDA_LOSS, MIN_LOSS = 0.6, 0.002, 0.005
@@ -349,7 +349,7 @@ def test_each_iterations_training_has_its_own_settings_and_seed(
     own = walk.recipe.settings
     for i, group in enumerate((own.train, own.dpo.train, own.train)):
         assert given[i].learning_rate == group.learning_rate
-        assert given[i].batch_rows == group.batch_rows
+        assert given[i].batch_size == group.batch_size
     assert len({one.seed for one in given}) == 3
     _, other = walk.training(0, monkeypatch, made("optima/isft_dpo", "seed=1"))
     assert other.seed not in {one.seed for one in given}
@@ -439,7 +439,7 @@ def test_an_adapter_continues_under_dpo_with_itself_as_the_reference(
 ) -> None:
     """All pairs are in one small step of DPO: its loss is that of the policy before it."""
     words = (
-        "iterations=2", "dpo.train.batch_rows=1000", "dpo.train.learning_rate=1e-6",
+        "iterations=2", "dpo.train.batch_size=1000", "dpo.train.learning_rate=1e-6",
         "train.method=lora", "train.learning_rate=0.01",
     )  # fmt: skip
     optima = made("optima/idpo", *words)

@@ -9,7 +9,7 @@ from tests.conftest import Cli, refused
 
 SMALL = ("model=tiny-exchange", "evaluate.tasks=2", "engine.device=cpu")
 ISFT = (
-    *SMALL, "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+    *SMALL, "iterations=1", "rollout.tasks=2", "rollout.rollouts_per_task=2", "rollout.max_tokens=6",
     "select.threshold=-9", "train.max_length=256",
 )  # fmt: skip
 GUESS = "from tests.guess import Guess, GuessSettings\nclass World(Guess):\n"

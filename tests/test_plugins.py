@@ -19,7 +19,7 @@ from tests.conftest import Cli, refused
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
-    "model=tiny-exchange", "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+    "model=tiny-exchange", "iterations=1", "rollout.tasks=2", "rollout.rollouts_per_task=2", "rollout.max_tokens=6",
     "evaluate.tasks=2", "select.threshold=-9", "train.max_length=256", "engine.device=cpu",
 )  # fmt: skip
 

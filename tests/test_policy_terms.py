@@ -83,7 +83,7 @@ def test_ratios_that_would_overflow_are_held_and_finite():
     row = one_row(2, advantages=(-1.0, -1.0), reference=(300.0, -300.0))
     values = torch.tensor([[500.0, 1.0], [-500.0, 1.0]], requires_grad=True)
     for kind in ("k2", "k3", "k3_forward"):
-        loss = objective(kl=0.1, divergence=kind).losses([row], [[values]])
+        loss = objective(kl_coef=0.1, kl_estimator=kind).losses([row], [[values]])
         assert loss.isfinite().all()
         (gradient,) = torch.autograd.grad(loss.sum(), values)
         assert gradient.isfinite().all()
@@ -94,8 +94,8 @@ def test_ratios_that_would_overflow_are_held_and_finite():
 
 def test_settings_that_cannot_work_are_refused():
     for wrong in (
-        {"importance": "truncate"}, {"mean": "constant"}, {"constant": 5},
-        {"dual_clip": 1.1}, {"divergence": "k1", "kl": 0.1}, {"temperature": 0},
+        {"importance_sampling": "truncate"}, {"aggregation": "constant"}, {"length_constant": 5},
+        {"dual_clip": 1.1}, {"kl_estimator": "k1", "kl_coef": 0.1}, {"temperature": 0},
     ):  # fmt: skip
         with pytest.raises(ValidationError):
             PolicyGradientSettings(**wrong)
@@ -121,7 +121,7 @@ def paths_of_rows() -> tuple[list[Row], list[torch.Tensor]]:
 )
 def test_means_are_of_tokens_or_of_paths_and_never_of_rows(mean, constant, expected):
     items, values = paths_of_rows()
-    named = objective(mean=mean, constant=constant)
+    named = objective(aggregation=mean, length_constant=constant)
     assert step_loss(named, items, values) == pytest.approx(expected)
     assert sum(map(named.count, items)) == pytest.approx(6 if mean == "token" else 2)
     # An overlong path has weight 0, as if it were not there.
@@ -143,14 +143,19 @@ def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
     assert [row_count(row, "sequence") for row in made] == [0.75, 0.25], "together one path"
     for wrong in (None, 2):
         with pytest.raises(UserError, match="path_tokens="):
-            objective(mean="sequence").count(one_row(3, path_tokens=wrong))
+            objective(aggregation="sequence").count(one_row(3, path_tokens=wrong))
     assert objective().count(one_row(3, path_tokens=None)) == 3
 
 
 @pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
 def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
     constant = 8 if mean == "constant" else None
-    settings = {"mean": mean, "constant": constant, "kl": 0.1, "entropy": 0.01}
+    settings = {
+        "aggregation": mean,
+        "length_constant": constant,
+        "kl_coef": 0.1,
+        "entropy_coef": 0.01,
+    }
     results = []
     for budget in (64, 2000):
         model = tiny_llama()
@@ -215,7 +220,7 @@ def test_estimates_have_the_gradients_that_their_names_promise():
 
 def test_the_divergence_counts_where_there_is_no_advantage():
     row = one_row(2, advantages=(0.0, 0.0), reference=(-1.0, -2.0))
-    loss = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
+    loss = step_loss(objective(kl_coef=0.5, kl_estimator="k3_forward"), [row], [read(1.0, 1.0)])
     assert loss == pytest.approx(0.5 * (math.exp(-1) - 1 + 1 + math.exp(-2) - 1 + 2) / 2)
 
 
@@ -238,7 +243,7 @@ def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
 def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
     model, (row,) = tiny_llama(), some_rows(1)
     items = [replace(row, logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)]
-    LossModule(model, objective(entropy=0.5))(items).sum().backward()
+    LossModule(model, objective(entropy_coef=0.5))(items).sum().backward()
     gradient = model.lm_head.weight.grad.clone()
     model.zero_grad()
     own = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
@@ -273,7 +278,7 @@ def test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling(
         metrics = trainer.step(items)
     assert [metrics[name] for name in names] == pytest.approx([1, 1, 1], abs=1e-4)
     assert metrics["clip_share"] == 0
-    loss = objective(**at, old="recomputed", importance="truncate", kl=0.1)
+    loss = objective(**at, old_logprobs="recomputed", importance_sampling="truncate", kl_coef=0.1)
     with Trainer(templated("chatml").model, loss, LONG, tmp_path / "recomputed") as trainer:
         items = with_old(trainer.model, items, LONG, temperature=temperature)
         items = with_row_reference(trainer.model, items, LONG, temperature=temperature)
@@ -303,7 +308,9 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
 ):
     """Old log-probs are 0, so the engine's are minus the logs of the raw ratios 0.5, 2 and 8."""
     row = one_row(3, logprobs=tuple(-math.log(one) for one in (0.5, 2.0, 8.0)))
-    loss = objective(old="recomputed", importance=importance, importance_cap=2.0)
+    loss = objective(
+        old_logprobs="recomputed", importance_sampling=importance, importance_sampling_cap=2.0
+    )
     values = read(1.0, 1.1, 1.05)
     expected = -sum(w * r for w, r in zip(weights, (1.0, 1.1, 1.05), strict=True)) / 3
     assert step_loss(loss, [row], [values]) == pytest.approx(expected)
@@ -314,17 +321,17 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
         assert measured["engine_cut_share"].values.tolist() == [0, 0, 1]
     # The engine's share has no part in divergence or entropy.
     still = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
-    settings = {"old": "recomputed", "kl": 0.5, "entropy": 0.25}
+    settings = {"old_logprobs": "recomputed", "kl_coef": 0.5, "entropy_coef": 0.25}
     plain = step_loss(objective(**settings), [still], [read(1.0)])
-    weighed = objective(**settings, importance=importance)
+    weighed = objective(**settings, importance_sampling=importance)
     assert step_loss(weighed, [still], [read(1.0)]) == plain
 
 
 @pytest.mark.parametrize(
     ("settings", "missing"),
     [
-        ({}, "logprobs"), ({"old": "recomputed"}, "old"), ({"kl": 0.1}, "reference"),
-        ({"old": "recomputed", "importance": "mask"}, "logprobs"),
+        ({}, "logprobs"), ({"old_logprobs": "recomputed"}, "old"), ({"kl_coef": 0.1}, "reference"),
+        ({"old_logprobs": "recomputed", "importance_sampling": "mask"}, "logprobs"),
     ],
 )  # fmt: skip
 def test_what_a_loss_needs_is_asked_for(settings, missing):
@@ -337,7 +344,7 @@ def test_what_a_loss_needs_is_asked_for(settings, missing):
     # No pass computes anything for a row that is too long, so it is left out and counted.
     batch = make_batch([one_row(1), lacking], loss, len(one_row(1).ids))
     assert (len(batch.items), batch.too_long) == (1, 1)
-    assert make_batch([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
+    assert make_batch([one_row(2, logprobs=None)], objective(old_logprobs="recomputed"), 100).items
 
 
 def test_recomputed_log_probs_are_the_models_and_leave_first_tokens_out():
@@ -389,7 +396,7 @@ def sampled_rows(model, count: int = 6) -> list[Row]:
 def test_the_loss_is_that_of_the_formula(kl):
     model, low, high, clipped = tiny_llama(), 0.2, 0.28, 0
     rows = sampled_rows(model)
-    loss_of = objective(clip_low=low, clip_high=high, kl=kl)
+    loss_of = objective(clip_low=low, clip_high=high, kl_coef=kl)
     for row, loss in zip(rows, LossModule(model, loss_of)(rows), strict=True):
         first = row.targets[0].start == 0
         given = (one[first:] for one in (row.logprobs, row.reference, row.advantages))

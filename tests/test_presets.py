@@ -41,36 +41,36 @@ ISFT: Table = {
     "reward.lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
     "select.threshold": (0.5, 0.5, 0.6, 0.5, 0.6, 0.6, 0.6, 0.6),
     "rollout.tasks": (10000, 10000, 10000, 10000, 7500, 7000, 2000, 10000),
-    "rollout.samples": (10, 10, 10, 10, 10, 10, 15, 10),
+    "rollout.rollouts_per_task": (10, 10, 10, 10, 10, 10, 15, 10),
     "train.learning_rate": (2e-5, 2e-5, 2e-5, 2e-5, 1e-6, 2e-6, 1e-6, 1e-6),
-    "train.epochs": (3, 2, 3, 2, 3, 3, 4, 2), "train.batch_rows": (32, 32, 32, 32, 16, 16, 16, 16),
+    "train.epochs": (3, 2, 3, 2, 3, 3, 4, 2), "train.batch_size": (32, 32, 32, 32, 16, 16, 16, 16),
 }  # fmt: skip
 TREES: Table = {
-    "dpo.temperature": 0.7, "dpo.probe": 100, "dpo.search.searches": 8, "dpo.search.rollouts": 3,
+    "dpo.temperature": 0.7, "dpo.probe_dialogues": 100, "dpo.search.searches": 8, "dpo.search.rollouts_per_search": 3,
     "dpo.search.best": 10, "dpo.search.softmax_temperature": 1, "dpo.search.choice_distance": 0.25,
     "dpo.search.merge_distance": 0.1, "dpo.reward.loss_term": "inverse", "dpo.reward.leak_penalty": 0,
     "dpo.reward.leaks_lose_task": True, "dpo.reward.repeats_lose_loss": True, "dpo.reward.short_tokens": 0,
     "dpo.reward.min_loss": 0.1, "dpo.select.rule": "all", "dpo.select.theta_diff": 0.2,
     "dpo.select.top_share": 0.5, "dpo.select.min_score": 0, "dpo.objective.label_smoothing": 0,
-    "dpo.objective.normalise": "none", "dpo.train.learning_rate": 5e-7,
+    "dpo.objective.reduction": "none", "dpo.train.learning_rate": 5e-7,
     "dpo.train.warmup_ratio": 0.1, "dpo.train.epochs": 1,
-    "dpo.train.batch_rows": 64, "dpo.train.max_length": 4096,
+    "dpo.train.batch_size": 64, "dpo.train.max_length": 4096,
     "dpo.select.theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
 }  # fmt: skip
 IDPO: Table = {
-    "dpo.tasks": (13000, 12000, 10000, 13000, 7000, 7000, 10000, 10000), "dpo.percentile": 85,
+    "dpo.tasks": (13000, 12000, 10000, 13000, 7000, 7000, 10000, 10000), "dpo.length_percentile": 85,
     "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.5, 0.6, 0.4, 0.6),
     "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.7, 0.7, 0.7, 0.7),
-    "dpo.objective.beta": (0.1, 0.5, 0.5, 0.1, 0.1, 0.2, 0.2, 0.1), "dpo.objective.nll": 1,
+    "dpo.objective.beta": (0.1, 0.5, 0.5, 0.1, 0.1, 0.2, 0.2, 0.1), "dpo.objective.nll_coef": 1,
 }  # fmt: skip
 ISFT_DPO: Table = {
-    "rollout.tasks": (10000, 10000, 10000, 10000, 7000, 7000, 10000, 10000), "rollout.samples": 10,
+    "rollout.tasks": (10000, 10000, 10000, 10000, 7000, 7000, 10000, 10000), "rollout.rollouts_per_task": 10,
     "train.learning_rate": (2e-5, 2e-5, 2e-5, 2e-5, 1e-6, 1e-6, 1e-6, 1e-6),
-    "train.epochs": (2, 1, 1, 1, 4, 3, 4, 2), "train.batch_rows": (32, 32, 32, 32, 32, 16, 16, 16),
-    "dpo.tasks": (12000, 12000, 12000, 12000, 7000, 7000, 10000, 10000), "dpo.percentile": 80,
+    "train.epochs": (2, 1, 1, 1, 4, 3, 4, 2), "train.batch_size": (32, 32, 32, 32, 32, 16, 16, 16),
+    "dpo.tasks": (12000, 12000, 12000, 12000, 7000, 7000, 10000, 10000), "dpo.length_percentile": 80,
     "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
     "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
-    "dpo.objective.beta": (0.5, 0.5, 0.7, 0.7, 0.1, 0.5, 0.1, 0.1), "dpo.objective.nll": 0,
+    "dpo.objective.beta": (0.5, 0.5, 0.7, 0.7, 0.1, 0.5, 0.1, 0.1), "dpo.objective.nll_coef": 0,
 }  # fmt: skip
 PUBLISHED: Mapping[str, Table] = {
     "optima/isft": {**EVERYWHERE, **ISFT},
@@ -89,47 +89,47 @@ def trainings(shared: Table, **own: Table) -> Table:
 
 COLBENCH: Table = {
     "model": "meta-llama/Llama-3.1-8B-Instruct", "dataset.name": "colbench_code", "method": "sweet",
-    "rollout.tasks": 5000, "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
+    "rollout.tasks": 5000, "rollout.rollouts_per_task": 3, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
     "rollout.max_tokens": 1024, "min_reward": 1.0, "critic.kind": "likelihood", "critic.privileged": True,
-    "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
+    "critic.objective.beta": 0.1, "critic.objective.nll_coef": 0.01, "critic.objective.reduction": "turns",
     "critic.objective.label_smoothing": 0, "candidates.share": 0.1, "candidates.count": 16,
     "candidates.temperature": 1.0, "pairs.count": 4, "pairs.top_share": 0.5, "policy.objective.beta": 0.1,
-    "policy.objective.nll": 0.01, "policy.objective.normalise": "none", "multi_turn_dpo.objective.beta": 0.1,
-    "multi_turn_dpo.objective.nll": 0.01, "evaluate.tasks": 1000, "evaluate.temperature": 1.0,
+    "policy.objective.nll_coef": 0.01, "policy.objective.reduction": "none", "multi_turn_dpo.objective.beta": 0.1,
+    "multi_turn_dpo.objective.nll_coef": 0.01, "evaluate.tasks": 1000, "evaluate.temperature": 1.0,
     "train.betas": (0.9, 0.95), "train.gradient_checkpointing": True, "train.weight_decay": 0,
     "train.max_grad_norm": 1.0, "train.schedule": "cosine",
     **trainings(
         {
-            "learning_rate": 2e-7, "epochs": 4, "batch_rows": 8, "warmup_ratio": 0.03,
+            "learning_rate": 2e-7, "epochs": 4, "batch_size": 8, "warmup_ratio": 0.03,
             "max_length": 16384, "tokens_per_microbatch": 16384,
         },
-        critic={"max_length": 8192}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
+        critic={"max_length": 8192}, policy={"epochs": 1}, rejection_ft={"batch_size": 32}, multi_turn_dpo={},
     ),
 }  # fmt: skip
 WEBSIGHT: Table = {
     **{key: value for key, value in COLBENCH.items() if key != "min_reward"},
     "dataset.name": "websight", "environment.similarity.kind": "clip", "user_simulator.max_tokens": 4096,
-    "rollout.tasks": 1000, "rollout.repeats": 6, "min_difference": 0.1, "evaluate.tasks": 500,
+    "rollout.tasks": 1000, "rollout.rollouts_per_task": 6, "min_difference": 0.1, "evaluate.tasks": 500,
     **trainings(
         {"epochs": 8, "max_length": 16384},
-        critic={"batch_rows": 8}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
+        critic={"batch_size": 8}, policy={"epochs": 1}, rejection_ft={"batch_size": 32}, multi_turn_dpo={},
     ),
 }  # fmt: skip
 """Table 5, and 6,000 dialogues of 1,000 tasks."""
 MOAT: Table = {
-    "iterations": 2, "rollout.samples": 15, "rollout.temperature": 1.0, "rollout.top_p": 0.95,
+    "iterations": 2, "rollout.rollouts_per_task": 15, "rollout.temperature": 1.0, "rollout.top_p": 0.95,
     "rollout.ground_temperature": 0.1, "rollout.max_tokens": 512, "pairs.rule": "best_worst", "pairs.margin": 0.1,
-    "align.objective.beta": 0.2, "align.objective.label_smoothing": 0, "align.objective.nll": 0,
-    "align.objective.normalise": "none", "correct.candidates": "best", "correct.gold": True,
+    "align.objective.beta": 0.2, "align.objective.label_smoothing": 0, "align.objective.nll_coef": 0,
+    "align.objective.reduction": "none", "correct.candidates": "best", "correct.gold": True,
     "reward.success": 0, "parts": "joint", "train.method": "full", "train.schedule": "cosine",
     "train.weight_decay": 1e-4, "train.gradient_checkpointing": True,
     **trainings(
         {
             "warmup_ratio": 0.05, "epochs": 1, "tokens_per_microbatch": 8192,
         },
-        align={"learning_rate": 4e-7, "batch_rows": 96, "max_length": 4096},
-        improve={"learning_rate": 2e-5, "batch_rows": 128, "max_length": 1024},
-        start={"learning_rate": 2e-5, "batch_rows": 128, "max_length": 1024},
+        align={"learning_rate": 4e-7, "batch_size": 96, "max_length": 4096},
+        improve={"learning_rate": 2e-5, "batch_size": 128, "max_length": 1024},
+        start={"learning_rate": 2e-5, "batch_size": 128, "max_length": 1024},
     ),
 }  # fmt: skip
 """Of all data sets. Batches: 4 rows, 12 accumulations, 2 GPUs for pairs; 2 rows, 32 accumulations, 2 GPUs for rows."""
@@ -150,32 +150,37 @@ MOAT_SETS: Mapping[tuple[str, str], Table] = {
 DENSE: Table = {
     "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1,
     "rollout.max_tokens": 1024, "rollout.shard": (0, 1), "search.children": "temperature",
-    "search.temperatures": (1.0, 0.5, 0.7), "search.runs": 1000, "pairs.rule": "siblings", "pairs.margin": 0.5,
-    "pairs.max_visits": 8, "objective.beta": 0.1, "objective.nll": 0, "objective.label_smoothing": 0,
-    "objective.normalise": "none", "train.method": "full", "train.learning_rate": 7.2e-8,
-    "train.schedule": "cosine", "train.warmup_ratio": 1.0, "train.epochs": 1, "train.batch_rows": 32,
+    "search.temperatures": (1.0, 0.5, 0.7), "search.rollouts_per_task": 1000, "pairs.rule": "siblings",
+    "pairs.margin": 0.5,
+    "pairs.max_visits": 8, "objective.beta": 0.1, "objective.nll_coef": 0, "objective.label_smoothing": 0,
+    "objective.reduction": "none", "train.method": "full", "train.learning_rate": 7.2e-8,
+    "train.schedule": "cosine", "train.warmup_ratio": 1.0, "train.epochs": 1, "train.batch_size": 32,
     "train.max_length": 4096, "evaluate.temperature": 0.0,
 }  # fmt: skip
 """Batches: one row, 4 accumulations, 8 GPUs."""
 DENSE_SETS: Mapping[tuple[str, str], Table] = {
     ("dense_tree/gsm8k", "gsm8k"): {
-        "environment.name": "python_maths", "environment.steps": 32, "environment.answers": 10, "search.base": 10,
+        "environment.name": "python_maths", "environment.steps": 32, "environment.answers": 10,
+        "search.max_children": 10,
         "environment.shots": 2,  # 8 there; as many as are written here
-        "environment.feedback": "oracle", "search.window": 16, "search.pairs": 256, "budget.tasks": 347,
+        "environment.feedback": "oracle", "search.rollouts_per_search": 16, "search.pairs": 256, "budget.tasks": 347,
         "rollout.tasks": 347, "evaluate.tasks": 1319,
     },
     ("dense_tree/math", "math"): {
-        "environment.name": "python_maths", "environment.steps": 8, "environment.answers": 10, "search.base": 10,
+        "environment.name": "python_maths", "environment.steps": 8, "environment.answers": 10,
+        "search.max_children": 10,
         "environment.shots": 1,
-        "environment.feedback": "oracle", "search.window": 8, "search.pairs": 512, "budget.tasks": 347,
+        "environment.feedback": "oracle", "search.rollouts_per_search": 8, "search.pairs": 512, "budget.tasks": 347,
         "budget.pairs": 22331, "rollout.tasks": 2334, "evaluate.tasks": 5000,
     },
     ("dense_tree/babyai", "babyai"): {
-        "environment.steps": 30, "search.base": 8, "search.window": 15, "search.pairs": 256, "budget.tasks": 19,
+        "environment.steps": 30, "search.max_children": 8, "search.rollouts_per_search": 15, "search.pairs": 256,
+        "budget.tasks": 19,
         "budget.pairs": 908, "rollout.tasks": 40, "evaluate.tasks": 500,
     },
     ("dense_tree/alfworld", "alfworld"): {
-        "environment.steps": 30, "environment.types": ("put", "cool"), "search.base": 8, "search.window": 8,
+        "environment.steps": 30, "environment.types": ("put", "cool"), "search.max_children": 8,
+        "search.rollouts_per_search": 8,
         "search.pairs": 512, "budget.tasks": 24 + 20, "budget.pairs": 1170 + 665, "rollout.tasks": 24 + 21,
         "evaluate.tasks": 134,
     },
@@ -187,7 +192,7 @@ GAP: Table = {
     "environment.score": "em", "tools.use": ("wiki_search",), "tools.calls": "inline", "tools.rounds": 7,
     "traces.source": "expert", "traces.form": "parallel", "traces.tasks": 7000, "traces.min_calls": 3,
     "rollout.max_tokens": 1024, "train.method": "full", "train.learning_rate": 1e-5, "train.schedule": "cosine",
-    "train.warmup_ratio": 0.03, "train.epochs": 4, "train.batch_rows": 32, "train.max_length": 5120,
+    "train.warmup_ratio": 0.03, "train.epochs": 4, "train.batch_size": 32, "train.max_length": 5120,
     "evaluate.temperature": 0.0,
 }  # fmt: skip
 """8 turns: 7 with calls, and the answer. Batches: one row, 16 accumulations, 2 GPUs."""
@@ -195,44 +200,48 @@ GAP_SETS = {"hotpot_qa": 7405, "2wiki": 12576, "musique": 2417}
 GAP_WEB: Table = {
     "model": "Qwen/Qwen2.5-32B-Instruct", "environment.name": "web", "tools.use": ("web_search", "crawl_page"),
     "method": "sft_rl", "tools.rounds": 24, "traces.tasks": 7607, "traces.min_calls": 5, "train.learning_rate": 1.4e-5,
-    "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.epochs": 4, "train.batch_rows": 256,
+    "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.epochs": 4, "train.batch_size": 256,
     "train.max_length": 32768, "train.tokens_per_microbatch": 32768, "rollout.max_tokens": 4096,
 }  # fmt: skip
 """AFM's web agent: 25 turns; one row, 16 accumulations, 2 x 8 GPUs."""
 SCRIPTS: Table = {
     "rollout.temperature": 1, "advantage.baseline": "mean_std", "steps.epochs": 1,
-    "loss.clip_low": 0.2, "loss.mean": "token", "loss.entropy": 0, "update.learning_rate": 1e-6,
-    "update.schedule": "constant", "train.max_grad_norm": 1,
+    "loss.clip_low": 0.2, "loss.aggregation": "token", "loss.entropy_coef": 0, "train.learning_rate": 1e-6,
+    "train.schedule": "constant",
 }  # fmt: skip
 """What all scripts of GAP's and AFM's reinforcement learning have."""
 DYNAMIC: Table = {
-    **SCRIPTS, "rollout.samples": 8, "steps.minibatches": 1, "loss.clip_high": 0.28, "loss.dual_clip": 10,
-    "loss.kl": 0, "update.weight_decay": 0.1,
+    **SCRIPTS, "rollout.rollouts_per_task": 8, "steps.minibatches_per_step": 1, "loss.clip_high": 0.28,
+    "loss.dual_clip": 10,
+    "loss.kl_coef": 0, "train.weight_decay": 0.1,
 }  # fmt: skip
 GAP_RL: Table = {
-    **DYNAMIC, "rollout.tasks": 32, "rollout.draw": 64, "steps.count": 200, "update.warmup_ratio": 3 / 200,
-    "update.max_length": 2048 + 8192,
+    **DYNAMIC, "rollout.tasks": 32, "rollout.oversample_tasks": 64, "steps.count": 200, "train.warmup_ratio": 3 / 200,
+    "train.max_length": 2048 + 8192,
 }  # fmt: skip
 WEB_RL: Table = {
-    **DYNAMIC, "rollout.tasks": 64, "rollout.draw": 128, "steps.count": 60, "update.warmup_ratio": 3 / 60,
-    "update.max_length": 2048 + 30720,
+    **DYNAMIC, "rollout.tasks": 64, "rollout.oversample_tasks": 128, "steps.count": 60, "train.warmup_ratio": 3 / 60,
+    "train.max_length": 2048 + 30720,
 }  # fmt: skip
 CODE_RL: Table = {
-    **DYNAMIC, "rollout.tasks": 256, "rollout.draw": 256, "steps.count": 2000, "steps.minibatches": 8,
-    "loss.dual_clip": 3, "update.warmup_ratio": 10 / 2000, "update.weight_decay": 0.01,
-    "update.max_length": 4096 + 16384,
+    **DYNAMIC, "rollout.tasks": 256, "rollout.oversample_tasks": 256, "steps.count": 2000,
+    "steps.minibatches_per_step": 8,
+    "loss.dual_clip": 3, "train.warmup_ratio": 10 / 2000, "train.weight_decay": 0.01,
+    "train.max_length": 4096 + 16384,
 }  # fmt: skip
 GRPO: Table = {
-    **SCRIPTS, "rollout.samples": 8, "rollout.tasks": 64, "rollout.rounds": 1, "steps.count": 60,
-    "steps.minibatches": 1,
-    "loss.clip_high": 0.2, "loss.dual_clip": 3, "loss.kl": 0.001, "loss.divergence": "k3_forward",
-    "update.warmup_ratio": 0.285, "update.weight_decay": 0.01,
+    **SCRIPTS, "rollout.rollouts_per_task": 8, "rollout.tasks": 64, "rollout.rounds": 1, "steps.count": 60,
+    "steps.minibatches_per_step": 1,
+    "loss.clip_high": 0.2, "loss.dual_clip": 3, "loss.kl_coef": 0.001, "loss.kl_estimator": "k3_forward",
+    "train.warmup_ratio": 0.285, "train.weight_decay": 0.01,
 }  # fmt: skip
 PPO: Table = {
-    **SCRIPTS, "advantage.baseline": "values", "advantage.gamma": 1, "advantage.lam": 1, "rollout.samples": 1,
-    "rollout.tasks": 512, "rollout.rounds": 1, "steps.count": 1005, "steps.minibatches": 2, "loss.clip_high": 0.2,
-    "loss.dual_clip": 3, "loss.kl": 0.001, "loss.divergence": "k3_forward", "update.warmup_ratio": 0.285,
-    "update.weight_decay": 0.01, "critic.train.learning_rate": 1e-5, "critic.train.warmup_ratio": 0.05,
+    **SCRIPTS, "advantage.baseline": "values", "advantage.gamma": 1, "advantage.gae_lambda": 1,
+    "rollout.rollouts_per_task": 1,
+    "rollout.tasks": 512, "rollout.rounds": 1, "steps.count": 1005, "steps.minibatches_per_step": 2,
+    "loss.clip_high": 0.2,
+    "loss.dual_clip": 3, "loss.kl_coef": 0.001, "loss.kl_estimator": "k3_forward", "train.warmup_ratio": 0.285,
+    "train.weight_decay": 0.01, "critic.train.learning_rate": 1e-5, "critic.train.warmup_ratio": 0.05,
     "critic.loss.clip": 0.5,
 }  # fmt: skip
 """Mini-batches of 256 tasks of 512."""
@@ -241,7 +250,7 @@ GAP_CODE: Table = {
     "model": "Qwen/Qwen2.5-Coder-7B-Instruct", "method": "sft", "environment.name": "code", "tools.use": ("code",),
     "tools.calls": "inline", "tools.rounds": 7, "tools.max_characters": 1536, "traces.tasks": 59929,
     "traces.min_calls": 5, "train.method": "full", "train.learning_rate": 3e-5, "train.schedule": "cosine",
-    "train.warmup_ratio": 0.1, "train.epochs": 2, "train.batch_rows": 32, "train.max_length": 32768,
+    "train.warmup_ratio": 0.1, "train.epochs": 2, "train.batch_size": 32, "train.max_length": 32768,
     "train.tokens_per_microbatch": 32768, "rollout.max_tokens": 16384, "evaluate.temperature": 0.6,
     "evaluate.tasks": 1000, "environment.limits.seconds": 6.0, "environment.limits.total_seconds": 300.0,
 }  # fmt: skip
@@ -251,11 +260,13 @@ characters."""
 
 def reinforced(table: Table, max_tokens: int) -> Table:
     """Return a table of reinforcement learning for GAP, with our limit of rounds and micro-batches of one long row."""
+    phase = {f"rl.{key}": n for key, n in table.items() if key.startswith("train.")}
     return {
-        **table,
+        **{key: n for key, n in table.items() if not key.startswith("train.")},
+        **phase,
         "rollout.max_tokens": max_tokens,
         "rollout.rounds": 8,
-        "update.tokens_per_microbatch": table["update.max_length"],
+        "rl.train.tokens_per_microbatch": table["train.max_length"],
     }
 
 

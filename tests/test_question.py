@@ -384,8 +384,9 @@ def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> Non
     (tmp_path / "rewards.py").write_text(REWARDS)
     jsonl(tmp_path / "a.jsonl", *sums(20))
     own = ("dataset=a.jsonl", "environment.reward=rewards.py:words")
-    sizes = ("model=tiny-acts", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=4", "steps.count=1",
-             "update.max_length=64", "evaluate.tasks=3")  # fmt: skip
+    sizes = ("model=tiny-acts", "rollout.tasks=2", "rollout.rollouts_per_task=2", "rollout.max_tokens=4",
+             "steps.count=1",
+             "train.max_length=64", "evaluate.tasks=3")  # fmt: skip
     said = cli("run", "rl/grpo", *own, *sizes, "--folder", "run", "--dry-run")
     assert said.code == 0, said.err
     assert said.out.count("prompt of agent") == 3 and said.out.count("right answer: ") == 3

@@ -22,9 +22,9 @@ from tests.rounding import assert_same_weights, weight_bounds
 from tests.training_models import tiny_llama
 
 pytestmark = pytest.mark.ranks
-TWO = ("update.processes=2", "update.learning_rate=1e-5", "steps.count=3")
-SHARDED = (*TWO, f"update.launch={CONFIGS / 'fsdp2.yaml'}")
-ONE = ("update.learning_rate=1e-5", "steps.count=3")
+TWO = ("train.processes=2", "train.learning_rate=1e-5", "steps.count=3")
+SHARDED = (*TWO, f"train.launch={CONFIGS / 'fsdp2.yaml'}")
+ONE = ("train.learning_rate=1e-5", "steps.count=3")
 APART = 0.01
 """Maximum difference of steps that differ by rounding. If gradients are normally distributed and rounding is a share r
 of them, the steps of AdamW differ by 2 * sqrt(r), which is 0.01 for r = 2e-5 (``tests.rounding``).
@@ -53,7 +53,11 @@ def difference(one: Path, two: Path) -> float:
     [
         (TWO, "rl/grpo", ()),
         (TWO, "rl/ppo", ()),
-        (SHARDED, "rl/grpo", ("train.method=lora", "reward.kl=0.1", "loss.old=recomputed")),
+        (
+            SHARDED,
+            "rl/grpo",
+            ("train.method=lora", "reward.kl_coef=0.1", "loss.old_logprobs=recomputed"),
+        ),
         (SHARDED, "rl/grpo", ("policies=each",)),
         (SHARDED, "rl/ppo", ()),
     ],
@@ -119,14 +123,14 @@ def test_a_killed_run_on_ranks_resumes_in_one_process(tmp_path: Path) -> None:
     run_whole(made("rl/grpo", words), tmp_path / "whole")
     with pytest.raises(Killed):
         run_whole(made("rl/grpo", words), tmp_path / "run", Killing(1))
-    alone = [word for word in words if not word.startswith("update.processes")]
+    alone = [word for word in words if not word.startswith("train.processes")]
     run_whole(made("rl/grpo", alone), tmp_path / "run")
     assert recorded(tmp_path / "run") == recorded(tmp_path / "whole")
     assert difference(tmp_path / "whole", tmp_path / "run") < APART
 
 
 def test_a_refusal_of_ranks_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    words = [*telling_words(tmp_path), *TWO, "update.max_length=16"]
+    words = [*telling_words(tmp_path), *TWO, "train.max_length=16"]
     with pytest.raises(UserError, match="longer than"):
         run_whole(made("rl/grpo", words), tmp_path / "run")
 
@@ -152,7 +156,7 @@ def test_five_steps_on_recorded_rows_end_with_the_weights_of_one_process(
 
 
 PLANS = (
-    "engine.device=cpu", "start.enabled=false", "iterations=1", "rollout.tasks=8", "rollout.samples=4",
+    "engine.device=cpu", "start.enabled=false", "iterations=1", "rollout.tasks=8", "rollout.rollouts_per_task=4",
 )  # fmt: skip
 
 

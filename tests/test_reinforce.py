@@ -44,7 +44,7 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
-    words = [*telling_words(folder), "steps.count=3", "loss.kl=0", "rollout.temperature=0.7"]
+    words = [*telling_words(folder), "steps.count=3", "loss.kl_coef=0", "rollout.temperature=0.7"]
     return Whole(words, folder / "run", run_whole(made("rl/grpo", words), folder / "run"))
 
 
@@ -75,15 +75,15 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
     assert final(whole.folder) != weight_hash(load("tiny-exchange").model)
 
 
-PPO = ("rollout.samples=1", "rollout.tasks=4")
+PPO = ("rollout.rollouts_per_task=1", "rollout.tasks=4")
 
 
 @pytest.mark.parametrize(
     ("method", "own"),
     [
         ("rl/grpo", ()),
-        pytest.param("rl/grpo", ("train.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
-        pytest.param("rl/ppo", (*PPO, "steps.minibatches=2"), marks=pytest.mark.slow),
+        pytest.param("rl/grpo", ("train.method=lora", "loss.kl_coef=0.1"), marks=pytest.mark.slow),
+        pytest.param("rl/ppo", (*PPO, "steps.minibatches_per_step=2"), marks=pytest.mark.slow),
         pytest.param("rl/ppo", (*PPO, "train.method=lora"), marks=pytest.mark.slow),
     ],
     ids=["grpo", "lora", "ppo", "lora critic"],
@@ -149,12 +149,14 @@ def term(folder: Path, body: str) -> str:
 def test_tasks_are_drawn_anew_until_enough_groups_are_informative(tmp_path: Path) -> None:
     odd = "float(dialogue.outcome.sample == 0 and int(dialogue.path[0].parent[:8], 16) % 2)"
     words = [*SMALL, term(tmp_path, f"{odd} - dialogue.outcome.score"), "steps.count=2"]
-    recipe = made("rl/dapo", [*words, "rollout.draw=1", "rollout.rounds=5"])
+    recipe = made("rl/dapo", [*words, "rollout.oversample_tasks=1", "rollout.rounds=5"])
     records = run_whole(recipe, tmp_path / "run")
     assert any(int(record["rounds"]) > 2 for record in records.values()), "some tell nothing"
     for record in records.values():
-        assert record["groups_telling"] == 2 or record["rounds"] == 5
-        assert record["paths"] == 2 * 3 * int(record["groups_telling"]), "two agents, three samples"
+        assert record["groups_informative"] == 2 or record["rounds"] == 5
+        assert record["paths"] == 2 * 3 * int(record["groups_informative"]), (
+            "two agents, three samples"
+        )
         assert record["samples"] == 3 * int(record["rounds"])
     draws = [int(records[n]["draws"]) for n in (0, 1)]
     assert draws == [records[0]["rounds"], int(records[0]["rounds"]) + int(records[1]["rounds"])]
@@ -178,23 +180,23 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     error, records = stopped(
         tmp_path / "run",
         "rl/dapo",
-        [*words, "steps.patience=2", "rollout.rounds=2", "rollout.draw=2"],
+        [*words, "steps.patience=2", "rollout.rounds=2", "rollout.oversample_tasks=2"],
     )
     assert "every rollout of a task got the same reward" in error and "too easy or too" in error
-    assert [one["groups_flat"] for one in records] == [8, 8], "of two agents and two draws each"
+    assert [one["groups_equal"] for one in records] == [8, 8], "of two agents and two draws each"
     assert [(one["policy/updates"], one["rounds"]) for one in records] == [(0, 2)] * 2
 
 
 @pytest.mark.parametrize(
     ("method", "own"),
-    [("rl/grpo", "reward.kl=0.01"), ("rl/ppo", "critic.train.learning_rate=1e-2")],
+    [("rl/grpo", "reward.kl_coef=0.01"), ("rl/ppo", "critic.train.learning_rate=1e-2")],
 )
 def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     tmp_path: Path, method: str, own: str
 ) -> None:
     words = [*SMALL, term(tmp_path, "1 - dialogue.outcome.score"), "steps.count=2", own]
     records = run_whole(
-        made(method, [*words, "update.weight_decay=0.1", "loss.kl=0.1"]), tmp_path / "run"
+        made(method, [*words, "train.weight_decay=0.1", "loss.kl_coef=0.1"]), tmp_path / "run"
     )
     assert [record["reward"] for record in records.values()] == [1.0] * 2
     assert [record["policy/updates"] for record in records.values()] == [0] * 2
@@ -207,7 +209,7 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
 
 def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> None:
     words = [*telling_words(tmp_path), "train.dtype=bfloat16", "engine.attention=eager"]
-    recipe = made("rl/grpo", [*words, "policies=each", "steps.count=2", "loss.kl=0.1"])
+    recipe = made("rl/grpo", [*words, "policies=each", "steps.count=2", "loss.kl_coef=0.1"])
     assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
     records, roles, folder = run_whole(recipe, tmp_path / "run"), recipe.learning_roles, tmp_path
     assert len({final(folder / "run", role) for role in roles}) == 2
@@ -227,13 +229,13 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
 # -- what a run refuses, and what it leaves out -----------------------------------------------
 
 REFUSED = [
-    (["rollout.samples=1"], "other path of a task to compare with"),
-    (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
-    (["reward.overlong=1"], "overlong needs"),
-    (["reward.overlong_limit=9"], "need overlong"),
+    (["rollout.rollouts_per_task=1"], "other path of a task to compare with"),
+    (["rollout.rounds=3", "rollout.rollouts_per_task=1"], "gives each task one path"),
+    (["reward.overlong_penalty=1"], "overlong_penalty needs"),
+    (["reward.overlong_limit=9"], "need reward.overlong_penalty"),
     (["policies=each", "advantage.baseline=values"], "does not support a critic"),
-    (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten have no effect with"),
-    (["loss.importance=truncate"], "set loss.old=recomputed"),
+    (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, normalize have no effect with"),
+    (["loss.importance_sampling=truncate"], "set loss.old_logprobs=recomputed"),
 ]
 
 
@@ -249,9 +251,9 @@ VALUES = ("method=rl", "advantage.baseline=values", "rollout.rounds=1", "evaluat
 @pytest.mark.parametrize(
     ("method", "words", "message"),
     [
-        ("rl/grpo", ("steps.minibatches=3",), "minibatches=3 is more than rollout.tasks=2"),
+        ("rl/grpo", ("steps.minibatches_per_step=3",), "minibatches_per_step=3 is more than rollout.tasks=2"),
         ("rl/grpo", ("reward.terms={none.py:term: 1}",), "none.py"),
-        ("rl/grpo", ("update.max_length=40",), "update.max_length=40 leaves nothing to train on"),
+        ("rl/grpo", ("train.max_length=40",), "train.max_length=40 leaves nothing to train on"),
         ("rl/ppo", ("critic.train.max_length=40", *PPO), "critic.train.max_length=40 leaves nothing"),
         ("gap/tiny", (*VALUES, "critic.train.max_length=12"), "critic.train.max_length=12 leaves nothing"),
     ],
@@ -293,8 +295,8 @@ class Ungraded(Exchange):
 
 def graded_words(folder: Path, name: str, *own: str) -> list[str]:
     (folder / "grades.py").write_text(GRADES)
-    played = [f"environment={folder / 'grades.py'}:{name}", "model=tiny-exchange", "loss.kl=0"]
-    room = ["update.max_length=1024", "update.tokens_per_microbatch=4096"]
+    played = [f"environment={folder / 'grades.py'}:{name}", "model=tiny-exchange", "loss.kl_coef=0"]
+    room = ["train.max_length=1024", "train.tokens_per_microbatch=4096"]
     return [*SMALL, *played, *room, *own]
 
 
@@ -307,19 +309,23 @@ def test_failed_and_ungraded_dialogues_leave_their_groups_and_missing_measures_a
             lines.append(text)
 
     lines: list[str] = []
-    own = ("steps.count=1", "rollout.samples=4", "reward.measures={messages: 0.1, roudns: -0.05}")
+    own = (
+        "steps.count=1",
+        "rollout.rollouts_per_task=4",
+        "reward.measures={messages: 0.1, roudns: -0.05}",
+    )
     words = graded_words(tmp_path, "Graded", *own)
     (record,) = run_whole(made("rl/grpo", words), tmp_path / "run", Lines()).values()
     assert (record["samples"], record["samples_failed"]) == (8, 2), "of two tasks one each"
     assert record["paths_failed"] == 4, "of two agents"
-    assert record["paths"] == 8 and record["groups"] == record["groups_telling"] * 2 == 4
+    assert record["paths"] == 8 and record["groups"] == record["groups_informative"] * 2 == 4
     assert record["measures_missing"] == 1
     assert any("weighs roudns, which no dialogue of this step has" in line for line in lines)
 
 
 @pytest.mark.slow
 def test_a_run_without_any_reward_stops_and_says_that_it_had_none(tmp_path: Path) -> None:
-    own = ("steps.count=5", "steps.patience=2", "rollout.rounds=2", "rollout.draw=2")
+    own = ("steps.count=5", "steps.patience=2", "rollout.rounds=2", "rollout.oversample_tasks=2")
     error, records = stopped(tmp_path / "run", "rl/dapo", graded_words(tmp_path, "Ungraded", *own))
     assert [one["paths_failed"] for one in records] == [2 * 6 * 2] * 2, "rounds, dialogues, agents"
     assert "had no path to train on; left out: 48 paths without a reward" in error
@@ -350,8 +356,8 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
         return metrics
 
     monkeypatch.setattr(Trainer, "step", watched)
-    words = [*telling_words(tmp_path), "steps.count=2", "steps.minibatches=2"]
-    records = run_whole(made("rl/dapo", [*words, "loss.old=recomputed"]), tmp_path / "run")
+    words = [*telling_words(tmp_path), "steps.count=2", "steps.minibatches_per_step=2"]
+    records = run_whole(made("rl/dapo", [*words, "loss.old_logprobs=recomputed"]), tmp_path / "run")
     assert [one["policy/updates"] for one in records.values()] == [2, 4]
     assert all(one["paths_stale"] == 0 for one in records.values())
     assert sum(map(len, moved)) == sum(int(one["paths"]) for one in records.values())

@@ -26,8 +26,8 @@ from coterie.runs.reinforce_settings import (
 from coterie.training.settings import PolicyLossSettings, TrainingSettings
 
 TRAINING = TrainingSettings(max_length=64, tokens_per_microbatch=4096)
-PLAIN = AdvantageSettings(baseline="values", whiten=False)
-COSTS = ReinforceSettings(reward=PathRewardSettings(kl=0.1))
+PLAIN = AdvantageSettings(baseline="values", normalize=False)
+COSTS = ReinforceSettings(reward=PathRewardSettings(kl_coef=0.1))
 ENDED = Ending("answered")
 
 
@@ -124,7 +124,7 @@ def test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off(c
 
 
 def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> None:
-    settings = PLAIN.model_copy(update={"whiten": True})
+    settings = PLAIN.model_copy(update={"normalize": True})
     batch = critic_batch([path("a", 1.0), path("b", 0.0)], critic, TRAINING, settings)
     tokens = [value for one in batch.paths for row in one.rows for value in row.advantages or ()]
     assert sum(tokens) == pytest.approx(0, abs=1e-6)
@@ -147,11 +147,11 @@ def test_costs_make_no_group_informative_whose_rewards_are_equal() -> None:
     equal = [path("a", 1.0), path("b", 1.0, "policy@0")]
     batch = prepared(equal, COSTS)
     assert advantages(batch)["a"][0] != advantages(batch)["b"][0], "what they cost is learned from"
-    assert not batch.informative and batch.counts["groups_flat"] == 1
+    assert not batch.informative and batch.counts["groups_equal"] == 1
     still = advantages(prepared(equal, COSTS, has_moved=False))
     assert not any(still["a"][0] + still["b"][0]), "rounding alone"
     other = prepared([path("a", 1.0), path("b", 0.0)], COSTS)
-    assert other.informative == {"task"} and other.counts["groups_flat"] == 0
+    assert other.informative == {"task"} and other.counts["groups_equal"] == 0
 
 
 # -- which paths are trained on ---------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones() -> 
     rules = ReinforceSettings(rollout=GroupSettings(tasks=1, rounds=3))
     batch = prepared(paths, rules, "0.1")
     assert {one.task for one in batch.paths} == {"first"} == batch.informative
-    names = ("groups", "groups_flat", "groups_small", "paths_failed", "paths_stale")
+    names = ("groups", "groups_equal", "groups_small", "paths_failed", "paths_stale")
     assert [batch.counts[name] for name in names] == [3, 1, 1, 1, 1]
 
 
@@ -216,7 +216,10 @@ def test_a_task_is_informative_if_one_of_its_agents_groups_is() -> None:
 
 
 def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
-    tasks, settings = [f"task {n}" for n in range(7) for _ in range(4)], StepSettings(minibatches=3)
+    tasks, settings = (
+        [f"task {n}" for n in range(7) for _ in range(4)],
+        StepSettings(minibatches_per_step=3),
+    )
     twice = settings.model_copy(update={"epochs": 2})
     batches = list(minibatches(tasks, twice, "seed"))
     assert [len(one) for one in batches] == [3, 2, 2] * 2
@@ -228,7 +231,7 @@ def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
 
 
 def updated(paths: Sequence[AgentPath], *policies: Policy, **steps: int) -> dict[str, float]:
-    bonus = PolicyLossSettings(entropy=0.01)  # all rows have a gradient
+    bonus = PolicyLossSettings(entropy_coef=0.01)  # all rows have a gradient
     learners: Any = policies
     return update(paths, learners, ReinforceSettings(steps=StepSettings(**steps), loss=bonus), "s")
 
@@ -237,10 +240,10 @@ def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trai
     paths = [path("1", 1.0, "p@0", task="a"), path("2", 1.0, "p@0", task="b", seen=8)]
     for parts in (1, 2):
         policy = Policy()
-        metrics = updated(paths, policy, minibatches=parts)
+        metrics = updated(paths, policy, minibatches_per_step=parts)
         assert (metrics["rows_too_long"], policy.left_out) == (1, 1)
         assert policy.steps == [[*paths[0].rows]]
     metrics = updated(paths, Policy(), Policy(role="critic", like="policy"), epochs=2)
     assert metrics["trained_tokens"] == 2 * 2, "own tokens of policies in all epochs"
     with pytest.raises(UserError, match=r"all 1 rows of a step are longer than .* 9 tokens"):
-        updated(paths[1:], Policy(), minibatches=2)
+        updated(paths[1:], Policy(), minibatches_per_step=2)

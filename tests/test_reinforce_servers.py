@@ -26,7 +26,7 @@ from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_w
 from tests.stub_server import Stub, served
 from tests.vllm.references import other_checkpoint
 
-SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl=0")
+SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl_coef=0")
 LORA = ("train.method=lora", "train.lora_r=4", "engine.vllm.lora_rank=4")
 
 
@@ -118,7 +118,7 @@ def test_runs_over_servers_end_as_runs_in_process_also_if_they_were_killed(
 
 @pytest.mark.slow
 def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers: Servers) -> None:
-    words = [*telling_words(tmp_path), *SERVED, *LORA, "update.learning_rate=1e-2"]
+    words = [*telling_words(tmp_path), *SERVED, *LORA, "train.learning_rate=1e-2"]
     records = run_whole(made("rl/grpo", words), tmp_path / "run")
     assert servers.opened == ["tiny-exchange"]
     assert servers.loaded == ["0.1", "0.2", "1"]

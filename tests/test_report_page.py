@@ -114,7 +114,7 @@ def test_marks_are_exactly_the_target_tokens() -> None:
 
 
 def test_the_page_of_a_run_has_its_command_settings_and_evaluations_one_too(cli: Cli) -> None:
-    words = ("run", "rl/grpo", "evaluate.tasks=2", "rollout.tasks=2", "rollout.samples=3", "steps.count=1",
+    words = ("run", "rl/grpo", "evaluate.tasks=2", "rollout.tasks=2", "rollout.rollouts_per_task=3", "steps.count=1",
              "engine.device=cpu", "rollout.max_tokens=24", "--folder", "run")  # fmt: skip
     assert cli(*words).code == 0
     assert cli("report", "run").code == 0

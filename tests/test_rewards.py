@@ -117,9 +117,9 @@ def test_the_reward_of_a_path_is_the_environments_and_the_settings_terms() -> No
     assert reward(graded(None, {}, "a")) is None, "what was not graded has no reward"
     assert reward(right, measures=weighed) == pytest.approx(0.6)
     assert reward(wrong, measures=weighed) == 0, "nobody gains by being wrong quickly"
-    assert reward(wrong, measures=weighed, gated=False) == pytest.approx(-0.4)
-    assert reward(graded(1.0, {}, "a", "b", "A "), repeats=0.25) == 0.75
-    long = {"overlong": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
+    assert reward(wrong, measures=weighed, measures_only_if_correct=False) == pytest.approx(-0.4)
+    assert reward(graded(1.0, {}, "a", "b", "A "), repeat_penalty=0.25) == 0.75
+    long = {"overlong_penalty": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
     two = graded(1.0, {}, "a", "b")
     assert reward(two, **long) == pytest.approx(0.5), "20 of 30 tokens, 10 in the buffer"
     assert reward(graded(1.0, {}, "a", ending=LENGTH), **long) == 0, "cut off costs all of it"
@@ -128,7 +128,7 @@ def test_the_reward_of_a_path_is_the_environments_and_the_settings_terms() -> No
         two.path[-1].id, Speaker("environment", "game"), [Part("a")], ids=tuple(range(99))
     )
     longer = replace(two, path=(*two.path, observed))
-    assert reward(longer, **long, repeats=1.0) == 0.5, "observations cost nothing"
+    assert reward(longer, **long, repeat_penalty=1.0) == 0.5, "observations cost nothing"
 
 
 NAMED = [
@@ -156,13 +156,13 @@ def test_terms_have_the_shortest_names_that_tell_them_apart(
 
 def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     def malformed(metrics: Metrics, **own: Any) -> float | None:
-        return reward(graded(1.0, metrics, "a", "a"), malformed=-0.5, **own)
+        return reward(graded(1.0, metrics, "a", "a"), malformed_reward=-0.5, **own)
 
     assert malformed({"well_formed": 1.0, "violations": 0}) == 1
     assert malformed({"well_formed": 0.0, "violations": 0}) == -0.5
     assert malformed({"violations": 2}) == -0.5
     measured: Metrics = {"well_formed": 0.0, "rounds": 3}
-    assert malformed(measured, measures={"rounds": -1.0}, gated=False) == -0.5
-    assert malformed(measured, repeats=0.25) == -0.75, "no way out of what is taken off"
+    assert malformed(measured, measures={"rounds": -1.0}, measures_only_if_correct=False) == -0.5
+    assert malformed(measured, repeat_penalty=0.25) == -0.75, "no way out of what is taken off"
     with pytest.raises(UserError, match="well_formed or violations"):
         malformed({"rounds": 3})

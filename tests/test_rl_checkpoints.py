@@ -37,7 +37,7 @@ from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, final, made, run_whole, telling_words
 
 STEPS = (
-    "steps.count=3", "steps.evaluate_every=2", "steps.keep_last=3", "policies=each", "loss.kl=0",
+    "steps.count=3", "steps.evaluate_every=2", "steps.keep_last=3", "policies=each", "loss.kl_coef=0",
 )  # fmt: skip
 ROLES = ("Alice", "Bob")
 
@@ -221,7 +221,7 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
         *("steps.count=3", "steps.evaluate_every=1", "steps.keep=best", "steps.keep_last=1"),
     )
     said, folder = Lines(), tmp_path / "run/training/policy/iteration-00"
-    sizes = ("evaluate.tasks=8", "rollout.max_tokens=16", "loss.kl=0")
+    sizes = ("evaluate.tasks=8", "rollout.max_tokens=16", "loss.kl_coef=0")
     run_whole(made("rl/grpo", [*telling_words(tmp_path), *own, *sizes]), tmp_path / "run", said)
     scores = {step: means["score"] for step, means in curve(tmp_path / "run").items()}
     assert scores == {0: 1.0, 1: 0.0, 2: 1.0, 3: 0.0}
@@ -242,7 +242,7 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
 
 def test_a_fork_after_a_changed_reward_starts_from_a_step(tmp_path: Path, whole: Whole) -> None:
     (tmp_path / "long.py").write_text("def long(dialogue):\n    return dialogue.tokens / 50\n")
-    own = (f"reward.terms={{{tmp_path / 'long.py'}:long: 1}}", "update.learning_rate=2e-3")
+    own = (f"reward.terms={{{tmp_path / 'long.py'}:long: 1}}", "train.learning_rate=2e-3")
     recipe = made("rl/grpo", [*whole.words, *own, "steps.count=4"])
     fork(recipe, whole.folder, tmp_path / "run", recipe.settings, 2)
     with recorded_run(tmp_path / "run") as (_, run), recorded_run(whole.folder) as (_, old):
@@ -379,8 +379,8 @@ def test_a_second_ctrl_c_ends_the_process_at_once(
 
 def record(informative: int, *rewarded: int, alice: int | None = None) -> Metrics:
     roles = dict(zip(("Alice/paths_rewarded", "Bob/paths_rewarded"), rewarded, strict=False))
-    roles |= {} if alice is None else {"Alice/groups_telling": alice}
-    return {"groups_telling": informative, "paths": 8, "reward": 0.5, "truncated": 0, **roles}
+    roles |= {} if alice is None else {"Alice/groups_informative": alice}
+    return {"groups_informative": informative, "paths": 8, "reward": 0.5, "truncated": 0, **roles}
 
 
 EQUAL = "had the same reward for Alice"
@@ -431,7 +431,7 @@ def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) ->
         assert record[f"{role}/reward/short"] == pytest.approx(
             fmean(p.terms["short"] for p in paths)
         )
-        assert record[f"{role}/groups_telling"] == len(informative_tasks(paths))
+        assert record[f"{role}/groups_informative"] == len(informative_tasks(paths))
         assert f"{role} (reward {record[f'{role}/reward']:.3g}, tokens " in line
         steps, groups = sections[f"reinforce-0-{role}"], sections[f"groups-0-{role}"]
         assert steps.heads[:3] == ("step", "reward", f"tokens of {role}")

@@ -77,7 +77,7 @@ def test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from(tmp_path)
 
     def referenced(model, folder: str, **adapter: str):
         folder_ = tmp_path / folder
-        return with_reference(model, some_pairs(), LORA, folder_, normalise="none", **adapter)
+        return with_reference(model, some_pairs(), LORA, folder_, reduction="none", **adapter)
 
     pairs, objective = referenced(both, "r", adapter=copy), DPO(DPOSettings())
     report = train(both, pairs, LORA, tmp_path / "dpo", objective=objective, adapter="planner")

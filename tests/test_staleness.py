@@ -21,7 +21,7 @@ from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 from tests.separate_engine import SpellingEngine, use_separate_engines, versions_of
 
 OVERLAP = (
-    "engine.kind=vllm", "rollout.max_staleness=1", "steps.count=5", "loss.kl=0", "evaluate.tasks=1",
+    "engine.kind=vllm", "rollout.max_staleness=1", "steps.count=5", "loss.kl_coef=0", "evaluate.tasks=1",
 )  # fmt: skip
 
 

@@ -73,16 +73,16 @@ def naive(model, ids: tuple[int, ...], start: int) -> list[float]:
     return [float(logprobs[place - 1, ids[place]]) for place in range(start, len(ids))]
 
 
-@pytest.mark.parametrize("normalise", ["tokens", "none"])
-def test_an_advantage_is_the_log_ratio_of_critic_and_reference(normalise):
+@pytest.mark.parametrize("reduction", ["tokens", "none"])
+def test_an_advantage_is_the_log_ratio_of_critic_and_reference(reduction):
     critic, reference = engines(model := moved(0))
-    scorer: StepCritic = LikelihoodCritic(critic, reference, normalise)
+    scorer: StepCritic = LikelihoodCritic(critic, reference, reduction)
     scores = asyncio.run(scorer.advantages(prompt(), candidates()))
     expected = []
     for ids in candidates():
         whole, start = (*prompt(), *ids), len(prompt())
         ratio = sum(naive(model.model, whole, start)) - sum(naive(tiny().model, whole, start))
-        expected.append(ratio / (len(ids) if normalise == "tokens" else 1))
+        expected.append(ratio / (len(ids) if reduction == "tokens" else 1))
     assert scores == pytest.approx(expected, abs=1e-4)
     assert max(map(abs, expected)) > 1e-2
     assert critic.stats.requests == 1, "one call scores all candidates"
@@ -123,7 +123,7 @@ def test_what_it_learns_from_is_the_sum_over_turns_of_what_it_scores(tmp_path):
     long, none = trajectory(0, 1, "It is long."), trajectory(2, 3, "No river is.")
     nile = (trajectory(4, 1, "The Nile."),), (trajectory(4, 5, "The Nile."),)
     pairs = [Pair((long,), (none,), group="a"), Pair(*nile, None, 0.5, "b")]
-    items = with_reference(tiny().model, pairs, SETTINGS, tmp_path, normalise="turns")
+    items = with_reference(tiny().model, pairs, SETTINGS, tmp_path, reduction="turns")
     scorer = LikelihoodCritic(*engines(moved(0)))
 
     def score(row: Row) -> float:
@@ -131,7 +131,7 @@ def test_what_it_learns_from_is_the_sum_over_turns_of_what_it_scores(tmp_path):
         return sum(asyncio.run(scorer.advantages(p, [ids]))[0] for p, ids in turns)
 
     margins = [score(pair.chosen[0]) - score(pair.rejected[0]) for pair in items]
-    objective = DPO(DPOSettings(beta=1.0, normalise="turns"))
+    objective = DPO(DPOSettings(beta=1.0, reduction="turns"))
     with torch.no_grad():
         losses = LossModule(moved(0).model, objective)(items)
     expected = [p.weight * math.log1p(math.exp(-m)) for p, m in zip(items, margins, strict=True)]

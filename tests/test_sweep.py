@@ -42,7 +42,7 @@ def seconds(point: Point) -> dict[Step, object]:
 
 @pytest.mark.slow
 def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
-    words = [*TINY, "rollout.samples=2,3"]
+    words = [*TINY, "rollout.rollouts_per_task=2,3"]
     sweep = plan_sweep("moat/maths", words, tmp_path, 1)
     assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]
     first, second = sweep
@@ -50,7 +50,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
     assert (first.source, first.shared) == (None, [])
     assert second.source is first and list(second.shared) == common
     rows, lines = done(sweep)
-    assert lines[0] == "run 1 of 2: rollout.samples=2 seed=0"
+    assert lines[0] == "run 1 of 2: rollout.rollouts_per_task=2 seed=0"
     assert "kept from" in lines[-1] and "align of iteration 0" in lines[-1]
     times = list(map(seconds, sweep))
     assert all(set(some) == set(first.recipe.steps()) for some in times)
@@ -76,12 +76,12 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
     assert len(two.shared) == len(two.recipe.steps())
     other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
     assert other[1].source is None
-    words = [*ISFT, "iterations=1,2", "rollout.samples=4,5"]
+    words = [*ISFT, "iterations=1,2", "rollout.rollouts_per_task=4,5"]
     sweep = plan_sweep("optima/isft", words, tmp_path, 1)
     names = [point.folder.name for point in sweep]
     assert names == ["1_4-seed-0", "1_5-seed-0", "2_4-seed-0", "2_5-seed-0"]
     last = sweep[-1].recipe.settings.model_dump()
-    assert (last["iterations"], last["rollout"]["samples"]) == (2, 5)
+    assert (last["iterations"], last["rollout"]["rollouts_per_task"]) == (2, 5)
     assert sweep[-1].source is sweep[1]
 
 
@@ -148,7 +148,7 @@ def test_commas_divide_values_but_not_in_brackets_and_quotes() -> None:
         (["iterations=1,,2"], 1, "empty or repeated value"),
         (["reward.lambda_token=1,1.0"], 1, "=1 and reward.lambda_token=1.0 are the same"),
         (["seed=1,2"], 2, "given twice"),
-        (["rollout.samples=2,many"], 1, "rollout.samples"),
+        (["rollout.rollouts_per_task=2,many"], 1, "rollout.rollouts_per_task"),
         (["model=tiny-exchange,nowhere/at-all"], 1, "nowhere"),
     ],
 )
@@ -163,7 +163,7 @@ def test_what_is_no_sweep_is_refused(
 def test_runs_that_evaluate_nothing_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     words = [*TINY[1:], "dataset=lumos_web", "dataset.source=sample", "environment.turns=8"]
     with pytest.raises(UserError, match="=2: moat/web on lumos_web has no evaluation"):
-        plan_sweep("moat/web", [*words, "rollout.samples=2,3"], tmp_path / "sweep", 1)
+        plan_sweep("moat/web", [*words, "rollout.rollouts_per_task=2,3"], tmp_path / "sweep", 1)
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_dialogues_without_a_reward_are_graded_in_the_sandbox(tmp_path: Path) ->
     broken = row(1, RIGHT)
     broken["task"] = {**broken["task"], "ground_truth": "def apples(boxes):\n    return 1 / 0"}
     file = wrote(tmp_path / "theirs.jsonl", [*rows, broken])
-    with read(file, "rollout.repeats=4") as (_, run):
+    with read(file, "rollout.rollouts_per_task=4") as (_, run):
         (tree,) = run.store.trees(0, "rollout")
         shares = rewards(run)
         assert [shares[tree.task, n] for n in range(4)] == [1, 1, 0.1, 0.25]
@@ -141,7 +141,7 @@ def test_only_tasks_and_repeats_that_are_wanted_and_not_held_out_are_read(tmp_pa
     }  # fmt: skip
     other = {**held_out, "task": {**held_out["task"], "id": "by-its-content"}}
     file = wrote(tmp_path / "a.jsonl", [held_out, other, *ROWS, ROWS[0]])
-    with read(file, "rollout.tasks=1", "rollout.repeats=2") as (_, run):
+    with read(file, "rollout.tasks=1", "rollout.rollouts_per_task=2") as (_, run):
         metrics = run.metrics(ROLLOUT)
         assert (metrics["n"], metrics["held_out"]) == (2, 2)
     (tmp_path / "none").mkdir()

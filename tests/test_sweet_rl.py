@@ -23,7 +23,7 @@ from tests.conftest import Cli
 
 SMALL = (
     "rollout.tasks=16", "rollout.max_tokens=96", "candidates.share=0.1", "candidates.count=4",
-    "critic.train.epochs=1", "policy.train.batch_rows=16", "evaluate.tasks=4", "engine.device=cpu",
+    "critic.train.epochs=1", "policy.train.batch_size=16", "evaluate.tasks=4", "engine.device=cpu",
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "train.max_steps=2",
 )  # fmt: skip
 

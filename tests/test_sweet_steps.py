@@ -38,7 +38,12 @@ from tests.test_step_critic import moved, naive
 from tests.test_sweet_offline import REFERENCE_CODE, RIGHT, WRONG, made, row, wrote
 
 BASE = "tiny-exchange"
-WORDS = ("rollout.tasks=3", "rollout.repeats=2", "candidates.share=1", "candidates.temperature=0.9")
+WORDS = (
+    "rollout.tasks=3",
+    "rollout.rollouts_per_task=2",
+    "candidates.share=1",
+    "candidates.temperature=0.9",
+)
 SECRET = "boxes * 12"
 """Text that only the reference contains."""
 ROWS = [
@@ -134,38 +139,38 @@ def targets(rows: Sequence[Row]) -> list[str]:
     return [text(one.ids[t.start : t.stop]) for one in rows for t in one.targets]
 
 
-def by_base(rows: Sequence[Row], normalise: Any) -> float:
+def by_base(rows: Sequence[Row], reduction: Any) -> float:
     """Return the statistic of one side of a pair under the frozen base."""
     with torch.no_grad():
-        return float(side_statistic(rows, row_logprobs(base().model, rows), normalise))
+        return float(side_statistic(rows, row_logprobs(base().model, rows), reduction))
 
 
 # -- round 0 ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("group", "nll", "normalise", "references"),
+    ("group", "nll", "reduction", "references"),
     [("critic", 0.07, "turns", 1), ("multi_turn_dpo", 0.01, "none", 0)],
 )
 def test_pairs_of_dialogues_train_the_critic_with_the_reference_or_the_policy_without(
-    run: Run, trainings: list[Training], group: str, nll: float, normalise: str, references: int
+    run: Run, trainings: list[Training], group: str, nll: float, reduction: str, references: int
 ) -> None:
-    words = (f"{group}.objective.beta=0.3", f"{group}.train.batch_rows=5")
+    words = (f"{group}.objective.beta=0.3", f"{group}.train.batch_size=5")
     method = "sweet" if group == "critic" else group
     got = trained(
-        *(trainings, run, TRAIN, f"method={method}", *words, f"{group}.objective.nll={nll}")
+        *(trainings, run, TRAIN, f"method={method}", *words, f"{group}.objective.nll_coef={nll}")
     )
     assert isinstance(got.objective, DPO)
     s = got.objective.settings
-    assert (s.beta, s.nll, s.normalise) == (0.3, nll, normalise)
-    assert got.settings.batch_rows == 5 and len(got.items) == 2
+    assert (s.beta, s.nll_coef, s.reduction) == (0.3, nll, reduction)
+    assert got.settings.batch_size == 5 and len(got.items) == 2
     for pair in got.items:
         assert RIGHT in targets(pair.chosen)[-1] and WRONG in targets(pair.rejected)[-1]
         assert len(targets(pair.chosen)) > 1
         for one in (*pair.chosen, *pair.rejected):
             assert text(one.ids).count(REFERENCE_CODE) == references
             assert not any("Reply" in turn for turn in targets([one])), "words of the user"
-        expected = [by_base(side, normalise) for side in (pair.chosen, pair.rejected)]
+        expected = [by_base(side, reduction) for side in (pair.chosen, pair.rejected)]
         assert pair.reference == pytest.approx(expected, abs=1e-3)
 
 
@@ -190,13 +195,13 @@ def test_critics_with_a_head_learn_success_of_dialogues_or_pairs(
 def test_rejection_ft_imitates_successes(
     tmp_path: Path, trainings: list[Training], least: float, count: int
 ) -> None:
-    words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_rows=5")
+    words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_size=5")
     recipe = made(*WORDS, *words, f"offline={wrote(tmp_path / 'theirs.jsonl', ROWS)}")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), [Step(0, "rollout"), Step(0, "select")])
         assert run.metrics(Step(0, "select"))["selected"] == count
         got = trained(trainings, run, TRAIN, *words)
-    assert isinstance(got.objective, SFT) and got.settings.batch_rows == 5
+    assert isinstance(got.objective, SFT) and got.settings.batch_size == 5
     assert len(got.items) == count + 1  # thoughts leave the history, which begins a new row
     assert sum(RIGHT in targets([one])[-1] for one in got.items) == 2
     assert not any(SECRET in text(one.ids) for one in got.items)
@@ -278,7 +283,7 @@ def advantages(run: Run, task: Task, tree: Tree, group: Sequence[Turn], word: st
     [
         ("", True, False),
         ("critic.privileged=false", False, False),
-        ("critic.objective.normalise=none", True, True),
+        ("critic.objective.reduction=none", True, True),
     ],
 )
 def test_a_candidates_reward_is_its_mean_log_ratio_given_the_reference(
@@ -338,12 +343,16 @@ def test_pairs_of_turns_are_of_the_upper_half_over_the_lower_each_turn_drawn_ane
 def test_the_policy_learns_turns_from_the_base_without_the_reference(
     run: Run, trainings: list[Training]
 ) -> None:
-    words = ("policy.objective.beta=0.3", "policy.objective.nll=0.07", "policy.train.batch_rows=5")
+    words = (
+        "policy.objective.beta=0.3",
+        "policy.objective.nll_coef=0.07",
+        "policy.train.batch_size=5",
+    )
     got = trained(trainings, run, Step(1, "train"), *words)
     assert isinstance(got.objective, DPO)
     s = got.objective.settings
-    assert (s.beta, s.nll, s.normalise) == (0.3, 0.07, "none")
-    assert got.settings.batch_rows == 5
+    assert (s.beta, s.nll_coef, s.reduction) == (0.3, 0.07, "none")
+    assert got.settings.batch_size == 5
     earlier_turns = set()
     for pair, (task, one) in zip(got.items, run.store.selections(1, "select"), strict=True):
         tree = run.store.tree(1, "rollout", task)

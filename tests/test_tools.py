@@ -160,7 +160,7 @@ def test_results_have_the_order_of_calls_whatever_order_they_finish_in() -> None
         finished.append(number)
         return f"{number}"
 
-    results = run([call(n) for n in range(12)], last_first, width=12)
+    results = run([call(n) for n in range(12)], last_first, concurrency=12)
     assert finished == [*range(11, -1, -1)]
     assert [(r.call_id, r.text) for r in results] == [(f"c{n}", f"{n}") for n in range(12)]
 
@@ -178,7 +178,7 @@ def test_calls_that_change_the_environment_run_alone_and_others_up_to_the_width(
         return tool
 
     calls = [call(0), call(1), call(2), call(3, "move"), call(4, "move"), call(5)]
-    run(calls, noted("look"), noted("move"), width=2)
+    run(calls, noted("look"), noted("move"), concurrency=2)
     first = events[:6]
     most = max(2 * first[:n].count("look begins") - n for n in range(7))
     assert set(first) == {"look begins", "look ends"} and most == 2

@@ -82,7 +82,7 @@ def test_a_run_has_one_tracker_on_the_axis_of_its_steps(cli, monkeypatch):
     monkeypatch.setattr(Lines, "opened", [])
     monkeypatch.setattr(run_tracker, "make_tracker", lambda *_: Lines())
     monkeypatch.setattr(plan, "check_tracker", lambda *_: None)
-    words = (*SMALL, "train.batch_rows=4", "tracker=wandb")
+    words = (*SMALL, "train.batch_size=4", "tracker=wandb")
     assert cli("run", "optima/isft", *words, "--folder", "run").code == 0
     (first,) = Lines.opened
     assert first.closed

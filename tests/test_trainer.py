@@ -32,7 +32,7 @@ METHODS = {"full": LONG, "lora": TrainingSettings(**{**LONG.model_dump(), "metho
 def arriving(settings: TrainingSettings, first: int = 0) -> Iterator[list[Row]]:
     """The rows of each step of ``train``, in its order, from one step on."""
     rows = some_rows()
-    order = Order([""] * len(rows), settings.seed, settings.batch_rows)
+    order = Order([""] * len(rows), settings.seed, settings.batch_size)
     for chosen in order.steps(first, STEPS):
         yield [rows[i] for i in chosen]
 

@@ -84,7 +84,7 @@ def test_ranks_get_equally_many_micro_batches():
 
 def test_items_of_one_group_are_drawn_into_one_step():
     groups = make_batch(some_pairs(trees=6), Regression(), 64).groups
-    for step in Order(groups, seed=0, batch_rows=6).steps(0, 6):
+    for step in Order(groups, seed=0, batch_size=6).steps(0, 6):
         assert len(step) == 6
         assert len({groups[item] for item in step}) == 2, "three pairs of each tree"
 

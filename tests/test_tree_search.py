@@ -111,7 +111,7 @@ def test_every_rollout_ends_every_turn_is_where_it_was_sampled_and_near_siblings
     (task,) = environment.tasks("train", 1, 3)
     samplers = dict.fromkeys(environment.actors, sampler)
     driver = Driver(environment, samplers, seed=0, shared=Shared())
-    settings = SearchSettings(searches=2, rollouts=6, merge_distance=limit)
+    settings = SearchSettings(searches=2, rollouts_per_search=6, merge_distance=limit)
 
     async def grow() -> TreeSearch:
         async with driver.sessions() as sessions:

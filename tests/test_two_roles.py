@@ -22,7 +22,7 @@ from coterie.training.checkpoint import weight_hash
 from tests.outside.package.relay import RelayRecipe, RelaySettings
 
 PLACE = "tests.outside.package.relay:Relay"
-TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_rows": 4}
+TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_size": 4}
 LORA = {**TRAIN, "method": "lora", "lora_r": 4}
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"train": TRAIN},

@@ -133,7 +133,7 @@ def test_a_reply_that_quotes_a_secret_is_a_leak_in_any_environment(reply: str, l
 
 ASKS = "user_simulator.prompt=You want a {item}: {wish}\n{transcript}"
 MODEL = ("user_simulator=tiny-exchange", "user_simulator.max_tokens=4")
-FEW = ("rollout.tasks=1", "rollout.samples=2", "rollout.max_tokens=6", "evaluate.tasks=1")
+FEW = ("rollout.tasks=1", "rollout.rollouts_per_task=2", "rollout.max_tokens=6", "evaluate.tasks=1")
 TRAINED = ("model=tiny-exchange", *once(*SMALL, *FEW), "steps.count=1")
 
 

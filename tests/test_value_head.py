@@ -375,15 +375,15 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("normalise", BY_HAND)
-def test_the_bradley_terry_loss_is_that_of_the_margin(normalise):
-    *expected, margin = BY_HAND[normalise]
+@pytest.mark.parametrize("reduction", BY_HAND)
+def test_the_bradley_terry_loss_is_that_of_the_margin(reduction):
+    *expected, margin = BY_HAND[reduction]
     sides = ((BETTER, CHOSEN), (WORSE, REJECTED))
     sides += ((BETTER, CHOSEN_REFERENCE), (WORSE, REJECTED_REFERENCE))
-    sums = [float(side_statistic([r], [torch.tensor(v)], normalise)) for r, v in sides]
+    sums = [float(side_statistic([r], [torch.tensor(v)], reduction)) for r, v in sides]
     assert sums == pytest.approx(expected)
     pair = Pair((BETTER,), (WORSE,), tuple(expected[2:]), weight=2.0)
-    objective = DPO(DPOSettings(beta=0.1, normalise=normalise))
+    objective = DPO(DPOSettings(beta=0.1, reduction=reduction))
     losses = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
     assert losses.tolist() == pytest.approx([2.0 * math.log1p(math.exp(-0.1 * margin))])
     assert objective.count(pair) == 2.0
@@ -395,7 +395,7 @@ def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():
     assert len(row_logprobs(tiny_llama(), [begins])[0]) == 3
     assert float(side_statistic([begins], [torch.tensor(CHOSEN)], "turns")) == -2.5
     mute = row([5, 6, 7], (0, 1))
-    objective = DPO(DPOSettings(normalise="turns"))
+    objective = DPO(DPOSettings(reduction="turns"))
     assert objective.count(Pair((mute,), (WORSE,), (0.0, 0.0))) == 0.0
     both = (mute, BETTER)
     values = [torch.zeros(0), torch.tensor(CHOSEN)]

@@ -136,7 +136,7 @@ def test_after_its_last_calls_any_message_of_an_agent_is_its_answer() -> None:
 
 def test_repeated_calls_and_those_over_the_total_are_answered_and_not_run() -> None:
     lines = "<look>a | a</look>", "<look>b</look>", "<look>a | c | d</look>", "Perhaps."
-    assert speak(*lines, total=3).results == [
+    assert speak(*lines, max_total_calls=3).results == [
         *(("a is there", False), (REPEATED, True), ("b is there", False)),
         *((REPEATED, True), ("c is there", False), (SPENT, True)),
     ]

@@ -51,7 +51,9 @@ async def grow_tree(environment: TextGames, task: Task, say: Say) -> tuple[Tree,
         return [Judgment(one.score or 0.0) for one in outcomes]
 
     tree, speakers = Tree(task.id, "rollout", 0), [Digits(say) for _ in range(3)]
-    settings = DenseSearchSettings(base=3, window=3, pairs=1000, runs=12)
+    settings = DenseSearchSettings(
+        max_children=3, rollouts_per_search=3, pairs=1000, rollouts_per_task=12
+    )
     async with Sessions(8, 60.0) as sessions:
         actors = {"agent": speakers[0]}
         branches = Branches(environment, actors, task, tree, sessions, 0, Shared(), 60.0)

@@ -22,7 +22,7 @@ from tests.forking import FORKS
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2,
-    batch_rows=8,
+    batch_size=8,
     tokens_per_microbatch=128,
     max_length=64,
     epochs=2,
@@ -131,8 +131,8 @@ def main(
     if method != "dpo":
         train(model, some_rows(), settings, folder, progress=Slow())
         return
-    pairs = with_reference(model, some_pairs(), settings, folder / "reference", normalise="none")
-    train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll=0.2)))
+    pairs = with_reference(model, some_pairs(), settings, folder / "reference", reduction="none")
+    train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll_coef=0.2)))
 
 
 def start(method: str, folder: Path, **variables: str) -> BaseProcess:

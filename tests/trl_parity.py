@@ -36,29 +36,33 @@ from tests.training_models import some_pairs
 STEPS, ROWS = 5, 4
 RATE = 2e-4
 SETTINGS = TrainingSettings(
-    learning_rate=RATE, schedule="constant", warmup_ratio=0.0, batch_rows=ROWS, max_steps=STEPS,
+    learning_rate=RATE, schedule="constant", warmup_ratio=0.0, batch_size=ROWS, max_steps=STEPS,
     tokens_per_microbatch=4096, save_every_seconds=None, mixed_precision="no", threads=1,
 )  # fmt: skip
 OBJECTIVES = {
     "dpo": DPOSettings(beta=0.5),
-    "dpo-normalised": DPOSettings(beta=2.0, normalise="tokens"),
-    "dpo-nll": DPOSettings(beta=0.5, nll=0.3),
+    "dpo-normalised": DPOSettings(beta=2.0, reduction="tokens"),
+    "dpo-nll": DPOSettings(beta=0.5, nll_coef=0.3),
 }
-GRPO = {"clip_low": 0.2, "clip_high": 0.2, "mean": "sequence"}
-DAPO = {"clip_low": 0.2, "clip_high": 0.28, "mean": "token"}
+GRPO = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence"}
+DAPO = {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token"}
 POLICIES = {
-    "grpo": PolicyGradientSettings(**GRPO, kl=0.04, divergence="k3_forward"),
-    "grpo-turns": PolicyGradientSettings(**GRPO, kl=0.04, divergence="k3_forward", temperature=0.7),
+    "grpo": PolicyGradientSettings(**GRPO, kl_coef=0.04, kl_estimator="k3_forward"),
+    "grpo-turns": PolicyGradientSettings(
+        **GRPO, kl_coef=0.04, kl_estimator="k3_forward", temperature=0.7
+    ),
     "dapo": PolicyGradientSettings(**DAPO, dual_clip=1.5),
     "dapo-turns": PolicyGradientSettings(
         **DAPO,
-        kl=0.04,
+        kl_coef=0.04,
         temperature=0.7,
-        old="recomputed",
-        importance="truncate",
-        importance_cap=1.1,
+        old_logprobs="recomputed",
+        importance_sampling="truncate",
+        importance_sampling_cap=1.1,
     ),
-    "dr-grpo-turns": PolicyGradientSettings(clip_high=0.28, mean="constant", constant=50),
+    "dr-grpo-turns": PolicyGradientSettings(
+        clip_high=0.28, aggregation="constant", length_constant=50
+    ),
 }
 """Paths of one turn, and of several with what was seen between them masked. Without an entropy bonus: TRL takes its
 mean over a micro-batch, so it depends on how a step is split."""
@@ -139,8 +143,8 @@ def main(side: str, kind: str, folder: Path) -> None:
         reference = start_model(4).model
         pairs = [replace(pair, weight=1.0) for pair in some_pairs(8, vocabulary=290)]
         stored = folder / f"reference-{state.process_index}"
-        normalise = OBJECTIVES[kind].normalise if side == "ours" else "none"  # TRL's are sums
-        items = with_reference(reference, pairs, SETTINGS, stored, normalise=normalise)
+        reduction = OBJECTIVES[kind].reduction if side == "ours" else "none"  # TRL's are sums
+        items = with_reference(reference, pairs, SETTINGS, stored, reduction=reduction)
     if side == "ours":
         with first_gradient(policy) as gradients, weight_bounds(policy) as bounds:
             train(policy, items, SETTINGS, folder / "train", objective=objective)

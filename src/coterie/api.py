@@ -278,7 +278,7 @@ def train(
             items, heldout_items = (
                 with_reference(
                     *(module, pairs, settings, folder / name),
-                    normalise=objective.settings.normalise,
+                    reduction=objective.settings.reduction,
                 )
                 if any(pair.reference is None for pair in pairs)
                 else pairs

@@ -173,9 +173,14 @@ def test_the_command_evaluates_and_trains_on_a_taskset(taskset: Path, cli: Cli) 
     words = ("environment.taskset=adding", "engine.device=cpu")
     result = cli("evaluate", "verifiers", *words, "policy=tiny-acts", "tasks=3", "max_tokens=16")
     assert result.code == 0 and '"right"' in result.out, result.err
-    short = ("rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=8", "steps.count=1")
+    short = (
+        "rollout.tasks=2",
+        "rollout.rollouts_per_task=2",
+        "rollout.max_tokens=8",
+        "steps.count=1",
+    )
     run = ("run", "rl/grpo", "environment=verifiers", *words, "model=tiny-acts", *short)
-    planned = cli(*run, "evaluate.tasks=2", "update.max_length=128", "--dry-run")
+    planned = cli(*run, "evaluate.tasks=2", "train.max_length=128", "--dry-run")
     assert planned.code == 0, planned.err
 
 

@@ -92,7 +92,7 @@ def memory() -> None:
             tracker.__exit__(None, None, None)
             peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     trained = TrainedModel(shape, SETTINGS, LENGTH, reads="shown entropies")
-    plan = training_memory("update", [trained], device="cpu", ranks=8, sharded=True)
+    plan = training_memory("train", [trained], device="cpu", ranks=8, sharded=True)
     driver = plan.terms["model of the process that starts the ranks"]
     ratio = peak / ((plan.total - driver - plan.terms["libraries"]) / 8)
     print(f"{peak / 2**30:.2f} GiB, {ratio:.3f} of the plan")

@@ -22,7 +22,7 @@ TRAINING = 2.4
 def seconds(folder: Path, staleness: int) -> float:
     """Return the seconds of the stage that samples and trains."""
     folder.mkdir()
-    words = [*telling_words(folder), "engine.kind=vllm", "loss.kl=0", "evaluate.tasks=1"]
+    words = [*telling_words(folder), "engine.kind=vllm", "loss.kl_coef=0", "evaluate.tasks=1"]
     words += [f"steps.count={STEPS}", f"rollout.max_staleness={staleness}", "steps.save_every=99"]
     records = run_whole(made("rl/grpo", words), folder / "run").values()
     assert not sum(int(record["paths_stale"]) for record in records)

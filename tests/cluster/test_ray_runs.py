@@ -26,10 +26,10 @@ from tests.test_rank_runs import APART, difference
 from tests.vllm.test_recipe import VLLM
 
 STEPS = 3
-PLAIN = (f"steps.count={STEPS}", "loss.kl=0")
+PLAIN = (f"steps.count={STEPS}", "loss.kl_coef=0")
 ON_RAY = (
     "cluster=ray", "engine.kind=vllm", "engine.vllm.servers=2", "engine.vllm.restarts=9",
-    "engine.vllm.grace_seconds=2", "update.processes=2",
+    "engine.vllm.grace_seconds=2", "train.processes=2",
 )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on this machine, with two ranks and the engine in process."""
     folder = tmp_path_factory.mktemp("plain")
     run_whole(
-        made("rl/grpo", [*telling_words(folder), *PLAIN, "update.processes=2"]), folder / "run"
+        made("rl/grpo", [*telling_words(folder), *PLAIN, "train.processes=2"]), folder / "run"
     )
     return folder
 
@@ -163,7 +163,7 @@ def test_optima_trains_on_ranks_and_servers_of_ray_as_on_one_machine(
 ) -> None:
     words = [*SMALL, "train.processes=2"]
     run_whole(made("optima/isft", words), tmp_path / "plain")
-    on_ray = [word for word in ON_RAY if not word.startswith("update")]
+    on_ray = [word for word in ON_RAY if not word.startswith("train")]
     run_whole(made("optima/isft", [*words, *on_ray]), tmp_path / "run")
     assert recorded(tmp_path / "run") == recorded(tmp_path / "plain")
     assert difference(tmp_path / "run", tmp_path / "plain") < APART

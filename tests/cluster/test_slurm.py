@@ -50,8 +50,8 @@ def test_a_submitted_run_trains_on_ranks_and_samples_from_a_vllm_server(
     nodes: None, tmp_path: Path
 ) -> None:
     words = [
-        *(*telling_words(tmp_path), *VLLM, "update.processes=2", "steps.count=2", "loss.kl=0"),
-        *("engine.device=cpu", "update.learning_rate=1e-3", "cluster=slurm", "--folder", "run"),
+        *(*telling_words(tmp_path), *VLLM, "train.processes=2", "steps.count=2", "loss.kl_coef=0"),
+        *("engine.device=cpu", "train.learning_rate=1e-3", "cluster=slurm", "--folder", "run"),
     ]
     words = [*{word.partition("=")[0]: word for word in words}.values()]
     printed = coterie("run", "rl/grpo", *words, "--dry-run", folder=tmp_path)

@@ -52,7 +52,7 @@ def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Pa
 
 
 def test_another_number_of_ranks_than_processes_is_refused(tmp_path: Path) -> None:
-    words = ["update.processes=3", "engine.device=cpu"]
+    words = ["train.processes=3", "engine.device=cpu"]
     outputs = [output for _, output in nodes("rl/grpo", words, tmp_path / "run")]
     assert any(
         "torchrun started 2 processes, but the run trains on 3 ranks" in one for one in outputs

@@ -146,7 +146,7 @@ def test_the_policy_gradient_has_the_same_loss_and_gradients(
     template: str, observed: tuple[str, ...], mean: str
 ) -> None:
     found = []
-    objective = PolicyGradient(PolicyGradientSettings(mean=mean, entropy=0.01))
+    objective = PolicyGradient(PolicyGradientSettings(aggregation=mean, entropy_coef=0.01))
     for words in (OBSERVED["short"], observed):
         loaded = without_context(template)
         batch = advantaged(told(loaded, SAID, words))
@@ -157,12 +157,12 @@ def test_the_policy_gradient_has_the_same_loss_and_gradients(
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("normalise", ["none", "tokens", "turns"])
+@pytest.mark.parametrize("reduction", ["none", "tokens", "turns"])
 def test_dpo_has_the_same_loss_and_count(
-    template: str, observed: tuple[str, ...], normalise: str
+    template: str, observed: tuple[str, ...], reduction: str
 ) -> None:
     loaded, losses = without_context(template), []
-    objective = DPO(DPOSettings(normalise=normalise, nll=0.5))
+    objective = DPO(DPOSettings(reduction=reduction, nll_coef=0.5))
     for words in (OBSERVED["short"], observed):
         sides = [tuple(told(loaded, said, words)) for said in (SAID, ELSE)]
         pair = Pair(sides[0], sides[1], reference=(-3.0, -2.0))

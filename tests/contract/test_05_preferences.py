@@ -18,7 +18,7 @@ from coterie.training.trainer import train
 from tests.rounding import assert_same_weights, weight_bounds
 from tests.training_models import SETTINGS, main, some_pairs, start_ranks, statuses, tiny_llama
 
-OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll=0.2)
+OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll_coef=0.2)
 
 
 def own_logprobs(model, row: Row) -> list[list[float]]:
@@ -31,12 +31,12 @@ def own_logprobs(model, row: Row) -> list[list[float]]:
     ]
 
 
-def reduced(turns: list[list[float]], normalise: str) -> float:
+def reduced(turns: list[list[float]], reduction: str) -> float:
     """A side as one number."""
-    if normalise == "turns":
+    if reduction == "turns":
         return sum(sum(turn) / len(turn) for turn in turns)
     tokens = [token for turn in turns for token in turn]
-    return sum(tokens) / (len(tokens) if normalise == "tokens" else 1)
+    return sum(tokens) / (len(tokens) if reduction == "tokens" else 1)
 
 
 def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> float:
@@ -44,15 +44,15 @@ def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> floa
     total = 0.0
     for pair in pairs:
         c, r = (
-            reduced(own_logprobs(policy, side[0]), settings.normalise)
-            - reduced(own_logprobs(reference, side[0]), settings.normalise)
+            reduced(own_logprobs(policy, side[0]), settings.reduction)
+            - reduced(own_logprobs(reference, side[0]), settings.reduction)
             for side in (pair.chosen, pair.rejected)
         )
         margin = torch.tensor(settings.beta * (c - r), dtype=torch.float64)
         s = settings.label_smoothing
         loss = -(1 - s) * logsigmoid(margin) - s * logsigmoid(-margin)
         mean = reduced(own_logprobs(policy, pair.chosen[0]), "tokens")
-        total += pair.weight * (float(loss) - settings.nll * mean)
+        total += pair.weight * (float(loss) - settings.nll_coef * mean)
     return total / sum(pair.weight for pair in pairs)
 
 
@@ -60,18 +60,18 @@ def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> floa
     "settings",
     [
         OBJECTIVE,
-        DPOSettings(beta=2.0, normalise="tokens"),
-        DPOSettings(beta=0.5, normalise="turns", nll=0.2),
+        DPOSettings(beta=2.0, reduction="tokens"),
+        DPOSettings(beta=0.5, reduction="turns", nll_coef=0.2),
     ],
-    ids=lambda settings: settings.normalise,
+    ids=lambda settings: settings.reduction,
 )
 def test_the_loss_is_that_of_the_own_tokens_of_every_turn(settings, tmp_path):
     policy, reference = tiny_llama(1), tiny_llama(0)
     pairs = with_reference(
-        reference, some_pairs(), SETTINGS, tmp_path / "reference", normalise=settings.normalise
+        reference, some_pairs(), SETTINGS, tmp_path / "reference", reduction=settings.reduction
     )
     assert all(len(pair.chosen[0].targets) == 3 for pair in pairs), "three own turns a side"
-    whole = SETTINGS.model_copy(update={"batch_rows": len(pairs), "epochs": 1})
+    whole = SETTINGS.model_copy(update={"batch_size": len(pairs), "epochs": 1})
     expected = by_hand(policy, reference, pairs, settings)
     report = train(policy, pairs, whole, tmp_path / "train", objective=DPO(settings))
     assert report.first_loss == pytest.approx(expected, abs=1e-5)
@@ -93,7 +93,7 @@ def assert_trained_alike(settings, folder):
     for name, own in (("flat", flat), ("other", settings)):
         model = tiny_llama()
         pairs = with_reference(
-            model, some_pairs(), own, folder / f"{name}-reference", normalise="none"
+            model, some_pairs(), own, folder / f"{name}-reference", reduction="none"
         )
         with weight_bounds(model) as bounds:
             report = train(model, pairs, own, folder / name, objective=DPO(OBJECTIVE))
@@ -115,8 +115,8 @@ def test_two_ranks_give_the_weights_of_one(tmp_path):
 
 def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
     model = tiny_llama()
-    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference", normalise="none")
-    six = SETTINGS.model_copy(update={"batch_rows": 6, "epochs": 1})
+    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference", reduction="none")
+    six = SETTINGS.model_copy(update={"batch_size": 6, "epochs": 1})
     report = train(model, pairs, six, tmp_path / "train", objective=DPO(OBJECTIVE))
     assert report.steps == 3
     assert report.computed_tokens < 0.75 * report.tokens
@@ -124,15 +124,15 @@ def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
 
 def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
     model, pairs = tiny_llama(), some_pairs()
-    first = with_reference(model, pairs, SETTINGS, tmp_path / "reference", normalise="none")
+    first = with_reference(model, pairs, SETTINGS, tmp_path / "reference", reduction="none")
     model.model.forward = None  # nothing can be computed now
-    assert with_reference(model, pairs, SETTINGS, tmp_path / "reference", normalise="none") == first
+    assert with_reference(model, pairs, SETTINGS, tmp_path / "reference", reduction="none") == first
     with pytest.raises(TypeError):
-        with_reference(model, pairs[1:], SETTINGS, tmp_path / "reference", normalise="none")
+        with_reference(model, pairs[1:], SETTINGS, tmp_path / "reference", reduction="none")
     other = tiny_llama(3)
-    again = with_reference(other, pairs, SETTINGS, tmp_path / "reference", normalise="none")
+    again = with_reference(other, pairs, SETTINGS, tmp_path / "reference", reduction="none")
     assert again != first, "another model has other log-probs"
-    means = with_reference(other, pairs, SETTINGS, tmp_path / "reference", normalise="tokens")
+    means = with_reference(other, pairs, SETTINGS, tmp_path / "reference", reduction="tokens")
     assert means != again, "what is stored is of one reduction"
 
 
@@ -142,7 +142,7 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
     mute = replace(pairs[1], chosen=(replace(pairs[1].chosen[0], targets=()),))
     long = replace(pairs[2], rejected=(Row((3,) * 65, pairs[2].rejected[0].targets),))
     ready = with_reference(
-        model, [*pairs[3:], equal, mute, long], SETTINGS, tmp_path / "reference", normalise="none"
+        model, [*pairs[3:], equal, mute, long], SETTINGS, tmp_path / "reference", reduction="none"
     )
     report = train(model, ready, SETTINGS, tmp_path / "train", objective=DPO(OBJECTIVE))
     assert report.rows == SETTINGS.epochs * (len(pairs) - 3)
@@ -155,6 +155,6 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
         model.lm_head.weight.fill_(math.nan)
         damaged.lm_head.weight.fill_(math.nan)
     with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
-        with_reference(model, pairs, SETTINGS, tmp_path / "nan", normalise="none")
+        with_reference(model, pairs, SETTINGS, tmp_path / "nan", reduction="none")
     with pytest.raises(UserError, match="log-probs are not finite"):
-        with_reference(damaged, pairs, SETTINGS, tmp_path / "nan", normalise="none")
+        with_reference(damaged, pairs, SETTINGS, tmp_path / "nan", reduction="none")

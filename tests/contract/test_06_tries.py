@@ -90,9 +90,9 @@ def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path
     else:
         settings = SETTINGS.model_copy(update={"packing": "flat"})
         items = with_reference(
-            model, some_pairs(), settings, tmp_path / "reference", normalise="none"
+            model, some_pairs(), settings, tmp_path / "reference", reduction="none"
         )
-        found = DPO(DPOSettings(beta=0.5, label_smoothing=0.1, nll=0.3))
+        found = DPO(DPOSettings(beta=0.5, label_smoothing=0.1, nll_coef=0.3))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.1)

@@ -24,11 +24,11 @@ from coterie.runs.reinforce_record import step_records
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGINS = (
     f"{EXAMPLES}/recipe.py:BestOfN", f"environment={EXAMPLES}/environment.py:Guess", "model=tiny-exchange",
-    "tasks=3", "evaluate.tasks=3", "train.batch_rows=2", "train.save_every_steps=1", "engine.device=cpu",
+    "tasks=3", "evaluate.tasks=3", "train.batch_size=2", "train.save_every_steps=1", "engine.device=cpu",
 )  # fmt: skip
 REINFORCED = (
-    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.count=4",
-    "steps.save_every=2", "update.learning_rate=1e-3", "engine.device=cpu",
+    "rollout.tasks=2", "rollout.rollouts_per_task=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.count=4",
+    "steps.save_every=2", "train.learning_rate=1e-3", "engine.device=cpu",
 )  # fmt: skip
 SHARES = 8
 """Tests into which the sweep over all write boundaries is divided, for several processes."""
@@ -125,7 +125,7 @@ def test_sampling_beside_training_killed_anywhere_loses_no_group_and_takes_none_
 ) -> None:
     (tmp_path / "own.py").write_text("def short(dialogue):\n    return -dialogue.tokens / 100\n")
     term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
-    overlap = ("engine.kind=vllm", "rollout.max_staleness=1", "loss.kl=0", term)
+    overlap = ("engine.kind=vllm", "rollout.max_staleness=1", "loss.kl_coef=0", term)
     with closing(Zygote("rl/grpo", *REINFORCED, *overlap)) as zygote:
         generator = random.Random(0)
         for n in range(8):

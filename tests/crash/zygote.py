@@ -36,9 +36,9 @@ from coterie.runs.run import Run, open_run
 from tests.separate_engine import use_separate_engines
 
 WORDS = [
-    "iterations=2", "rollout.tasks=3", "rollout.samples=2", "rollout.max_tokens=12",
+    "iterations=2", "rollout.tasks=3", "rollout.rollouts_per_task=2", "rollout.max_tokens=12",
     "evaluate.tasks=2", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
-    "train.batch_rows=4", "train.save_every_steps=1", "engine.device=cpu",
+    "train.batch_size=4", "train.save_every_steps=1", "engine.device=cpu",
 ]  # fmt: skip
 
 

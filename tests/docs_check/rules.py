@@ -31,48 +31,47 @@ class Rule:
 
 FILE = "rows=8 evaluate.tasks=2 evaluate.rows=2 evaluate.max_tokens=4 engine.device=cpu model=tiny-exchange"
 EVALUATED = "evaluate.tasks=2 engine.device=cpu"
-SAMPLED = f"rollout.tasks=2 rollout.samples=2 rollout.max_tokens=96 {EVALUATED}"
+SAMPLED = f"rollout.tasks=2 rollout.rollouts_per_task=2 rollout.max_tokens=96 {EVALUATED}"
 TRAINED = "train.epochs=1 select.threshold=-100 select.top_share=1"
 SMALL = f"iterations=1 {SAMPLED} {TRAINED}"
 TREES = (
-    f"iterations=2 {SAMPLED} {TRAINED} dpo.tasks=2 dpo.probe=2 dpo.search.searches=2 dpo.search.rollouts=2 "
-    "dpo.train.epochs=1 dpo.select.theta_filter=-100 dpo.select.theta_diff=0"
+    f"iterations=2 {SAMPLED} {TRAINED} dpo.tasks=2 dpo.probe_dialogues=2 dpo.search.searches=2 "
+    "dpo.search.rollouts_per_search=2 dpo.train.epochs=1 dpo.select.theta_filter=-100 dpo.select.theta_diff=0"
 )
 SWEET = (
-    f"rollout.tasks=16 rollout.repeats=3 rollout.max_tokens=96 {EVALUATED} candidates.share=0.1 candidates.count=4 "
-    "critic.train.epochs=1 train.max_steps=2 policy.train.batch_rows=16"
+    f"rollout.tasks=16 rollout.rollouts_per_task=3 rollout.max_tokens=96 {EVALUATED} candidates.share=0.1 "
+    "candidates.count=4 "
+    "critic.train.epochs=1 train.max_steps=2 policy.train.batch_size=16"
 )
 MOAT = (
     f"model=tiny-exchange dataset=gsm8k_plans dataset.source=sample iterations=1 parts=sft {EVALUATED} rollout.tasks=2 "
-    "rollout.max_tokens=16 start.tasks=2 measure.tasks=1 measure.samples=1 start.train.max_length=1024 "
+    "rollout.max_tokens=16 start.tasks=2 measure.tasks=1 measure.rollouts_per_task=1 start.train.max_length=1024 "
     "improve.train.max_length=1024"
 )
 TRACES = (
-    "train.max_steps=1 train.batch_rows=2 traces.tasks=4 rollout.max_tokens=16 train.max_length=4096 "
+    "train.max_steps=1 train.batch_size=2 traces.tasks=4 rollout.max_tokens=16 train.max_length=4096 "
     "train.tokens_per_microbatch=4096"
 )
 BRIEF_TURNS = f"rollout.max_tokens=8 environment.turns=2 user_simulator.max_tokens=4 {EVALUATED}"
 STEPS = (
-    "candidates.count=2 train.max_steps=1 critic.train.batch_rows=2 critic.train.max_length=4096 "
-    "policy.train.batch_rows=2 policy.train.max_length=4096"
+    "candidates.count=2 train.max_steps=1 critic.train.batch_size=2 critic.train.max_length=4096 "
+    "policy.train.batch_size=2 policy.train.max_length=4096"
 )
-BRIEF = f"rollout.tasks=2 rollout.repeats=2 {BRIEF_TURNS} {STEPS}"
-TINY_RL = (
-    f"{EVALUATED} traces.tasks=16 train.epochs=1 steps.count=1 rollout.tasks=4 rollout.samples=2"
-)
+BRIEF = f"rollout.tasks=2 rollout.rollouts_per_task=2 {BRIEF_TURNS} {STEPS}"
+TINY_RL = f"{EVALUATED} traces.tasks=16 train.epochs=1 steps.count=1 rollout.tasks=4 rollout.rollouts_per_task=2"
 FEW = "tasks=2 max_tokens=16"
 REINFORCED = (
-    "rollout.tasks=2 rollout.samples=2 rollout.rounds=1 rollout.max_tokens=96 steps.count=1 "
-    f"loss.entropy=0.01 {EVALUATED}"
+    "rollout.tasks=2 rollout.rollouts_per_task=2 rollout.rounds=1 rollout.max_tokens=96 steps.count=1 "
+    f"loss.entropy_coef=0.01 {EVALUATED}"
 )
 """With a bonus for entropy there is always something to learn."""
 TWO_STEPS = (
-    "rollout.tasks=2 rollout.draw=2 rollout.rounds=1 rollout.samples=2 "
-    "loss.entropy=0.01 update.max_length=4096 update.tokens_per_microbatch=4096"
+    "rollout.tasks=2 rollout.oversample_tasks=2 rollout.rounds=1 rollout.rollouts_per_task=2 "
+    "loss.entropy_coef=0.01 rl.train.max_length=4096 rl.train.tokens_per_microbatch=4096"
 )
 ON_ROWS = (
     "dataset=2wiki dataset.source=sample environment=mhqa environment.prompt=closed tools=[] model=tiny-exchange "
-    f"update.max_length=1024 {REINFORCED}"
+    f"train.max_length=1024 {REINFORCED}"
 )
 
 NAMES = {

@@ -81,6 +81,18 @@ RENAMED = {
     " rl.": " ",
     "critic.train.max_steps=2": "train.max_steps=2",
     " policy.train.max_steps=2": "",
+    " update.": " rl.train.",
+    "batch_rows=": "batch_size=",
+    "loss.entropy=": "loss.entropy_coef=",
+    "rollout.draw=": "rollout.oversample_tasks=",
+    "rollout.samples=": "rollout.rollouts_per_task=",
+    "rollout.repeats=": "rollout.rollouts_per_task=",
+    "measure.samples=": "measure.rollouts_per_task=",
+    "search.runs=": "search.rollouts_per_task=",
+    "dpo.probe=": "dpo.probe_dialogues=",
+    "search.base=": "search.max_children=",
+    "search.window=": "search.rollouts_per_search=",
+    "search.rollouts=": "search.rollouts_per_search=",
 }
 """What HEAD calls otherwise, in commands and YAML inputs: {text at the base: text at HEAD}, such as
 ``{"rollout.tasks=": "sample.tasks="}``. A command that is left empty is left out."""

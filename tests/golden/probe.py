@@ -24,8 +24,8 @@ from safetensors import safe_open
 
 STEP = (("coterie.training.trainer", "Trainer"),)
 """Classes whose ``step`` gets the rows or pairs of an optimizer step: today's, and those before it."""
-FIELDS: dict[str, str] = {}
-"""Fields of rows and pairs whose name at HEAD is not that of the base: {name at HEAD: name at the base}."""
+FIELDS = {"groups_informative": "groups_telling", "groups_equal": "groups_flat"}
+"""Metrics, and fields of rows and pairs, with another name at HEAD: {name at HEAD: name at the base}."""
 VOLATILE = re.compile("second|^began$|^settings$")
 """Metrics and fields that are not compared: times and speeds, and fingerprints of settings. Folders, the day of the run
 and the settings themselves stand only in files that are not read."""
@@ -85,7 +85,8 @@ def coterie(words: list[str]) -> str:
 def steady(value: Any) -> Any:
     """Return a value of JSON without what is :data:`VOLATILE`."""
     if isinstance(value, dict):
-        return {name: steady(one) for name, one in value.items() if not VOLATILE.search(name)}
+        kept = {name: steady(one) for name, one in value.items() if not VOLATILE.search(name)}
+        return {FIELDS.get(name, name): one for name, one in kept.items()}
     return [steady(one) for one in value] if isinstance(value, list) else value
 
 

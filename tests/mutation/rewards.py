@@ -100,8 +100,12 @@ FAULTS = (
         result(lambda terms: terms or {"environment": 0.0}, "ungraded is zero"),
         [REWARDS],
     ),
-    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(gated=False), [REWARDS]),
-    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(repeats=0.0), [REWARDS]),
+    Fault(
+        f"{W}dialogue_reward:PathReward.__init__",
+        settings(measures_only_if_correct=False),
+        [REWARDS],
+    ),
+    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(repeat_penalty=0.0), [REWARDS]),
     Fault(f"{W}dialogue_reward:_breaks_form", returns(False), [REWARDS]),
     Fault(f"{W}dialogue_reward:_breaks_form", opposite, [REWARDS]),
     Fault(
@@ -148,7 +152,7 @@ FAULTS = (
     ),
     # Critics: SWEET-RL's advantages, MOAT's perplexity and corrections, judges.
     Fault(f"{W}critics:LikelihoodCritic.__init__", swap("critic", "reference"), [CRITIC]),
-    Fault(f"{W}critics:LikelihoodCritic.__init__", given(normalise="none"), [CRITIC]),
+    Fault(f"{W}critics:LikelihoodCritic.__init__", given(reduction="none"), [CRITIC]),
     Fault(f"{W}critics:HeadCritic.__init__", given(pool="last"), [CRITIC]),
     Fault(f"{W}critics:HeadCritic._pooled", given(start=lambda start: start - 1), [CRITIC]),
     Fault(f"{W}critics:_checked", around(lambda original, numbers: numbers), [CRITIC]),

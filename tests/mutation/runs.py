@@ -94,9 +94,9 @@ FAULTS = (
     Fault(
         "coterie.runs.reinforce_batch:with_kl_cost", given(weight=lambda weight: -weight), [COST]
     ),
-    Fault("coterie.recipes.rl:critic_batch", settings(lam=0.0), [CRITIC]),
+    Fault("coterie.recipes.rl:critic_batch", settings(gae_lambda=0.0), [CRITIC]),
     Fault("coterie.recipes.rl:gae", given(bootstrap=0.0), [CRITIC]),
-    Fault("coterie.recipes.rl:critic_batch", settings(whiten=False), [WHITENING]),
+    Fault("coterie.recipes.rl:critic_batch", settings(normalize=False), [WHITENING]),
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(

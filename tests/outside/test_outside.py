@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(__file__).parent / "package"
 SMALL = (
     "model=tiny-exchange", "evaluate.tasks=2", "engine.device=cpu", "train.learning_rate=1e-3",
-    "train.max_length=512", "train.batch_rows=1", "train.epochs=2", "tasks=8",
+    "train.max_length=512", "train.batch_size=1", "train.epochs=2", "tasks=8",
 )  # fmt: skip
 FINALS = ("grounder/iteration-00", "grounder/iteration-01", "planner/iteration-01")
 SECONDS = 300
@@ -184,7 +184,7 @@ def test_a_finished_run_is_reported_evaluated_and_talked_with(fresh: Fresh) -> N
 def test_a_recipe_that_ships_plays_the_environment_with_the_reward(fresh: Fresh) -> None:
     fresh.call(
         "run", "optima/isft", "environment=relay", "reward.terms={lightness: 0.5}", "model=tiny-exchange",
-        "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6", "evaluate.tasks=2",
+        "iterations=1", "rollout.tasks=2", "rollout.rollouts_per_task=2", "rollout.max_tokens=6", "evaluate.tasks=2",
         "select.threshold=-9", "train.max_length=512", "engine.device=cpu", "--folder", "shipped",
     )  # fmt: skip
     assert "lightness" in (fresh.place / "shipped/report.html").read_text()

@@ -15,8 +15,8 @@ from experiments import dense_tree_textworld
 from tests.conftest import Cli
 
 SMALL = (
-    "environment=textworld", "rollout.tasks=6", "search.runs=20", "budget.pairs=8", "evaluate.tasks=4",
-    "train.batch_rows=8", "engine.device=cpu",
+    "environment=textworld", "rollout.tasks=6", "search.rollouts_per_task=20", "budget.pairs=8", "evaluate.tasks=4",
+    "train.batch_size=8", "engine.device=cpu",
 )  # fmt: skip
 
 

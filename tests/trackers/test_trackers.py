@@ -106,7 +106,7 @@ READERS: dict[str, Callable[[Path], dict[str, Points]]] = {
 
 PAIRS = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(9)]
 CHATS = [{"prompt": f"Say {n}", "completion": f"Sure: {n}"} for n in range(9)]
-ROWS = ["dataset.source=rows.jsonl", "model=tiny-exchange", "train.batch_rows=4"]
+ROWS = ["dataset.source=rows.jsonl", "model=tiny-exchange", "train.batch_size=4"]
 EVALUATED = ["evaluate.tasks=2", "evaluate.max_tokens=8"]
 RELAY = "tests.outside.package.relay"
 RECIPES = {
@@ -116,13 +116,13 @@ RECIPES = {
         "rl/ppo",
         *once(*REINFORCED, "rollout.max_tokens=16"),
         "steps.count=2",
-        "steps.minibatches=2",
+        "steps.minibatches_per_step=2",
     ],
     "two roles": [
         f"{RELAY}:RelayRecipe",
         f"environment={RELAY}:Relay",
         "evaluate.tasks=2",
-        "train.batch_rows=2",
+        "train.batch_size=2",
     ],
 }
 
@@ -187,7 +187,7 @@ def test_all_metrics_of_a_run_arrive(tracker: str, recipe: str, cli: Cli, tmp_pa
 @pytest.mark.parametrize("tracker", READERS)
 def test_a_continued_run_continues_its_experiment(tracker: str, cli: Cli, tmp_path: Path) -> None:
     """Even if the run has moved; another run with the same name is another experiment."""
-    words = (*FEW, "train.batch_rows=4", f"tracker={tracker}", "--folder", "run")
+    words = (*FEW, "train.batch_size=4", f"tracker={tracker}", "--folder", "run")
     assert cli("run", "optima/isft", *words).code == 0
     Path("run").rename(tmp_path / "before")
     assert cli("run", "optima/isft", *words).code == 0

@@ -30,9 +30,9 @@ VLLM = (
     "engine.kind=vllm", "engine.vllm.dtype=float32", "engine.vllm.enforce_eager=true",
     "engine.vllm.start_seconds=240", "engine.vllm.arguments={max_num_seqs: 16}",
 )  # fmt: skip
-FULL = ("update.learning_rate=1e-3",)
+FULL = ("train.learning_rate=1e-3",)
 LORA = (
-    "train.method=lora", "train.lora_r=4", "update.learning_rate=1e-2", "engine.vllm.lora_rank=4",
+    "train.method=lora", "train.lora_r=4", "train.learning_rate=1e-2", "engine.vllm.lora_rank=4",
 )  # fmt: skip
 STEPS, TEMPERATURE = 3, 0.9
 
@@ -46,7 +46,7 @@ def test_the_server_speaks_by_each_version_that_the_trainer_makes(
     _note_adapters(monkeypatch, served)
     monkeypatch.setattr(pool, "TRAINER_TOLERANCE", 5 * TOLERANCE)  # both compute in float32
     words = [
-        *(*telling_words(tmp_path), *VLLM, *own, "loss.kl=0"),
+        *(*telling_words(tmp_path), *VLLM, *own, "loss.kl_coef=0"),
         *(f"steps.count={STEPS}", f"rollout.temperature={TEMPERATURE}"),
     ]
     words = [*{word.partition("=")[0]: word for word in words}.values()]

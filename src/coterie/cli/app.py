@@ -134,11 +134,11 @@ def run(
 
         coterie run --config mine.yaml seed=4
 
-        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
+        coterie run optima/isft rollout.rollouts_per_task=4 --folder runs/four --dry-run
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
 
-        coterie run rl/grpo reward.overlong=0.5 --folder runs/rl --fork runs/shorter --from-step 20
+        coterie run rl/grpo reward.overlong_penalty=0.5 --folder runs/rl --fork runs/shorter --from-step 20
     """
     from coterie.cli.arguments import check_sources, read_arguments, stored_settings
 

@@ -26,8 +26,8 @@ RecipeName = Annotated[
 ]
 MAIN_KEYS = (
     *("model", "dataset", "environment", "iterations", "steps.count", "rollout.tasks"),
-    *("rollout.samples", "rollout.max_tokens", "train.learning_rate", "train.epochs"),
-    *("train.batch_rows", "update.learning_rate", "loss.kl", "evaluate.tasks", "seed"),
+    *("rollout.rollouts_per_task", "rollout.max_tokens", "train.learning_rate", "train.epochs"),
+    *("train.batch_size", "rl.train.learning_rate", "loss.kl_coef", "evaluate.tasks", "seed"),
 )
 """Keys that most runs change. The first ten of them that a recipe has are listed first."""
 MAIN_COUNT = 10

@@ -369,10 +369,10 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
         "evaluate.tasks": 4 * tasks,
         "iterations": 2,
         "steps.count": 1,
-        "steps.minibatches": tasks,
+        "steps.minibatches_per_step": tasks,
         "rollout.rounds": 1,
         "rows": tasks,
-        "dpo.probe": 4 * tasks,
+        "dpo.probe_dialogues": 4 * tasks,
     }
     values = flatten(recipe.settings.model_dump(mode="json"))
     # A trial is not reported to a tracker.

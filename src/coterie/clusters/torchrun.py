@@ -1,7 +1,7 @@
 """Runs under ``torchrun``: its process of rank 0 is the driver, and the others start the ranks on their nodes.
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:PORT \\
-        -m coterie run METHOD update.processes=8
+        -m coterie run METHOD train.processes=8
 
 The driver tells them through torchrun's store what to start.
 """
@@ -52,8 +52,7 @@ class TorchrunJob:
         if needs.ranks != self.count:
             raise UserError(
                 f"torchrun started {self.count} processes, but the run trains on {needs.ranks or 'no'} ranks",
-                f"set update.processes={self.count} (train.processes for trainings on rows), or change --nnodes and "
-                "--nproc-per-node",
+                f"set train.processes={self.count}, or change --nnodes and --nproc-per-node",
             )
 
     @contextmanager

@@ -6,7 +6,7 @@
       samples: 4
     reward.lambda_token: 0.3        # dotted keys work too
 
-On the command line, ``coterie run RECIPE rollout.samples=4`` sets the same key.
+On the command line, ``coterie run RECIPE rollout.rollouts_per_task=4`` sets the same key.
 """
 
 import re
@@ -84,17 +84,29 @@ def _short(value: object) -> object:
 
 SYNONYMS = {
     "lr": "learning_rate",
-    "batch_size": "batch_rows",
-    "per_device_train_batch_size": "batch_rows",
+    "per_device_train_batch_size": "batch_size",
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
     "max_seq_length": "max_length",
     "lora_rank": "lora_r",
-    "group_size": "samples",
-    "num_generations": "samples",
+    "group_size": "rollouts_per_task",
+    "num_generations": "rollouts_per_task",
     "max_completion_length": "max_tokens",
 }
 """Training keys by their names in other libraries."""
+RENAMED = {
+    "base": "max_children", "batch_rows": "batch_size", "constant": "length_constant", "divergence": "kl_estimator",
+    "draw": "oversample_tasks", "entropy": "entropy_coef", "gated": "measures_only_if_correct",
+    "importance": "importance_sampling", "importance_cap": "importance_sampling_cap", "kl": "kl_coef",
+    "lam": "gae_lambda", "malformed": "malformed_reward", "mean": "aggregation", "minibatches": "minibatches_per_step",
+    "nll": "nll_coef", "normalise": "reduction", "old": "old_logprobs", "overlong": "overlong_penalty",
+    "percentile": "length_percentile", "probe": "probe_dialogues",
+    "reward.repeats": "repeat_penalty", "rollout.repeats": "rollouts_per_task", "rollouts": "rollouts_per_search",
+    "runs": "rollouts_per_task", "samples": "rollouts_per_task", "share": "share_base",
+    "tools.total": "max_total_calls", "tools.width": "concurrency", "update": "rl.train", "whiten": "normalize",
+    "window": "rollouts_per_search",
+}  # fmt: skip
+"""Last parts of renamed keys, with the group where it matters, and a renamed group. Errors name the new key."""
 
 
 def explain(error: ValidationError, settings_keys: Mapping[str, "SettingsKey"]) -> str:
@@ -109,7 +121,12 @@ def explain(error: ValidationError, settings_keys: Mapping[str, "SettingsKey"]) 
 def nearest_key(path: str, settings_keys: Mapping[str, object]) -> str | None:
     """Return the known key that is most similar to ``path``, by its full name or its last part."""
     group, dot, final_part = path.rpartition(".")
-    final_part = SYNONYMS.get(final_part, final_part)
+    in_group = ".".join(path.split(".")[-2:])
+    new_names = [(SYNONYMS | RENAMED).get(name) for name in (in_group, final_part)]
+    # The old name of a key in one recipe may be the name of a key in another.
+    last_parts = {key.rpartition(".")[2] for key in settings_keys}
+    final_part = next((name for name in new_names if name in last_parts), None) or final_part
+    group = RENAMED.get(group, group)
     path = f"{group}{dot}{final_part}"
     same = [key for key in settings_keys if key.rpartition(".")[2] == final_part]
     if same:
@@ -227,15 +244,15 @@ def read_settings(path: Path, settings: type[Settings]) -> dict[str, Any]:
     def read(values: Mapping[str, Any], prefix: str) -> None:
         for name, value in values.items():
             key = f"{prefix}{name}"
+            is_group = any(path.startswith(f"{key}.") for path in paths)
             if key in paths:
                 flat[key] = value
-            elif any(path.startswith(f"{key}.") for path in paths):
-                if isinstance(value, Mapping):
-                    # The file may nest groups or write dotted keys.
-                    read(value, f"{key}.")
-                elif value is not None:  # an empty group sets nothing
-                    flat[key] = value
-            elif key not in OF_RUNS:
+            elif isinstance(value, Mapping) and value and key not in OF_RUNS:
+                # The file may nest groups or write dotted keys. In an unknown group, the error names the first key.
+                read(value, f"{key}.")
+            elif is_group and value not in (None, {}):  # an empty group sets nothing
+                flat[key] = value
+            elif not is_group and key not in OF_RUNS:
                 near = nearest_key(key, paths)
                 problem = f"{path}, line {lines[key]}: unknown key {key!r}"
                 raise UserError(problem, f"did you mean {near!r}?" if near else RECIPE_KEYS)

@@ -240,7 +240,7 @@ class WithTools:
                 yield call
             elif once and not self.changes(call) and _key(call) in keys:
                 yield replace(call, error=REPEATED)
-            elif count >= self.settings.total:
+            elif count >= self.settings.max_total_calls:
                 yield replace(call, error=SPENT)
             else:
                 keys.add(_key(call))

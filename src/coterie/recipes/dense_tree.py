@@ -154,13 +154,13 @@ class DenseTree(Recipe):
             key = ItemKey(i, GROWN, search.tree.task)
             run.store.finish(key, metrics={"rollouts": count})
             # A tree that stops early still completes its part of the progress display.
-            if missing := max(0, s.search.runs - count):
+            if missing := max(0, s.search.rollouts_per_task - count):
                 progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
         # Rollouts that an interrupted run has stored are not counted again.
         finished = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
         title = f"trees {i}"
-        progress.start(s.search.runs * len(tasks) - finished, title)
+        progress.start(s.search.rollouts_per_task * len(tasks) - finished, title)
         with going_on(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
@@ -194,8 +194,8 @@ class DenseTree(Recipe):
             raise UserError(
                 f"the trees of iteration {i} have no pairs: no two siblings differ by pairs.margin="
                 f"{self.settings.pairs.margin:g}",
-                "grow larger trees (search.runs), lower pairs.margin or pairs.max_visits, or use tasks that the policy "
-                "solves sometimes; `coterie report` shows the trees",
+                "grow larger trees (search.rollouts_per_task), lower pairs.margin or pairs.max_visits, or use "
+                "tasks that the policy solves sometimes; `coterie report` shows the trees",
             )
         # As in the released code, outside pairs are added to the pairs of the trees.
         mixed, counts = self.mixed_pairs(i, progress)
@@ -215,7 +215,8 @@ class DenseTree(Recipe):
 
     def dialogues(self) -> int:
         s = self.settings
-        return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
+        trees = sum(len(self.train_tasks(i)) for i in range(s.iterations))
+        return s.search.rollouts_per_task * trees
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
@@ -244,13 +245,13 @@ class DenseTree(Recipe):
     def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
         """Return the agent's sampler of each child label. Labels with the same temperature share a sampler."""
         s = self.settings.search
-        temperatures = [s.temperature(label) for label in range(s.base)]
+        temperatures = [s.temperature(label) for label in range(s.max_children)]
         samplers = {t: sampler.at(t) for t in temperatures}
         # In the other modes, children differ by an instruction and are sampled at temperature 0 or
         # 1.
         if s.children == "temperature" or s.children == "sampling":
             return [samplers[t] for t in temperatures]
-        return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.base)
+        return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.max_children)
 
     # -- values ---------------------------------------------------------------------------------
 

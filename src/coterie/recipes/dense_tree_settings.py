@@ -38,7 +38,7 @@ class PairTrainingSettings(TrainingSettings):
     """DPO training on pairs."""
 
     learning_rate: float = key(7.2e-8, "peak learning rate", source="DensePolicy: 7.2e-8", gt=0)
-    batch_rows: int = key(32, "pairs per optimizer step", source="DensePolicy: 32", ge=1)
+    batch_size: int = key(32, "pairs per optimizer step", source="DensePolicy: 32", ge=1)
     max_length: int = key(4096, "maximum tokens per row", source="DensePolicy: 4096", ge=2)
 
 

@@ -8,8 +8,8 @@ from coterie.models.catalogue import ModelName
 from coterie.recipes.rl_settings import ReinforceRecipeSettings
 from coterie.recipes.settings import MODEL, methods
 from coterie.record.turn import digest
-from coterie.runs.reinforce_settings import GroupSettings
-from coterie.training.settings import TrainingSettings
+from coterie.runs.reinforce_settings import GroupSettings, UpdateSettings
+from coterie.training.settings import TrainingSettings, combine
 
 EXPERT = "expert"
 
@@ -52,7 +52,7 @@ class ImitationSettings(TrainingSettings):
 
     learning_rate: float = key(1e-5, "peak learning rate", source="GAP: 1e-5", gt=0)
     epochs: int = key(4, "passes over all rows", source="GAP: 4", ge=1)
-    batch_rows: int = key(32, "rows per optimizer step", source="GAP: 32", ge=1)
+    batch_size: int = key(32, "rows per optimizer step", source="GAP: 32", ge=1)
     max_length: int = key(5120, "maximum tokens per row", source="GAP: 5120", ge=2)
     tokens_per_microbatch: int = key(
         8192, "padded tokens per forward and backward pass; changes memory, not results", ge=2
@@ -79,9 +79,16 @@ class ImitationSettings(TrainingSettings):
         )
 
 
+class RLPhaseSettings(Settings):
+    """Training of the policy by reinforcement learning. `train` has the keys that it shares with SFT."""
+
+    train: UpdateSettings = UpdateSettings()
+
+
 class GapSettings(ReinforceRecipeSettings):
     """Settings that all methods of ``gap`` share."""
 
+    policy_group: ClassVar[str] = "rl.train"
     model: ModelName = key("smollm2", MODEL)
     method: Literal["sft", "rl", "sft_rl"] = key(
         "sft",
@@ -91,6 +98,11 @@ class GapSettings(ReinforceRecipeSettings):
     traces: TracesSettings = TracesSettings()
     rollout: RolloutSettings = RolloutSettings()
     train: ImitationSettings = ImitationSettings()
+    rl: RLPhaseSettings = RLPhaseSettings()
+
+    @property
+    def policy_training(self) -> TrainingSettings:
+        return combine(self.train, self.rl.train)
 
     @property
     def imitates(self) -> bool:

@@ -117,9 +117,9 @@ class Moat(Recipe):
             )
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the planner and the grounder. With ``share`` both are adapters of one base."""
+        """Return the planner and the grounder. With ``share_base`` both are adapters of one base."""
         s = self.settings
-        shares = PLANNER if s.share else None
+        shares = PLANNER if s.share_base else None
         return (Role(PLANNER, s.model), Role(GROUNDER, s.grounder or s.model, shares=shares))
 
     def stages(self) -> list[Stage]:
@@ -195,7 +195,7 @@ class Moat(Recipe):
         episodes = [
             Episode(task, sample, i, "rollout")
             for task in self.train_tasks(i)
-            for sample in range(s.samples)
+            for sample in range(s.rollouts_per_task)
         ]
         # Only plans need diversity, so the grounder samples at a lower temperature.
         samplers = {
@@ -287,7 +287,7 @@ class Moat(Recipe):
             raise UserError(
                 f"iteration {i} has no pair of plans that differ by more than "
                 f"pairs.margin={self.settings.pairs.margin:g}",
-                "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
+                "lower pairs.margin, or raise rollout.rollouts_per_task, rollout.tasks or rollout.temperature",
             )
         train = self.trainings()["align.train"]
         return prefer(self, run, i, pairs, s.objective, train, progress, role=PLANNER)
@@ -453,7 +453,7 @@ class Moat(Recipe):
         """Sample plans of a held-out task and average their r(s)."""
         key = ItemKey(step.iteration, step.stage, task.id)
         tree = Tree(task.id, step.stage, step.iteration)
-        samples = range(self.settings.measure.samples)
+        samples = range(self.settings.measure.rollouts_per_task)
         # Seeds depend on the task only, so that all measurements use the same random numbers.
         seeds = [int(digest("J", self.settings.seed, task.id, n)[:15], 16) for n in samples]
         messages = self.environment.see(State(task, 0), PLANNER)
@@ -481,8 +481,9 @@ class Moat(Recipe):
         """Return the number of plans, including those sampled to measure J."""
         s = self.settings
         tasks = self.environment.tasks("train", s.rollout.tasks, s.seed)
-        plans = len(tasks) * s.rollout.samples * s.iterations if s.parts != "sft" else 0
-        held_out = len(self.environment.scored_tasks(s.measure.tasks, s.seed)) * s.measure.samples
+        plans = len(tasks) * s.rollout.rollouts_per_task * s.iterations if s.parts != "sft" else 0
+        held_out_tasks = self.environment.scored_tasks(s.measure.tasks, s.seed)
+        held_out = len(held_out_tasks) * s.measure.rollouts_per_task
         return plans + held_out * sum(step.stage in (WHOLE, HALF) for step in self.steps())
 
     def whole_task(self, task: Task) -> Task:

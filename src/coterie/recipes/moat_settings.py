@@ -27,7 +27,7 @@ class PlanSettings(Settings):
     """Sampling of plans and actions."""
 
     tasks: int = key(1000, "Training tasks per iteration.", ge=1)
-    samples: int = key(15, "Plans per task (K).", source="MOAT's code: 15", ge=1)
+    rollouts_per_task: int = key(15, "Plans per task (K).", source="MOAT's code: 15", ge=1)
     temperature: float = key(
         1.0, "Sampling temperature of plans.", source="MOAT's code", gt=0, le=2
     )
@@ -141,7 +141,7 @@ class MeasureSettings(Settings):
     """Measurement of J, the mean log-likelihood of gold actions given sampled plans of held-out tasks."""
 
     tasks: int = key(200, "Held-out tasks.", ge=1)
-    samples: int = key(4, "Plans per held-out task.", ge=1)
+    rollouts_per_task: int = key(4, "Plans per held-out task.", ge=1)
 
 
 class MoatSettings(RecipeSettings):
@@ -159,7 +159,7 @@ class MoatSettings(RecipeSettings):
     )
     iterations: int = key(2, "Iterations of alternating alignment.", source="MOAT's code: 2", ge=1)
     grounder: OptionalModelName = key(None, "Initial grounder. Default: `model`, like the planner.")
-    share: bool = key(
+    share_base: bool = key(
         False, "Keep both agents as adapters of one base in memory. Requires train.method=lora."
     )
     sandbox: SandboxSettings = SandboxSettings()
@@ -190,12 +190,12 @@ class MoatSettings(RecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.parts in ("joint", "planner") and self.rollout.samples < 2:
-            raise ValueError("rollout.samples=1 gives no pair of plans; use at least 2")
-        if self.share and self.train.method != "lora":
-            raise ValueError("share=true trains adapters: add train.method=lora")
-        if self.share and self.grounder is not None:
-            raise ValueError("share=true uses one base for both agents; remove grounder")
+        if self.parts in ("joint", "planner") and self.rollout.rollouts_per_task < 2:
+            raise ValueError("rollout.rollouts_per_task=1 gives no pair of plans; use at least 2")
+        if self.share_base and self.train.method != "lora":
+            raise ValueError("share_base=true trains adapters: add train.method=lora")
+        if self.share_base and self.grounder is not None:
+            raise ValueError("share_base=true uses one base for both agents; remove grounder")
         return self
 
 

@@ -248,8 +248,8 @@ class Optima(Recipe):
 
     def dpo(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
         sampling = (
-            *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
-            *("rollout.top_p", "rollout.max_tokens", "engine"),
+            *("dpo.temperature", "dpo.probe_dialogues", "dpo.length_percentile", "dpo.search"),
+            *("dpo.reward", "rollout.top_p", "rollout.max_tokens", "engine"),
         )
         training = ("dpo.objective", "dpo.train", "train")
         rollout = self.stage(i, "rollout", self.search, previous, [self.draws(i)], uses=sampling)
@@ -293,12 +293,13 @@ class Optima(Recipe):
         s, tasks = self.dpo_settings, self.train_tasks(i)
         # Tasks take turns, and repeat if there are fewer tasks than dialogues.
         episodes = [
-            Episode(tasks[n % len(tasks)], n // len(tasks), i, PROBE) for n in range(s.probe)
+            Episode(tasks[n % len(tasks)], n // len(tasks), i, PROBE)
+            for n in range(s.probe_dialogues)
         ]
         await self.play(run, episodes, s.temperature, self.settings.rollout.top_p, progress)
         lengths = [int(metrics["tokens"]) for metrics in run.store.metrics(i, PROBE).values()]
         # A failed dialogue has no tokens and would lower the percentile.
-        return int(np.percentile([length for length in lengths if length], s.percentile)) + 1
+        return int(np.percentile([length for length in lengths if length], s.length_percentile)) + 1
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store the value of every node, the mean R of the rollouts through it, as credit."""
@@ -366,10 +367,11 @@ class Optima(Recipe):
     def dialogues(self) -> int:
         count = 0
         for i in range(self.settings.iterations):
-            each = self.settings.rollout.samples
+            each = self.settings.rollout.rollouts_per_task
             if self.is_dpo(i):
                 search = self.dpo_settings.search
-                each, count = search.searches * search.rollouts, count + self.dpo_settings.probe
+                each = search.searches * search.rollouts_per_search
+                count += self.dpo_settings.probe_dialogues
             count += each * len(self.train_tasks(i))
         return count
 
@@ -383,7 +385,7 @@ class Optima(Recipe):
         return [
             Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
             for task in self.train_tasks(iteration)
-            for sample in range(self.settings.rollout.samples)
+            for sample in range(self.settings.rollout.rollouts_per_task)
         ]
 
     def context(self, iteration: int) -> str | None:

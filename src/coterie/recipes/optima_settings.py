@@ -25,7 +25,9 @@ class RolloutSettings(Settings):
         "reshuffled.",
         ge=1,
     )
-    samples: int = key(8, "Dialogues per task (N).", source="Optima section 3.2 (10)", ge=1)
+    rollouts_per_task: int = key(
+        8, "Dialogues per task (N).", source="Optima section 3.2 (10)", ge=1
+    )
     temperature: float = key(0.7, "Sampling temperature.", source="Optima section 3", gt=0, le=2)
     first_temperature: float = key(
         0.3,
@@ -76,10 +78,10 @@ class OptimaSettings(RecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.rollout.samples == 1 and self.reward.lambda_token:
+        if self.rollout.rollouts_per_task == 1 and self.reward.lambda_token:
             raise ValueError(
-                "rollout.samples=1 gives no choice and makes every token term equal to -reward.lambda_token; use at "
-                "least 2 samples, or reward.lambda_token=0"
+                "rollout.rollouts_per_task=1 gives no choice and makes every token term equal to -reward.lambda_token; "
+                "use at least 2, or reward.lambda_token=0"
             )
         if self.select.threshold > self.reward.max_reward:
             raise ValueError(
@@ -103,7 +105,7 @@ class TreeRewardSettings(RewardSettings):
 class RPOSettings(DPOSettings):
     """DPO objective with an NLL term (RPO)."""
 
-    nll: float = key(
+    nll_coef: float = key(
         1.0,
         "weight of the mean negative log-likelihood of the chosen side",
         source="Optima section 3.3: 1 (iDPO), 0 (iSFT-DPO)",
@@ -118,7 +120,7 @@ class PairTrainingSettings(EpochSettings):
     warmup_ratio: float = key(
         0.1, "share of steps with a rising learning rate", source="Optima's code", ge=0, lt=1
     )
-    batch_rows: int = key(64, "pairs per optimizer step", source="Optima's code", ge=1)
+    batch_size: int = key(64, "pairs per optimizer step", source="Optima's code", ge=1)
 
 
 class DPORoundSettings(Settings):
@@ -126,13 +128,13 @@ class DPORoundSettings(Settings):
 
     tasks: int = key(64, "Training tasks per iteration, with one tree each.", ge=1)
     temperature: float = key(0.7, "Sampling temperature.", source="Optima's code (0.7)", gt=0, le=2)
-    probe: int = key(
+    probe_dialogues: int = key(
         100,
         "Dialogues played first to measure the length of dialogues.",
         source="Optima's code: 100",
         ge=1,
     )
-    percentile: float = key(
+    length_percentile: float = key(
         85.0,
         "Percentile of their tokens that, plus 1, is the denominator of the token term.",
         source="Optima's code: 85 (iDPO), 80 (iSFT-DPO)",

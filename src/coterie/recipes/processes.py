@@ -25,9 +25,9 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
         settings.cluster, "node of Ray's choice"
     )
     trainings = dict(recipe.trainings())
-    # The policy's training in reinforcement learning has a settings key of its own.
+    # The policy's training in reinforcement learning is not one on rows or pairs.
     if isinstance(settings, ReinforceRecipeSettings):
-        trainings["update"] = settings.policy_training
+        trainings[settings.policy_group] = settings.policy_training
     ranks = {
         name: rank_count(training, name)[0]
         for name, training in trainings.items()

@@ -2,7 +2,7 @@
 
     evaluate   the initial policy on held-out tasks
     reinforce  steps, each with the newest policy:
-                 sample     G = ``rollout.samples`` rollouts for each of ``rollout.tasks`` tasks
+                 sample     G = ``rollout.rollouts_per_task`` rollouts for each of ``rollout.tasks`` tasks
                  reward     R_i of rollout i: the environment's rewards or score, plus the run's own terms
                  advantage  A_i = (R_i - mean R) / std R over the G rollouts of a task by an agent (std is unbiased)
                             (GRPO, arXiv 2402.03300; DAPO, arXiv 2503.14476), or GAE (PPO, arXiv 1707.06347):
@@ -13,12 +13,12 @@
     evaluate   the trained policy on the same held-out tasks
 
 The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
-divergence D to the loss (``loss.mean`` selects the mean over tokens or over rollouts). DAPO has a higher upper clip, a
-mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft penalty
-for long answers. PPO has a critic V. :func:`train_step` is the algorithm: :func:`group_batch` or :func:`critic_batch`
-sets A (arithmetic: :mod:`coterie.rewards.advantages`), :func:`update` takes the steps on L (the clip and kl D:
-:class:`~coterie.training.policy_gradient.PolicyGradient`). A divergence in the reward (``reward.kl``) is another one,
-see :func:`prepare`. :mod:`coterie.runs.reinforce` samples, saves and resumes.
+divergence D to the loss (``loss.aggregation`` selects the mean over tokens or over rollouts). DAPO has a higher upper
+clip, a mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft
+penalty for long answers. PPO has a critic V. :func:`train_step` is the algorithm: :func:`group_batch` or
+:func:`critic_batch` sets A (arithmetic: :mod:`coterie.rewards.advantages`), :func:`update` takes the steps on L (the
+clip and kl D: :class:`~coterie.training.policy_gradient.PolicyGradient`). A divergence in the reward
+(``reward.kl_coef``) is another one, see :func:`prepare`. :mod:`coterie.runs.reinforce` samples, saves and resumes.
 """
 
 import random
@@ -216,21 +216,21 @@ def prepare(
         fresh = [path for path in fresh if path.task in tasks]
     temperature = s.rollout.temperature
     # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
-    if s.loss.kl or s.reward.kl:
+    if s.loss.kl_coef or s.reward.kl_coef:
         fresh = by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
     # Before its first update a policy equals its reference, so the divergence costs nothing.
     moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
     before_kl = fresh
-    if s.reward.kl:
-        fresh = [with_kl_cost(path, s.reward.kl) if path.agent in moved else path for path in fresh]
+    if weight := s.reward.kl_coef:
+        fresh = [with_kl_cost(path, weight) if path.agent in moved else path for path in fresh]
     if critic is not None:
         training = critic.config.settings
         # With a divergence cost returns differ even if all rewards are equal.
-        flat = flat and not (s.reward.kl and moved)
+        flat = flat and not (s.reward.kl_coef and moved)
         batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
     else:
         batch = group_batch(fresh, s.advantage)
-        if s.reward.kl:  # the costs differ, but they are not rewards
+        if s.reward.kl_coef:  # the costs differ, but they are not rewards
             without_kl = group_batch(before_kl, s.advantage)
             batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
     # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
@@ -238,7 +238,7 @@ def prepare(
     counts["paths_masked"] = len(batch.paths) - len(chosen)
     # By default the importance ratio uses the engine's log-probs, which differ slightly from the
     # trainer's.
-    if s.loss.old == "recomputed":
+    if s.loss.old_logprobs == "recomputed":
         from coterie.training.reference import with_old
 
         def recompute(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
@@ -299,12 +299,12 @@ def critic_batch(
         bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
         rewards = path.sampled.token_rewards(path.trained)
         values = trained_values(path_rows)
-        estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
+        estimates.append(gae(rewards, values, settings.gamma, settings.gae_lambda, bootstrap))
         trainable.append(replace(path, rows=tuple(path_rows)))
     advantages = [of_path for of_path, _ in estimates]
     if flat:
         advantages = [[0.0] * len(of_path) for of_path in advantages]
-    elif settings.whiten:
+    elif settings.normalize:
         # Mean and deviation are taken over all tokens of the step.
         advantages = whiten(advantages)
     batch, informative = list[AgentPath](), set[str]()
@@ -349,7 +349,7 @@ def update(
         longest = max(learner.trainer.longest for learner in learners)
         raise UserError(
             f"all {too_long} rows of a step are longer than the training's maximum of {longest} tokens",
-            "raise update.max_length, or shorten dialogues (rollout.max_tokens, fewer turns)",
+            f"raise {s.policy_group}.max_length, or shorten dialogues (rollout.max_tokens, fewer turns)",
         )
     means = {name: sum(values) / len(values) for name, values in sums.items()}
     return {"rows_too_long": too_long, "trained_tokens": trained, **means}
@@ -363,7 +363,7 @@ def minibatches(
         # Sorted first, so that the order depends on the tasks and the seed alone.
         order = sorted(set(tasks))
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        parts = min(settings.minibatches, len(order))
+        parts = min(settings.minibatches_per_step, len(order))
         for part in range(parts):
             yield frozenset(order[part::parts])
 
@@ -371,7 +371,8 @@ def minibatches(
 def _has_gradient(learner: "Learner", rows: Sequence[Row], s: ReinforceSettings) -> bool:
     """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
     # A policy that has not moved equals its reference, so a KL term has no gradient yet.
-    if learner.config.like is not None or s.loss.entropy or (s.loss.kl and learner.has_moved):
+    is_regularized = s.loss.entropy_coef or (s.loss.kl_coef and learner.has_moved)
+    if learner.config.like is not None or is_regularized:
         return True
     return any(any(row.advantages or ()) for row in rows)
 

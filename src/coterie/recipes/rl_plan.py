@@ -29,17 +29,17 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     # Imports the user's own reward functions, so that errors in them show first.
     PathReward(s.reward)
     s = planned(s)
-    if s.steps.minibatches > s.rollout.tasks:
-        problem = f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks"
+    if (minibatches := s.steps.minibatches_per_step) > s.rollout.tasks:
+        problem = f"steps.minibatches_per_step={minibatches} is more than rollout.tasks"
         fix = f"use at most {s.rollout.tasks}, because the group of a task is not split"
         raise UserError(f"{problem}={s.rollout.tasks}", fix)
-    trainings = {"update": s.policy_training}
+    trainings = {s.policy_group: s.policy_training}
     check_served(s, {"train": s.policy_training})
     if s.has_critic:
         trainings["critic.train"] = s.critic_training
     for training in trainings.values():
         check_training("train", training, s, s.model)
-    check_ranks(s, s.policy_training, "update")
+    check_ranks(s, s.policy_training, "train")
     result = plan()
     for name, training in trainings.items():
         check_room(name, training, result.context, result.shortest_prompt)
@@ -58,7 +58,7 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
     length, engine = min(plan.context, longest), s.engine
     attention = engine.attention or "sdpa"
     # The entropy bonus needs gradients of the entropies; without it they are only shown.
-    reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
+    reads: Reads = "entropies" if s.loss.entropy_coef else "shown entropies"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
         if role == CRITIC:
@@ -68,14 +68,14 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
         policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
         # A sampler in this process keeps its cache while the policy trains.
         if engine.kind == "inprocess":
-            dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
+            dialogues = max(plan.heldout, s.rollout.tasks_per_round * s.rollout.rollouts_per_task)
             size = weight_dtype(s).itemsize
             sampling.update(cache_memory(shape, engine, size, dialogues, length))
     # An adapter's base is its reference.
-    copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
-    ranks, sharded = rank_count(s.policy_training, "update")
+    copied = (s.loss.kl_coef or s.reward.kl_coef) and s.train.method == "full"
+    ranks, sharded = rank_count(s.policy_training, "train")
     return training_memory(
-        "update",
+        s.policy_group,
         [*policies, *critics],
         shared="train",
         device=engine.device_name,

@@ -33,8 +33,8 @@ COLUMNS = (
     ("tokens", "tokens"),
     ("turns", "turns"),
     ("limit reached", "truncated"),
-    ("groups with an advantage", "groups_telling"),
-    ("all rewards equal", "groups_flat"),
+    ("groups with an advantage", "groups_informative"),
+    ("all rewards equal", "groups_equal"),
     ("failed", "samples_failed"),
     ("without a reward", "paths_failed"),
     ("staleness", "staleness"),
@@ -213,7 +213,7 @@ def _group(
     else:
         same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
         intro += f"{same} nothing is learned from this group."
-    if s.reward.kl:
+    if s.reward.kl_coef:
         intro += " The divergence from the reference is also taken off for each token."
     return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
 

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from coterie.config.settings import key
 from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
-from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.reinforce_settings import PolicyTrainingSettings, ReinforceSettings
 
 CRITIC = "critic"
 """Role of the value function."""
@@ -24,7 +24,7 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
         if self.rollout.max_staleness and engine.kind == "inprocess" and not on_ranks:
             raise ValueError(
                 f"rollout.max_staleness={self.rollout.max_staleness} samples while a step trains, but both would use "
-                "the same weights in one process; use engine.kind=vllm, train on ranks (update.processes), or set "
+                "the same weights in one process; use engine.kind=vllm, train on ranks (train.processes), or set "
                 "rollout.max_staleness=0"
             )
         if self.rollout.max_staleness and not engine.keep_servers:
@@ -40,6 +40,7 @@ class RLSettings(ReinforceRecipeSettings):
 
     questions: ClassVar[str | None] = "question"
     model: ModelName = key("tiny-exchange", MODEL)
+    train: PolicyTrainingSettings = PolicyTrainingSettings()
     policies: Literal["one", "each"] = key(
         "one",
         "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "

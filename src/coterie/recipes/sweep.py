@@ -100,7 +100,7 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         else:
             keys[key] = values
     if not keys:
-        fix = "separate the values of a key by commas, such as rollout.samples=2,5,15"
+        fix = "separate the values of a key by commas, such as rollout.rollouts_per_task=2,5,15"
         raise UserError("no key has several values", fix)
     return keys, rest
 

@@ -33,7 +33,7 @@ The baselines have one round and train the policy on the same dialogues: ``rejec
 Deliberate deviations from the released code:
 
 * A dialogue's score is the sum over turns of mean log-ratios, as in the paper. The code's mean over all tokens is
-  ``critic.objective.normalise=tokens``.
+  ``critic.objective.reduction=tokens``.
 * Critic and reference model score a candidate's own tokens in the same context.
 * Only the agent's own tokens are targets of the losses.
 * The reference c is inside the system prompt, not before it.
@@ -181,7 +181,7 @@ class SweetRL(Recipe):
         episodes = [
             Episode(task, sample, FIRST, "rollout")
             for task in self.train_tasks()
-            for sample in range(s.rollout.repeats)
+            for sample in range(s.rollout.rollouts_per_task)
         ]
         return await self.play(run, episodes, s.rollout.temperature, s.rollout.top_p, progress)
 
@@ -348,7 +348,7 @@ class SweetRL(Recipe):
             engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
             # Without normalization, log-ratios are summed over a turn and not divided by its length
             # L.
-            is_sum = s.objective.normalise == "none"
+            is_sum = s.objective.reduction == "none"
             step: StepCritic = LikelihoodCritic(engine, base, "none" if is_sum else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
@@ -381,7 +381,7 @@ class SweetRL(Recipe):
     def dialogues(self) -> int:
         """Return the number of dialogues; n candidates for every turn of a dialogue count as n dialogues."""
         s = self.settings
-        sampled_dialogues = len(self.train_tasks()) * s.rollout.repeats
+        sampled_dialogues = len(self.train_tasks()) * s.rollout.rollouts_per_task
         branched = max(1, int(sampled_dialogues * s.candidates.share)) * s.candidates.count
         return sampled_dialogues + branched * self.has_critic
 
@@ -435,7 +435,7 @@ class SweetRL(Recipe):
         if not pairs:
             raise UserError(
                 f"no pair was selected in round {iteration}",
-                "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need "
+                "sample more tasks or repeats (rollout.tasks, rollout.rollouts_per_task): pairs need "
                 + (
                     f"similarities that differ by {self.min_difference:g} on one task; or lower min_difference"
                     if self.min_difference

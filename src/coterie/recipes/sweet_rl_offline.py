@@ -172,7 +172,7 @@ async def play_offline(
 def _dialogues(
     environment: BackendProgramming, s: SweetSettings, file: Path, progress: Progress
 ) -> tuple[dict[ItemKey, tuple[Task, OfflineDialogue]], int]:
-    """Return the dialogues within ``rollout.tasks`` and ``rollout.repeats``, and the number of held-out dialogues."""
+    """Return the dialogues within the limits of ``rollout``, and the number of held-out dialogues."""
     # A file may have its own ids, so held-out tasks are also recognized by content.
     held_out = {
         key
@@ -192,7 +192,7 @@ def _dialogues(
         if task_rows.setdefault(task.id, row.task) != row.task:
             problem = f"{file} has two tasks with the id {row.task.id}"
             raise UserError(problem, "give each task a unique id")
-        if repeats[task.id] < limits.repeats:
+        if repeats[task.id] < limits.rollouts_per_task:
             key = ItemKey(FIRST, "rollout", task.id, f"{repeats[task.id]:04d}")
             repeats[task.id] += 1
             dialogues[key] = (task, row)

@@ -32,7 +32,7 @@ class RepeatSettings(Settings):
     tasks: int = key(
         1000, "Training tasks.", source="SWEET-RL section 5.1: 5000 (15k dialogues)", ge=1
     )
-    repeats: int = key(3, "Dialogues per task (k).", source="SWEET-RL section 5.1", ge=1)
+    rollouts_per_task: int = key(3, "Dialogues per task (k).", source="SWEET-RL section 5.1", ge=1)
     temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
     top_p: float = key(1.0, "Nucleus sampling: smallest probability mass to keep.", gt=0, le=1)
     max_tokens: int = key(1024, "Maximum tokens per turn.", source="SWEET-RL's code", ge=1)
@@ -41,7 +41,7 @@ class RepeatSettings(Settings):
 class PairObjective(DPOSettings):
     """Objective of the policy: DPO with an NLL term (equation 4)."""
 
-    nll: float = key(
+    nll_coef: float = key(
         0.01,
         "weight of the mean negative log-likelihood of the chosen side",
         source="SWEET-RL table 5",
@@ -52,7 +52,7 @@ class PairObjective(DPOSettings):
 class CriticObjective(PairObjective):
     """Objective of the critic: Bradley-Terry over whole dialogues (equation 2)."""
 
-    normalise: Literal["none", "tokens", "turns"] = key(
+    reduction: Literal["none", "tokens", "turns"] = key(
         "turns",
         "`turns`: sum over turns of each turn's mean log-ratio. `tokens`: mean over all tokens of a dialogue, as in "
         "the released code. `none`: sum over all tokens (ablation without normalization).",
@@ -145,7 +145,7 @@ class SweetSettings(RecipeSettings):
     offline: OptionalPath = key(
         None,
         "File of SWEET-RL's offline trajectories (JSONL), or the published one (colbench_offline), instead of sampled "
-        "dialogues. Reads at most rollout.tasks tasks and rollout.repeats dialogues per task.",
+        "dialogues. Reads at most rollout.tasks tasks and rollout.rollouts_per_task dialogues per task.",
         source="SWEET-RL: colbench_code_offline_15k_llama8b.jsonl",
         min_length=1,
     )
@@ -186,9 +186,9 @@ class SweetSettings(RecipeSettings):
         pairs = self.method == "multi_turn_dpo" or (
             self.method == "sweet" and self.critic.kind in ("likelihood", "regression")
         )
-        if pairs and self.rollout.repeats < 2:
+        if pairs and self.rollout.rollouts_per_task < 2:
             raise ValueError(
-                "rollout.repeats=1 gives no pair of a success and a failure; use at least 2"
+                "rollout.rollouts_per_task=1 gives no pair of a success and a failure; use at least 2"
             )
         return self
 

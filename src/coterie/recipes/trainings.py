@@ -147,7 +147,7 @@ def prefer(
                 with_reference(
                     *(model.model, pairs_of_split, seeded, folder / name),
                     adapter=adapter,
-                    normalise=objective.normalise,
+                    reduction=objective.reduction,
                     progress=progress,
                     scorer=scorer,
                 )

@@ -162,7 +162,7 @@ class LikelihoodCritic:
 
     critic: Engine
     reference: Engine
-    normalise: Literal["tokens", "none"] = "tokens"
+    reduction: Literal["tokens", "none"] = "tokens"
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
@@ -177,7 +177,7 @@ class LikelihoodCritic:
             for critic_logprobs, reference_logprobs in zip(ours, reference, strict=True)
         ]
         # The sum favors long or short candidates; the paper takes the mean over tokens.
-        if self.normalise == "tokens":
+        if self.reduction == "tokens":
             lengths = map(len, candidates)
             ratios = [ratio / length for ratio, length in zip(ratios, lengths, strict=True)]
         return _checked(ratios)

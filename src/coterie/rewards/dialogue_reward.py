@@ -12,7 +12,7 @@ Path of one agent:
     R = environment's reward + sum of weight * measure - repeats - overlong + custom terms
 
 The environment's reward defaults to its score. A path that was not graded has no reward, which differs from 0. With
-``malformed``, a path that violates the requested format gets this value instead of the first two terms.
+``malformed_reward``, a path that violates the requested format gets this value instead of the first two terms.
 """
 
 import inspect
@@ -339,20 +339,20 @@ class PathRewardSettings(TermSettings):
         {},
         "Weights of the environment's metrics of a path, such as {rounds: -0.05}; see its page for the names.",
     )
-    gated: bool = key(
+    measures_only_if_correct: bool = key(
         True,
         "Count measures only where the score is above 0, so that a wrong answer in few rounds earns nothing.",
     )
-    malformed: float | None = key(
+    malformed_reward: float | None = key(
         None,
         "Reward of a path that violates the requested format, instead of the environment's reward and the measures. "
         "Default: no exception. The environment reports it: `well_formed` is 0, or `violations` is above 0.",
         source="AFM: 0 (answer times form), or -1",
     )
-    repeats: float = key(
+    repeat_penalty: float = key(
         0.0, "Penalty for each message of the agent that repeats an earlier one.", ge=0
     )
-    overlong: float = key(
+    overlong_penalty: float = key(
         0.0,
         "Maximum penalty for a path with too many sampled tokens (DAPO's soft penalty).",
         source="DAPO: 1",
@@ -367,18 +367,18 @@ class PathRewardSettings(TermSettings):
         source="GAP: an eighth",
         ge=1,
     )
-    kl: float = key(
+    kl_coef: float = key(
         0.0, "Weight of the KL cost of each token, relative to the reference (k1).", ge=0
     )
 
     @model_validator(mode="after")
     def _check_overlong(self) -> Self:
         limits = (self.overlong_limit, self.overlong_buffer)
-        if self.overlong and None in limits:
-            raise ValueError("overlong needs overlong_limit and overlong_buffer; give both")
-        if not self.overlong and limits != (None, None):
+        if self.overlong_penalty and None in limits:
+            raise ValueError("overlong_penalty needs overlong_limit and overlong_buffer; give both")
+        if not self.overlong_penalty and limits != (None, None):
             raise ValueError(
-                "overlong_limit and overlong_buffer need overlong; set it or remove them"
+                "overlong_limit and overlong_buffer need overlong_penalty; set it or remove them"
             )
         if (self.overlong_buffer or 0) > (self.overlong_limit or 0):
             raise ValueError(
@@ -421,21 +421,21 @@ class PathReward:
         # A failed grader must not look like a wrong answer.
         if graded.environment_reward is None or graded.outcome.score is None:
             return None
-        if self.settings.malformed is not None and _breaks_form(graded):
-            components = {"malformed": self.settings.malformed}
+        if self.settings.malformed_reward is not None and _breaks_form(graded):
+            components = {"malformed": self.settings.malformed_reward}
         else:
             measures = self._measures(graded)
             components = {"environment": graded.environment_reward, "measures": measures}
         return {
             **components,
-            "repeats": -self.settings.repeats * count_repeats(graded.own_turns),
+            "repeats": -self.settings.repeat_penalty * count_repeats(graded.own_turns),
             "overlong": self._overlong(graded),
             **self._custom(graded),
         }
 
     def _measures(self, graded: GradedPath) -> float:
         # Otherwise giving up early would be rewarded for few rounds or calls.
-        if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
+        if self.settings.measures_only_if_correct and not (graded.outcome.score or 0.0) > 0:
             return 0.0
         total = 0.0
         for name, weight in self.settings.measures.items():
@@ -450,7 +450,7 @@ class PathReward:
 
     def _overlong(self, graded: GradedPath) -> float:
         s = self.settings
-        if not s.overlong:
+        if not s.overlong_penalty:
             return 0.0
         limit, buffer, agent_turns = s.overlong_limit, s.overlong_buffer, graded.own_turns
         assert limit is not None and buffer is not None, "checked in the settings"
@@ -462,7 +462,7 @@ class PathReward:
         )
         finish, ending = last_sample.finish if last_sample else "end", graded.outcome.ending
         return overlong_penalty(
-            tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong
+            tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong_penalty
         )
 
     def _custom(self, graded: GradedPath) -> dict[str, float]:
@@ -482,7 +482,7 @@ def _breaks_form(graded: GradedPath) -> bool:
     well, wrong = (graded.measures.get(name) for name in (WELL_FORMED, VIOLATIONS))
     if well is None and wrong is None:
         raise UserError(
-            f"reward.malformed needs the metric {WELL_FORMED} or {VIOLATIONS}, but the environment reports neither",
-            f"remove reward.malformed, or add {WELL_FORMED} (0 or 1) to the metrics of the environment's grade",
+            f"reward.malformed_reward needs {WELL_FORMED} or {VIOLATIONS}, but the environment reports neither",
+            f"remove reward.malformed_reward, or add {WELL_FORMED} (0 or 1) to the metrics of the environment's grade",
         )
     return well == 0 or float(wrong or 0) > 0

@@ -185,7 +185,7 @@ PairsAmong = Callable[[Sequence[NodeValue]], int]
 class DenseSearchSettings(Settings):
     """Growth of one task's tree."""
 
-    base: int = key(
+    max_children: int = key(
         10, "Maximum children of a node (B).", source="DensePolicy: MATH 10, AlfWorld 8", ge=2
     )
     children: Children = key(
@@ -202,7 +202,7 @@ class DenseSearchSettings(Settings):
         source="DensePolicy's code: 1.0, 0.5, 0.7",
         min_length=1,
     )
-    window: int = key(
+    rollouts_per_search: int = key(
         8,
         "Rollouts of each search after the first.",
         source="DensePolicy: 8; GSM8K 16, BabyAI 15, M3ToolEval 5",
@@ -214,7 +214,7 @@ class DenseSearchSettings(Settings):
         source="DensePolicy: 512; GSM8K, BabyAI and M3ToolEval 256",
         ge=1,
     )
-    runs: int = key(
+    rollouts_per_task: int = key(
         1000, "Number of rollouts that completes a tree.", source="DensePolicy's code: 1000", ge=2
     )
     value: ValueRule = key(
@@ -246,7 +246,7 @@ class DenseSearch(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         # An upper bound: each search adds at least one rollout, and `is_done` counts these.
-        self.searches = self.settings.runs
+        self.searches = self.settings.rollouts_per_task
         self.values = TreeValues(self.tree.root, self.settings.value)
         self.pairs: dict[str, int] = {}
         """Number of pairs among the children of each node."""
@@ -267,7 +267,8 @@ class DenseSearch(Search):
         """Choose the next node: the first by priority that has new indices below it. Return rollouts from it."""
         # The first search varies only the first step.
         if not self.rollouts:
-            node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
+            node, count = self.tree.root, self.settings.max_children
+            indices = [self._first(label) for label in range(count)]
             return [Rollout(search, n, node, labels=labels) for n, labels in enumerate(indices)]
         if self.is_done():
             return []
@@ -282,7 +283,7 @@ class DenseSearch(Search):
     def is_done(self) -> bool:
         """Return True if the tree has its pairs or its rollouts."""
         s = self.settings
-        return sum(self.pairs.values()) >= s.pairs or len(self.rollouts) >= s.runs
+        return sum(self.pairs.values()) >= s.pairs or len(self.rollouts) >= s.rollouts_per_task
 
     def best_first(self, rng: random.Random) -> list[str]:
         """Return the nodes that have not ended, highest priority first, ties in random order."""
@@ -307,16 +308,16 @@ class DenseSearch(Search):
         )
 
     def new_indices(self, node: str, rng: random.Random) -> list[tuple[int, ...]]:
-        """Draw up to a window of random indices below a node that earlier rollouts do not cover."""
+        """Draw up to ``rollouts_per_search`` random indices below a node that earlier rollouts do not cover."""
         # Labels from the root to the node. The remaining labels are drawn uniformly.
-        prefix = self._labels[node]
+        s, prefix = self.settings, self._labels[node]
         # A dict drops repeated indices and keeps their order, which a set would not.
         indices = {
-            (*prefix, *rng.choices(range(self.settings.base), k=self.steps - len(prefix))): None
-            for _ in range(2 * self.settings.window)
+            (*prefix, *rng.choices(range(s.max_children), k=self.steps - len(prefix))): None
+            for _ in range(2 * s.rollouts_per_search)
         }
         new = [index for index in indices if not self.is_covered(node, index)]
-        return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
+        return new[: min(s.rollouts_per_search, s.rollouts_per_task - len(self.rollouts))]
 
     def is_covered(self, node: str, index: Sequence[int]) -> bool:
         """Return True if a rollout with this index, which passes ``node``, would only repeat earlier samples."""

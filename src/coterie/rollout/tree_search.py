@@ -200,7 +200,7 @@ class SearchSettings(Settings):
 
     searches: int = key(8, "Searches of a task; each chooses a start node.",
                         source="Optima's code: 8", ge=1)  # fmt: skip
-    rollouts: int = key(3, "Rollouts of a search, from its start node to the end.",
+    rollouts_per_search: int = key(3, "Rollouts of a search, from its start node to the end.",
                         source="Optima's code: 3", ge=1)  # fmt: skip
     best: int = key(10, "Number of nodes of the highest value to draw from.",
                     source="Optima section 3.3 (10)", ge=1)  # fmt: skip
@@ -475,7 +475,8 @@ class TreeSearch(Search):
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         node = self.choose_start(rng)
-        return [Rollout(search, number, node) for number in range(self.settings.rollouts)]
+        count = self.settings.rollouts_per_search
+        return [Rollout(search, number, node) for number in range(count)]
 
     def choose_start(self, rng: random.Random) -> str:
         starts, nodes = [rollout.start for rollout in self.rollouts], self.branches.nodes()

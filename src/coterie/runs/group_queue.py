@@ -99,7 +99,7 @@ class GroupQueue:
         tokens = sum(count for _, count in ages)
         samples = StepSamples(max(self.draws, self._started), len({draw for draw, _ in groups}))
         samples.tasks, samples.paths = [task for _, task in fresh], paths
-        samples.sample_count = len(fresh) * self.rollout.samples
+        samples.sample_count = len(fresh) * self.rollout.rollouts_per_task
         samples.groups = groups
         samples.stale = sum(len(self._paths.pop(group)) for group in groups) - len(paths)
         samples.staleness = sum(age * count for age, count in ages) / max(tokens, 1)
@@ -145,7 +145,7 @@ class GroupQueue:
                 if is_bound:
                     return
                 useful = self._useful()
-                if useful >= s.tasks and useful + s.draw_count > steps * s.tasks:
+                if useful >= s.tasks and useful + s.tasks_per_round > steps * s.tasks:
                     return
             self._begin(self.draws)
             self.draws += 1
@@ -160,9 +160,9 @@ class GroupQueue:
     def _begin(self, draw: int) -> None:
         """Play the unfinished groups of a draw."""
         s, stage = self.rollout, step_stage(REINFORCE, draw)
-        previous_counts = [s.draw_count] * draw
+        previous_counts = [s.tasks_per_round] * draw
         tasks = draw_tasks(
-            self.driver.environment, "train", s.draw_count, self.driver.seed, previous_counts
+            self.driver.environment, "train", s.tasks_per_round, self.driver.seed, previous_counts
         )
         self.store.put_tasks(tasks)
         finished = self.store.finished_keys(self.iteration, stage)
@@ -171,7 +171,8 @@ class GroupQueue:
         for task in tasks:
             if (draw, task.id) in self.taken:
                 continue
-            new_episodes = [Episode(task, n, self.iteration, stage) for n in range(s.samples)]
+            numbers = range(s.rollouts_per_task)
+            new_episodes = [Episode(task, n, self.iteration, stage) for n in numbers]
             new_episodes = [
                 episode for episode in new_episodes if (task.id, episode.key.sample) not in finished
             ]

@@ -241,7 +241,7 @@ class ReinforcementLoop:
                     ages=self._ages(self._step_count),
                 )
                 steps = s.steps.count - self._step_count
-                progress.start(steps * s.rollout.tasks * s.rollout.samples, title)
+                progress.start(steps * s.rollout.tasks * s.rollout.rollouts_per_task, title)
                 try:
                     yield queue
                 finally:
@@ -268,17 +268,17 @@ class ReinforcementLoop:
         # Dynamic sampling (DAPO, section 3.2): draw until enough groups have different rewards.
         while samples.rounds < s.rounds:
             # Tasks repeat only after all have been drawn, so all earlier draws of the stage count.
-            previous_counts = [s.draw_count] * samples.draws
-            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, previous_counts)
+            count = s.tasks_per_round
+            previous_counts = [count] * samples.draws
+            tasks = draw_tasks(self.environment, "train", count, self.seed, previous_counts)
             # A small data set may repeat a task within the step, but its group is played once.
             tasks = [task for task in tasks if task.id not in samples.tasks]
             samples.draws += 1
             samples.rounds += 1
             if not tasks:
                 break
-            episodes = [
-                Episode(task, n, self.iteration, stage) for task in tasks for n in range(s.samples)
-            ]
+            numbers = range(s.rollouts_per_task)
+            episodes = [Episode(task, n, self.iteration, stage) for task in tasks for n in numbers]
             await play(store, driver, episodes, self._progress, tokens)
             names = [task.id for task in tasks]
             samples.tasks += names
@@ -334,7 +334,7 @@ class ReinforcementLoop:
             if launches(settings):
                 folder = self.run.training_folder(self.iteration, self.policies[0].role)
                 launch = self.run.launch
-                ranks = stack.enter_context(Ranks(settings, device, folder, key="update", **launch))
+                ranks = stack.enter_context(Ranks(settings, device, folder, **launch))
             learners = list[Learner]()
             for config in configs:
                 # Roles differ in optimizer steps, because steps without a gradient are skipped.
@@ -392,7 +392,7 @@ class ReinforcementLoop:
         if len(recent) < patience:
             return
         discounted = self.settings.advantage.gamma < 1  # returns differ even if rewards are equal
-        has_signal = any(step["groups_telling"] and step["paths"] for step in recent)
+        has_signal = any(step["groups_informative"] and step["paths"] for step in recent)
         if not has_signal or (is_constant(recent) and not discounted):
             raise no_signal_error(recent)
 
@@ -437,7 +437,7 @@ def step_metrics(
         **({"thought_tokens": thought} if thought else {}),
         "turns": _mean([float(path.turns) for path in paths]),
         "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
-        "groups_telling": len(batch.informative),
+        "groups_informative": len(batch.informative),
         **batch.counts,
         "paths": len(batch.paths),
         "tasks": len(samples.tasks),

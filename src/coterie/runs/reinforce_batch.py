@@ -144,7 +144,7 @@ class StepBatch:
 def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
     return {
         "groups": advantages.groups,
-        "groups_flat": advantages.flat,
+        "groups_equal": advantages.flat,
         "groups_small": advantages.small,
         "paths_failed": advantages.failed,
     }
@@ -184,7 +184,7 @@ def role_metrics(
                 f"{prefix}reward": fmean(rewards) if rewards else 0.0,
                 f"{prefix}reward_error": standard_error(rewards),
                 f"{prefix}tokens": fmean([path.tokens for path in paths]) if paths else 0.0,
-                f"{prefix}groups_telling": len(informative_tasks(paths)),
+                f"{prefix}groups_informative": len(informative_tasks(paths)),
             }
         graded = [path.all_terms for path in paths if path.terms]
         names = dict.fromkeys(name for terms in graded for name in terms)

@@ -18,7 +18,9 @@ REWARDED = "/paths_rewarded"
 """Metric of each role: number of paths with a reward other than 0."""
 TERM = "reward/"
 """Beginning of the metrics of terms of the reward."""
-OF_ROLES = {"reward": "reward", "tokens": "tokens", "groups_telling": "groups with an advantage"}
+OF_ROLES = {
+    "reward": "reward", "tokens": "tokens", "groups_informative": "groups with an advantage"
+}  # fmt: skip
 """Metrics of a step that each of several roles has, too, as ``ROLE/NAME``."""
 LEFT_OUT = {
     "paths_failed": "paths without a reward",
@@ -34,7 +36,7 @@ LEFT_OUT = {
 def describe_step(step: int, steps: int, metrics: Metrics) -> str:
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [f"step {step} of {steps}: reward {reward:.3f}", f"score {score:.3f}"]
-    parts += [f"{tokens:.0f} tokens", f"{metrics['groups_telling']} groups with an advantage"]
+    parts += [f"{tokens:.0f} tokens", f"{metrics['groups_informative']} groups with an advantage"]
     learning_metrics = {
         "grad_norm": "gradient",
         "entropy": "entropy",
@@ -86,8 +88,8 @@ def no_signal_error(recent: Sequence[Metrics]) -> UserError:
         f"in the last {len(recent)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
         f"advantages are zero.{limited}",
         "look at some rollouts with `coterie report`. A mean near the maximum or minimum reward means that the tasks "
-        "are too easy or too hard for this policy. Choose other tasks, raise rollout.samples or rollout.temperature, "
-        "or fine-tune the policy first",
+        "are too easy or too hard for this policy. Choose other tasks, raise rollout.rollouts_per_task or "
+        "rollout.temperature, or fine-tune the policy first",
     )
 
 
@@ -123,8 +125,8 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
             f"no rollout of {' and '.join(without)} had a reward other than 0 in any step, so nothing was "
             "learned from them. Look at some with `coterie report`, give partial rewards, or fine-tune the policy first"
         )
-    if any(metrics["groups_telling"] and metrics["paths"] for metrics in recent):
-        counts = {role: [m.get(f"{role}/groups_telling", 1) for m in recent] for role in roles}
+    if any(metrics["groups_informative"] and metrics["paths"] for metrics in recent):
+        counts = {role: [m.get(f"{role}/groups_informative", 1) for m in recent] for role in roles}
         equal = [role for role in roles if role not in without and not any(counts[role])]
         if equal:
             warnings.append(

@@ -1,6 +1,6 @@
 """Settings of reinforcement learning."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -8,7 +8,6 @@ from coterie.config.settings import Settings, key
 from coterie.rewards.advantages import Baseline
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.training.settings import (
-    LaunchSettings,
     PhaseSettings,
     PolicyLossSettings,
     Schedule,
@@ -23,8 +22,8 @@ class GroupSettings(Settings):
     """Sampling of a step: a group of paths for each task."""
 
     tasks: int = key(32, "Tasks per step. Each has one group.", source="GAP: 32", ge=1)
-    samples: int = key(8, "Paths per task (the size of a group).", source="GAP: 8", ge=1)
-    draw: int | None = key(
+    rollouts_per_task: int = key(8, "Rollouts per task (the group size).", source="GAP: 8", ge=1)
+    oversample_tasks: int | None = key(
         None,
         "Tasks per round of dynamic sampling. Default: tasks per step.",
         source="GAP, DAPO: twice the tasks of a step",
@@ -54,16 +53,16 @@ class GroupSettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.rounds > 1 and self.samples < 2:
+        if self.rounds > 1 and self.rollouts_per_task < 2:
             raise ValueError(
-                f"rounds={self.rounds} needs groups with different rewards, and samples={self.samples} gives each task "
-                "one path; raise samples, or use rounds=1"
+                f"rounds={self.rounds} needs groups with different rewards, and "
+                f"rollouts_per_task={self.rollouts_per_task} gives each task one path; raise it, or use rounds=1"
             )
         return self
 
     @property
-    def draw_count(self) -> int:
-        return self.draw or self.tasks if self.rounds > 1 else self.tasks
+    def tasks_per_round(self) -> int:
+        return self.oversample_tasks or self.tasks if self.rounds > 1 else self.tasks
 
 
 class AdvantageSettings(Settings):
@@ -75,8 +74,8 @@ class AdvantageSettings(Settings):
         "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
     )
     gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
-    lam: float = key(1.0, "GAE lambda (baseline=values).", source="GAP: 1", ge=0, le=1)
-    whiten: bool = key(
+    gae_lambda: float = key(1.0, "GAE lambda (baseline=values).", source="GAP: 1", ge=0, le=1)
+    normalize: bool = key(
         True,
         "Normalize the advantages of all tokens of a step to mean 0 and deviation 1 (baseline=values).",
     )
@@ -90,7 +89,7 @@ class AdvantageSettings(Settings):
     def _refuse_unused(self) -> Self:
         fields = type(self).model_fields
         # One number per path leaves nothing to discount, and groups have their own normalization.
-        gae_keys = ("gamma", "lam", "whiten")
+        gae_keys = ("gamma", "gae_lambda", "normalize")
         changed = [name for name in gae_keys if getattr(self, name) != fields[name].default]
         if changed and self.baseline != "values":
             raise ValueError(
@@ -104,7 +103,7 @@ class StepSettings(Settings):
     """Number of steps and updates per step."""
 
     count: int = key(50, "Steps. Each samples from the newest policy.", source="GAP: 200", ge=1)
-    minibatches: int = key(
+    minibatches_per_step: int = key(
         1, "Minibatches per step and epoch, with one optimizer step each.", source="GAP: 1", ge=1
     )
     epochs: int = key(1, "Epochs over the groups of a step.", source="GAP: 1", ge=1)
@@ -130,13 +129,13 @@ class StepSettings(Settings):
 
     @property
     def updates(self) -> int:
-        return self.count * self.minibatches * self.epochs
+        return self.count * self.minibatches_per_step * self.epochs
 
     def identity(self) -> dict[str, object]:
         """Return the settings that results depend on."""
         # How often checkpoints are saved changes no result. Evaluations do if they choose the
         # weights.
-        names = ["count", "minibatches", "epochs"]
+        names = ["count", "minibatches_per_step", "epochs"]
         names += ["keep", "evaluate_every"] if self.keep == "best" else []
         return self.model_dump(include={*names})
 
@@ -148,7 +147,7 @@ class StepSettings(Settings):
 
 
 class UpdateSettings(PhaseSettings):
-    """Optimizer settings. ``steps`` has the number of optimizer steps."""
+    """Optimizer settings of reinforcement learning. ``steps`` has the number of optimizer steps."""
 
     learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
     schedule: Schedule = key(
@@ -158,8 +157,8 @@ class UpdateSettings(PhaseSettings):
     weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
 
 
-class PolicyUpdateSettings(UpdateSettings, LaunchSettings):
-    """Optimizer settings of the policies, and the ranks that train policies and critic."""
+class PolicyTrainingSettings(TrainerSettings, UpdateSettings):
+    """Training of the policies, and the settings that the critic's training shares."""
 
 
 class CriticSettings(Settings):
@@ -172,24 +171,24 @@ class CriticSettings(Settings):
 class ReinforceSettings(Settings):
     """Settings of reinforcement learning, also used as a mixin for settings of recipes."""
 
+    policy_group: ClassVar[str] = "train"
+    """Group of the policies' learning rate and row length."""
+
     rollout: GroupSettings = GroupSettings()
     reward: PathRewardSettings = PathRewardSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     steps: StepSettings = StepSettings()
     loss: PolicyLossSettings = PolicyLossSettings()
-    update: PolicyUpdateSettings = PolicyUpdateSettings()
     critic: CriticSettings = CriticSettings()
     train: TrainerSettings = TrainerSettings()
 
     @property
     def policy_training(self) -> TrainingSettings:
-        return combine(self.train, self.update)
+        return TrainingSettings.model_validate(self.train.model_dump())
 
     @property
     def critic_training(self) -> TrainingSettings:
-        # The critic trains on the ranks of the policies, so it takes their launch settings.
-        ranks = {name: getattr(self.update, name) for name in LaunchSettings.model_fields}
-        return combine(self.train, self.critic.train).model_copy(update=ranks)
+        return combine(self.train, self.critic.train)
 
     @property
     def has_critic(self) -> bool:
@@ -197,13 +196,14 @@ class ReinforceSettings(Settings):
 
     @property
     def paths(self) -> int:
-        return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
+        rollout = self.rollout
+        return self.steps.count * rollout.rounds * rollout.tasks * rollout.rollouts_per_task
 
     @model_validator(mode="after")
     def _refuse_lone_paths(self) -> Self:
-        if not self.has_critic and self.rollout.samples < 2:
+        if not self.has_critic and self.rollout.rollouts_per_task < 2:
             raise ValueError(
-                f"rollout.samples={self.rollout.samples} gives no other path of a task to compare with; use 2 or more, "
-                "or advantage.baseline=values"
+                "rollout.rollouts_per_task=1 gives no other path of a task to compare with; use 2 or more, or "
+                "advantage.baseline=values"
             )
         return self

@@ -509,7 +509,7 @@ class CallLimits(Settings):
     """Limits of calls."""
 
     max_calls: int = key(16, "Calls per message; further calls return an error.", ge=1)
-    width: int = key(8, "Concurrent calls.", ge=1)
+    concurrency: int = key(8, "Concurrent calls.", ge=1)
     seconds: float = key(30.0, "Seconds of a call; a late call returns an error.", gt=0)
     tries: int = key(3, "Attempts of a call; one that changes the environment has one.", ge=1)
     max_characters: int = key(8000, "Characters of a result, which loses its middle.", ge=100)
@@ -523,7 +523,7 @@ async def run_calls(
 ) -> tuple[ToolResult, ...]:
     """Run checked calls; return their results in order. Raises :class:`ToolUnavailable` after all have ended."""
     alone = {tool.name for tool in tools if tool.alone}
-    room, start = asyncio.Semaphore(limits.width), time.monotonic()
+    room, start = asyncio.Semaphore(limits.concurrency), time.monotonic()
 
     async def answer(call: ToolCall) -> ToolResult:
         if call.error:

@@ -67,7 +67,7 @@ class ToolsSettings(CallLimits):
         "into the agent's message (as in GAP).",
     )
     rounds: int = key(8, "Messages with calls before each answer; the next is the answer.", ge=1)
-    total: int = key(64, "Calls per dialogue.", ge=1)
+    max_total_calls: int = key(64, "Calls per dialogue.", ge=1)
     repeats: Literal["refuse", "run"] = key("refuse", "Whether an earlier call runs again.")
 
     @field_validator("use")

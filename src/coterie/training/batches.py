@@ -35,7 +35,7 @@ def steps_for_targets(
     # Long and empty rows are dropped from the training, so they must not count here, either.
     batch = make_batch(rows, SFT(), max_row_length(model, settings))
     counts = [row.target_count for row in batch.items]
-    order = Order(batch.groups, settings.seed, settings.batch_rows)
+    order = Order(batch.groups, settings.seed, settings.batch_size)
     # Steps of all epochs (rounded up) in which the training sees at least `tokens` targets.
     max_steps = -(-tokens // sum(counts)) * order.steps_per_epoch
     # Number of targets after each step, counted over all epochs.
@@ -276,16 +276,16 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Order of the items over all epochs, in steps of ``batch_rows``."""
+    """Order of the items over all epochs, in steps of ``batch_size``."""
 
     groups: Sequence[str]
     seed: int
-    batch_rows: int
+    batch_size: int
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of optimizer steps of an epoch; the last may be smaller."""
-        return -(-len(self.groups) // self.batch_rows)
+        return -(-len(self.groups) // self.batch_size)
 
     def count(self, settings: TrainingSettings) -> int:
         """Return the number of optimizer steps of a training."""
@@ -300,7 +300,7 @@ class Order:
             # A resumed training starts within an epoch, and needs the order of that epoch too.
             if not order or index == 0:
                 order = self._of_epoch(epoch)
-            yield order[index * self.batch_rows : (index + 1) * self.batch_rows]
+            yield order[index * self.batch_size : (index + 1) * self.batch_size]
 
     def _of_epoch(self, epoch: int) -> list[int]:
         groups: dict[str, list[int]] = {}

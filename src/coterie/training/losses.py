@@ -5,7 +5,7 @@
     loss = -(1 - s) log sigmoid(beta (c - r)) - s log sigmoid(-beta (c - r))  -  nll * log p(chosen) / n
 
 s is label smoothing (Mitchell 2023, conservative DPO); s = 0 is Rafailov et al. 2023, equation 7.
-``normalise`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the sum over its
+``reduction`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the sum over its
 turns of the mean over a turn's tokens. The latter, on whole trajectories with the reference solution in the context,
 trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and 3): a turn's mean log-ratio is its advantage. The
 last term comes from iterative RPO (Pang et al. 2024, equation 1); n is the number of the chosen side's tokens. Policy
@@ -44,7 +44,7 @@ from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.record.rows import LabeledTrajectory, Pair, Row
-from coterie.training.settings import DPOSettings, Normalise, Reads, ValueLossSettings
+from coterie.training.settings import DPOSettings, Reads, Reduction, ValueLossSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +186,16 @@ def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tenso
 
 
 def side_statistic(
-    rows: Sequence[Row], values: Sequence[torch.Tensor], normalise: Normalise
+    rows: Sequence[Row], values: Sequence[torch.Tensor], reduction: Reduction
 ) -> torch.Tensor:
     """Reduce a side's values of the target tokens (``Row.predicted``) to a scalar of their dtype.
 
     ``none``: sum over tokens. ``tokens``: mean over tokens. ``turns``: sum over turns of the mean over a turn's tokens.
     """
     tokens = torch.cat(list(values))
-    if normalise == "none":
+    if reduction == "none":
         return tokens.sum()
-    if normalise == "tokens":
+    if reduction == "tokens":
         return tokens.mean()
     # Each turn is in one row only, so the lengths of the rows' turns divide the joined tokens.
     turns = tokens.split([len(turn) for row in rows for turn in row.predicted])
@@ -234,13 +234,13 @@ class DPO(OnPairs):
     def log_ratios(
         self, item: Pair, read: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log p / p_ref of the chosen and of the rejected side, reduced by ``normalise``."""
+        """Return log p / p_ref of the chosen and of the rejected side, reduced by ``reduction``."""
         assert item.reference is not None, "count() raises for a pair without a reference"
         # `rows` gives the rows of the chosen side first.
         chosen, rejected = read[: len(item.chosen)], read[len(item.chosen) :]
         return (
-            side_statistic(item.chosen, chosen, self.settings.normalise) - item.reference[0],
-            side_statistic(item.rejected, rejected, self.settings.normalise) - item.reference[1],
+            side_statistic(item.chosen, chosen, self.settings.reduction) - item.reference[0],
+            side_statistic(item.rejected, rejected, self.settings.reduction) - item.reference[1],
         )
 
     def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -253,10 +253,11 @@ class DPO(OnPairs):
         if s.label_smoothing:
             # Conservative DPO: with probability s the label of the pair is swapped.
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
-        if s.nll:
+        if s.nll_coef:
             # Iterative RPO, equation 1: keep the chosen side likely, which the margin alone does
             # not do.
-            loss = loss - s.nll * side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
+            chosen_mean = side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
+            loss = loss - s.nll_coef * chosen_mean
         return item.weight * loss
 
 

@@ -179,7 +179,7 @@ class TrainedModel:
         """Tokens of the largest micro-batch, with padding."""
         item, tokens = self.rows * self.length, self.settings.tokens_per_microbatch
         if self.items is not None:  # a micro-batch holds no more than all items of a step
-            tokens = min(tokens, item * min(self.items, self.settings.batch_rows))
+            tokens = min(tokens, item * min(self.items, self.settings.batch_size))
         # An item that exceeds the budget has a micro-batch of its own, and is never truncated.
         return max(tokens, item)
 

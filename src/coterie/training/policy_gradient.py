@@ -3,21 +3,21 @@
 Per trained token, with ratio = p / p_old and A its advantage:
 
     loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w if A < 0
-         + kl * divergence - entropy * H
+         + kl_coef * divergence - entropy_coef * H
 
 PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
 separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
 H is the entropy of the token's distribution over the whole vocabulary.
 
-p_old is the probability at sampling: from the engine (``old=behaviour``), or computed by the trainer under the same
-weights before it changes them (``old=recomputed``, :mod:`coterie.training.reference`). In the second case
-``importance`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without a
-gradient, truncated at ``importance_cap`` or masked (set to 0) above it.
+p_old is the probability at sampling: from the engine (``old_logprobs=behavior``), or computed by the trainer under the
+same weights before it changes them (``old_logprobs=recomputed``, :mod:`coterie.training.reference`). In the second case
+``importance_sampling`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without
+a gradient, truncated at ``importance_sampling_cap`` or masked (set to 0) above it.
 
 All log-probs are of the sampling distribution: logits divided by ``temperature``. Rows that were sampled at another
 temperature or with top_p < 1 raise an error.
 
-**Mean.** Implementations of the same algorithm define the mean over the tokens of a step differently:
+**Aggregation.** Implementations of the same algorithm define the mean over the tokens of a step differently:
 
 * ``token``: mean over all trained tokens of the step (DAPO, arXiv 2503.14476, section 3.3); long paths weigh more.
 * ``sequence``: mean over the step's paths of the mean over a path's trained tokens (GRPO, arXiv 2402.03300, eq. 3).
@@ -50,23 +50,23 @@ import torch
 from coterie.errors import UserError
 from coterie.record.rows import Row
 from coterie.training.losses import Measure, OnRows, TargetValue, at_predicted
-from coterie.training.settings import Divergence, Mean, PolicyGradientSettings, Reads
+from coterie.training.settings import Aggregation, KLEstimator, PolicyGradientSettings, Reads
 
 
-def row_count(row: Row, mean: Mean) -> float:
+def row_count(row: Row, aggregation: Aggregation) -> float:
     """Return the row's share of the denominator: its weighted tokens (``token``), or its weighted share of its path."""
     # A path may have several rows, which are in different micro-batches or on different ranks. Each
     # counts its share of the tokens, so that the rows of a path add up to its weight.
     tokens = sum(map(len, row.predicted))
-    return row.weight * (tokens if mean == "token" else tokens / path_tokens(row))
+    return row.weight * (tokens if aggregation == "token" else tokens / path_tokens(row))
 
 
-def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
+def row_scale(row: Row, aggregation: Aggregation, length_constant: int | None) -> float:
     # `loss` sums over the row's tokens. Divided by the tokens of the whole path, the sums of all
     # rows of a path add up to the path's mean.
-    if mean == "token":
+    if aggregation == "token":
         return row.weight
-    return row.weight / ((constant or 1) if mean == "constant" else path_tokens(row))
+    return row.weight / ((length_constant or 1) if aggregation == "constant" else path_tokens(row))
 
 
 def path_tokens(row: Row) -> int:
@@ -91,7 +91,7 @@ def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(
-    kind: Divergence, logprobs: torch.Tensor, reference: torch.Tensor, ratio: torch.Tensor
+    kind: KLEstimator, logprobs: torch.Tensor, reference: torch.Tensor, ratio: torch.Tensor
 ) -> torch.Tensor:
     """Return the term of each token, in nats; ``ratio`` is p / p_old, with its gradient. All ``(tokens,)``."""
     difference = log_ratio(logprobs, reference)
@@ -106,7 +106,7 @@ class PolicyGradient(OnRows):
     """Policy gradient on :class:`Row` items.
 
     Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer)
-    and ``reference`` (for kl > 0).
+    and ``reference`` (for ``kl_coef`` above 0).
     """
 
     name = "policy gradient"
@@ -115,12 +115,13 @@ class PolicyGradient(OnRows):
         self.settings = settings or PolicyGradientSettings()
         # The entropy is a metric in any case. Its gradient takes memory for each logit, so it is
         # computed only for an entropy bonus.
-        self.reads: Reads = "entropies" if self.settings.entropy else "shown entropies"
+        self.reads: Reads = "entropies" if self.settings.entropy_coef else "shown entropies"
         s, needs = self.settings, list[TargetValue](["advantages"])
         # The engine's log-probs are p_old, or the denominator of the importance weight.
-        needs += ["logprobs"] if s.old == "behaviour" or s.importance != "off" else []
-        needs += ["old"] if s.old == "recomputed" else []
-        self.needs: Sequence[TargetValue] = [*needs, "reference"] if s.kl else needs
+        is_sampled = s.old_logprobs == "behavior"
+        needs += ["logprobs"] if is_sampled or s.importance_sampling != "off" else []
+        needs += [] if is_sampled else ["old"]
+        self.needs: Sequence[TargetValue] = [*needs, "reference"] if s.kl_coef else needs
 
     @property
     def temperature(self) -> float:
@@ -132,10 +133,10 @@ class PolicyGradient(OnRows):
         # Negative weights raise an error; a negative advantage is the way to train against a row.
         self.weight(item)
         _check_distribution(item, self.settings.temperature)
-        return row_count(item, self.settings.mean)
+        return row_count(item, self.settings.aggregation)
 
     def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        scale = row_scale(item, self.settings.mean, self.settings.constant)
+        scale = row_scale(item, self.settings.aggregation, self.settings.length_constant)
         return scale * self._tokens(item, read[0])[0].sum()
 
     def measures(
@@ -145,7 +146,7 @@ class PolicyGradient(OnRows):
 
         ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient; ``policy_kl``: k3
         estimate from p_old; ``entropy``; ``reference_kl``: k3 estimate; ``engine_ratio``: p_old / p_engine before
-        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_cap``.
+        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_sampling_cap``.
         """
         rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
         # Rows may differ in their measures: only those with engine log-probs have an
@@ -159,7 +160,7 @@ class PolicyGradient(OnRows):
         s = self.settings
         # `(tokens, 2)`: log-prob and entropy of each trained token.
         logprobs, entropies = read.unbind(-1)
-        name: TargetValue = "logprobs" if s.old == "behaviour" else "old"
+        name: TargetValue = "logprobs" if s.old_logprobs == "behavior" else "old"
         old = at_predicted(row, name, logprobs)
         advantages = at_predicted(row, "advantages", logprobs)
         # Probability ratio p / p_old of PPO, equation 7. Its gradient at ratio 1 is that of log p.
@@ -184,27 +185,27 @@ class PolicyGradient(OnRows):
             "policy_kl": ratio - 1 - log_ratios,
             "entropy": entropies,
         }
-        if s.old == "recomputed" and row.logprobs is not None:
+        if s.old_logprobs == "recomputed" and row.logprobs is not None:
             # Both log-probs are under the same weights. They differ because the engine and the
             # trainer use other kernels, precision or batch sizes; both are constants here.
             weights = log_ratio(old, at_predicted(row, "logprobs", logprobs)).exp()
             measures["engine_ratio"] = weights
-            if s.importance != "off":
+            if s.importance_sampling != "off":
                 # Large weights have a large variance: cut them at the cap, or leave the token out.
                 # Masked tokens still count in the denominator.
-                over = weights > s.importance_cap
+                over = weights > s.importance_sampling_cap
                 measures["engine_cut_share"] = over
-                cut = 0.0 if s.importance == "mask" else s.importance_cap
+                cut = 0.0 if s.importance_sampling == "mask" else s.importance_sampling_cap
                 losses = losses * torch.where(over, cut, weights)
-        if s.kl:
+        if s.kl_coef:
             # The divergence has its own ratio (`k3`), so the importance weight does not apply to
             # it.
             reference = at_predicted(row, "reference", logprobs)
-            losses = losses + s.kl * divergence(s.divergence, logprobs, reference, ratio)
+            losses = losses + s.kl_coef * divergence(s.kl_estimator, logprobs, reference, ratio)
             # The metric needs the value of the divergence, for which k3 is right in all settings.
             measures["reference_kl"] = divergence("k3_forward", logprobs, reference, ratio)
-        if s.entropy:
-            losses = losses - s.entropy * entropies
+        if s.entropy_coef:
+            losses = losses - s.entropy_coef * entropies
         return losses, measures
 
 

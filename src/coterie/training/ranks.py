@@ -184,9 +184,8 @@ class Ranks:
         folder: Path,
         launch: Launch = local_ranks,
         host: str = HOST,
-        key: str = "train",
     ) -> None:
-        self._config = accelerate_config(settings, key)
+        self._config = accelerate_config(settings)
         self.count: int = self._config["num_processes"]
         self._threads = settings.threads or max(1, (os.cpu_count() or 1) // self.count)
         self.device = device
@@ -679,7 +678,7 @@ def train_on_ranks(
             f"ranks train items of one class, but these have several: {', '.join(kinds)}",
             "use one class, or train in one process",
         )
-    order = Order(batch.groups, settings.seed, settings.batch_rows)
+    order = Order(batch.groups, settings.seed, settings.batch_size)
     with RankTrainer(
         *(ranks, source, objective, settings, folder, type(batch.items[0])),
         steps=order.count(settings),

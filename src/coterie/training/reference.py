@@ -35,7 +35,7 @@ from coterie.record.rows import UNPREDICTED, Pair, Row
 from coterie.training.batches import max_row_length, rank_microbatches
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.losses import OF_A_HEAD, Item, Objective, Tally, side_statistic
-from coterie.training.settings import Normalise, Reads, TrainingSettings
+from coterie.training.settings import Reads, Reduction, TrainingSettings
 
 
 class LossModule(nn.Module, Generic[Item]):
@@ -281,14 +281,14 @@ def with_reference(
     settings: TrainingSettings,
     folder: Path,
     *,
-    normalise: Normalise,
+    reduction: Reduction,
     adapter: str | None = None,
     progress: Progress | None = None,
     scorer: Scorer | None = None,
 ) -> list[Pair]:
     """Set ``reference`` of each pair; a pair that is too long to train gets none.
 
-    Log-probs of a side are summed, or reduced by ``normalise`` like the objective's (``DPOSettings.normalise``), and
+    Log-probs of a side are summed, or reduced by ``reduction`` like the objective's (``DPOSettings.reduction``), and
     stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off; a ``scorer``
     has the same weights. Raises ``UserError`` for a log-prob that is not finite.
     """
@@ -300,14 +300,14 @@ def with_reference(
         if ".lora_" not in name or f".{adapter}." in name
     )
     # A resumed run takes the stored numbers, unless weights, pairs or the reduction have changed.
-    identity = {"model": weights, "pairs": hash_items(pairs), "normalise": normalise}
+    identity = {"model": weights, "pairs": hash_items(pairs), "reduction": reduction}
     file, sums = folder / FILE, None
     if file.is_file():
         with reading(file, "remove it; it is then computed again"), safe_open(file, "pt") as opened:
             sums = opened.get_tensor("sums") if opened.metadata() == identity else None
     if sums is None:
         with using(model, adapter):
-            sums = _compute(model, pairs, settings, normalise, progress or Silent(), scorer)
+            sums = _compute(model, pairs, settings, reduction, progress or Silent(), scorer)
         folder.mkdir(parents=True, exist_ok=True)
         # Write, flush and rename: a killed process leaves no damaged file under the final name.
         temporary = folder / f".{FILE}.{os.getpid()}.partial"
@@ -330,7 +330,7 @@ def _compute(
     model: Any,
     pairs: Sequence[Pair],
     settings: TrainingSettings,
-    normalise: Normalise,
+    reduction: Reduction,
     progress: Progress,
     scorer: Scorer | None,
 ) -> torch.Tensor:
@@ -347,7 +347,7 @@ def _compute(
         for part in parts:
             for i, logprobs in part:
                 doubles = [row_logprobs.double() for row_logprobs in logprobs]
-                total = float(side_statistic(sides[i], doubles, normalise))
+                total = float(side_statistic(sides[i], doubles, reduction))
                 if not math.isfinite(total):
                     raise UserError(
                         f"the reference log-prob of pair {pairs[i // 2].name} is {total}",

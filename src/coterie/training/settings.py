@@ -25,12 +25,12 @@ Schedule = Literal["cosine", "linear", "constant"]
 Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
 DType = Literal["float32", "bfloat16"]
-Normalise = Literal["none", "tokens", "turns"]
+Reduction = Literal["none", "tokens", "turns"]
 """``none``: sum over tokens. ``tokens``: their mean. ``turns``: sum over turns of the mean over a turn's tokens."""
-Mean = Literal["token", "sequence", "constant"]
-Divergence = Literal["k2", "k3", "k3_forward"]
-Old = Literal["behaviour", "recomputed"]
-Importance = Literal["off", "truncate", "mask"]
+Aggregation = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k2", "k3", "k3_forward"]
+OldLogprobs = Literal["behavior", "recomputed"]
+ImportanceSampling = Literal["off", "truncate", "mask"]
 Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
 """Kind of values that an objective reads at each target token.
 
@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launc
 
 
 class TrainerSettings(Settings):
-    """Settings that all trainings of a run share: trained weights, precision, memory.
+    """Settings that all trainings of a run share: trained weights, precision, memory, ranks.
 
     ``mixed_precision=auto`` is bfloat16 on a CUDA device that supports it, and float32 elsewhere. With
     ``dtype=bfloat16`` all weights of the model are bfloat16, but an adapter is float32. On a CPU ``auto`` stays
@@ -82,6 +82,20 @@ class TrainerSettings(Settings):
     mixed_precision: Precision = key("auto", "bfloat16 autocast; auto: on CUDA only")
     seed: int = key(0, "seed of the row order and of a new adapter", ge=0, le=MOST_SEED)
     threads: int | None = key(None, "CPU threads of torch; none: do not change them", ge=1)
+    processes: int | None = key(
+        None,
+        "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
+        "ranks in the launch file",
+        ge=1,
+    )
+    launch: OptionalPath = key(
+        None,
+        "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
+        "on each rank",
+    )
+    stall_seconds: float = key(
+        300.0, "seconds without a sign of life of a rank after which all ranks start again", ge=10
+    )
 
     @model_validator(mode="after")
     def _check_lora(self) -> Self:
@@ -124,26 +138,7 @@ class TrainerSettings(Settings):
         return self.model_copy(update=same).fingerprint()
 
 
-class LaunchSettings(Settings):
-    """Settings of the ranks of a training."""
-
-    processes: int | None = key(
-        None,
-        "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
-        "ranks in the launch file",
-        ge=1,
-    )
-    launch: OptionalPath = key(
-        None,
-        "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
-        "on each rank",
-    )
-    stall_seconds: float = key(
-        300.0, "seconds without a sign of life of a rank after which all ranks start again", ge=10
-    )
-
-
-class SharedTrainingSettings(TrainerSettings, LaunchSettings):
+class SharedTrainingSettings(TrainerSettings):
     """Settings that several trainings on rows or pairs share."""
 
     schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
@@ -175,7 +170,7 @@ class EpochSettings(PhaseSettings):
     """Settings of one of several trainings on rows or pairs."""
 
     epochs: int = key(1, "number of passes over the rows", ge=1)
-    batch_rows: int = key(32, "rows (or pairs) of one optimizer step", ge=1)
+    batch_size: int = key(32, "rows (or pairs) of one optimizer step", ge=1)
 
 
 class TrainingSettings(SharedTrainingSettings, EpochSettings):
@@ -200,13 +195,13 @@ class DPOSettings(Settings):
 
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     label_smoothing: float = key(0.0, "assumed share of pairs with swapped sides", ge=0, lt=0.5)
-    normalise: Normalise = key(
+    reduction: Reduction = key(
         "none",
         "reduction of a side's log-ratios: none (sum over tokens), tokens (mean over tokens), turns (sum over turns of "
         "the mean over a turn's tokens)",
         source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
     )
-    nll: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
+    nll_coef: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
 
 
 class PolicyLossSettings(Settings):
@@ -217,40 +212,42 @@ class PolicyLossSettings(Settings):
     dual_clip: float | None = key(
         None, "upper bound of the ratio of a token with a negative advantage", gt=1
     )
-    mean: Mean = key(
+    aggregation: Aggregation = key(
         "token",
         "mean over the step's tokens (token), over its paths of each path's mean (sequence), or over its paths of each "
         "path's sum divided by a constant (constant)",
     )
-    constant: int | None = key(None, "divisor of a path's sum for mean=constant", ge=1)
-    kl: float = key(0.0, "weight of the divergence from the reference in the loss", ge=0)
-    divergence: Divergence = key(
+    length_constant: int | None = key(
+        None, "divisor of a path's sum for aggregation=constant", ge=1
+    )
+    kl_coef: float = key(0.0, "weight of the KL divergence from the reference in the loss", ge=0)
+    kl_estimator: KLEstimator = key(
         "k3",
-        "estimate of the divergence: k2 and k3 (times the ratio) have the gradient of KL(policy, reference); "
+        "estimator of the KL divergence: k2 and k3 (times the ratio) have the gradient of KL(policy, reference); "
         "k3_forward (as in GRPO) has the gradient of KL(reference, policy)",
     )
-    entropy: float = key(0.0, "weight of the entropy bonus", ge=0)
-    old: Old = key(
-        "behaviour",
+    entropy_coef: float = key(0.0, "weight of the entropy bonus", ge=0)
+    old_logprobs: OldLogprobs = key(
+        "behavior",
         "old log-probs of the ratio: from the engine, or recomputed by the trainer under the sampling weights",
     )
-    importance: Importance = key(
+    importance_sampling: ImportanceSampling = key(
         "off",
-        "weight of a token by the ratio of trainer to engine: truncated at importance_cap, or masked above it",
+        "weight of a token by the ratio of trainer to engine: truncated at importance_sampling_cap, or masked above it",
     )
-    importance_cap: float = key(2.0, "maximum ratio of trainer to engine", gt=0)
+    importance_sampling_cap: float = key(2.0, "maximum ratio of trainer to engine", gt=0)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         # The weight p_old / p_engine is 1 by definition if p_old is the engine's.
-        if self.importance != "off" and self.old == "behaviour":
+        if self.importance_sampling != "off" and self.old_logprobs == "behavior":
             raise ValueError(
-                f"importance={self.importance} needs the trainer's log-probs under the sampling weights; "
-                "set old=recomputed"
+                f"importance_sampling={self.importance_sampling} needs the trainer's log-probs under the sampling "
+                "weights; set old_logprobs=recomputed"
             )
-        if (self.mean == "constant") != (self.constant is not None):
+        if (self.aggregation == "constant") != (self.length_constant is not None):
             raise ValueError(
-                "mean=constant needs constant, and no other mean uses it; set both or neither"
+                "aggregation=constant needs length_constant, and no other aggregation uses it; set both or neither"
             )
         # The bound is for ratios far above the ordinary range of the clip.
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:

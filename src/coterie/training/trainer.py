@@ -558,7 +558,7 @@ def train(
     # Filtered here, before the order of the steps is made, so that dropped items make no step
     # smaller.
     batch = make_batch(rows, objective, max_row_length(model, settings))
-    order = Order(batch.groups, settings.seed, settings.batch_rows)
+    order = Order(batch.groups, settings.seed, settings.batch_size)
     with Trainer(
         *(model, objective, settings, Path(folder)),
         steps=order.count(settings),
