@@ -31,8 +31,8 @@ TRACES = (
     "train.max_length=1024 train.tokens_per_microbatch=2048"
 )
 STEPS = (
-    "rl.rollout.tasks=2 rl.rollout.draw=2 rl.rollout.rounds=1 rl.rollout.samples=2 rl.rollout.max_tokens=16 "
-    "rl.steps.count=2 rl.loss.entropy=0.01 rl.update.max_length=1024 rl.update.tokens_per_microbatch=2048"
+    "rollout.tasks=2 rollout.draw=2 rollout.rounds=1 rollout.samples=2 steps.count=2 loss.entropy=0.01 "
+    "update.max_length=1024 update.tokens_per_microbatch=2048"
 )
 REINFORCED = f"{EVALUATION} rollout.max_tokens=48 steps.count=2"
 METHODS = {
@@ -41,8 +41,8 @@ METHODS = {
     "optima/isft_dpo": f"{TREES} iterations=2",
     "sweet_rl/backend": (
         f"{EVALUATION} rollout.tasks=8 rollout.repeats=3 rollout.max_tokens=96 candidates.share=0.2 "
-        "candidates.count=4 pairs.count=2 critic.train.epochs=1 critic.train.max_steps=2 critic.train.batch_rows=4 "
-        "policy.train.max_steps=2 policy.train.batch_rows=4"
+        "candidates.count=4 pairs.count=2 critic.train.epochs=1 train.max_steps=2 critic.train.batch_rows=4 "
+        "policy.train.batch_rows=4"
     ),
     "moat/maths": MOAT.replace("tasks=3 rollout.samples=3", "tasks=6 rollout.samples=5"),
     "moat/complex_qa": (
@@ -63,8 +63,8 @@ METHODS = {
     ),
     "gap/mhqa": f"{TRACES} {STEPS} dataset=2wiki dataset.source=sample tools.config=search.yaml",
     "gap/tiny": (
-        f"{EVALUATION} method=sft_rl traces.tasks=16 train.epochs=1 rl.steps.count=2 rl.rollout.tasks=4 "
-        "rl.rollout.samples=4 rl.rollout.rounds=1"
+        f"{EVALUATION} method=sft_rl traces.tasks=16 train.epochs=1 steps.count=2 rollout.tasks=4 "
+        "rollout.samples=4 rollout.rounds=1"
     ),
     "gap/web": f"{TRACES} {STEPS} dataset.source=questions.jsonl traces=web.json tools.config=web.yaml",
     "rl/dapo": f"{REINFORCED} rollout.tasks=3 rollout.samples=4 rollout.rounds=2",
@@ -77,10 +77,6 @@ BEFORE = {"moat/complex_qa": "data index pages.jsonl pages"}
 """A command that comes before a run."""
 
 RENAMED = {
-    " rl.rollout.max_tokens=16": "",
-    " rl.": " ",
-    "critic.train.max_steps=2": "train.max_steps=2",
-    " policy.train.max_steps=2": "",
     " update.": " rl.train.",
     "batch_rows=": "batch_size=",
     "loss.entropy=": "loss.entropy_coef=",
