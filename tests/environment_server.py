@@ -41,7 +41,7 @@ def sends_pieces(piece: bytes, seconds: float) -> Reply:
 
 HOSTILE: Mapping[str, tuple[Reply, str]] = {
     "bomb": (sends(gzip.compress(bytes(64 * MIB)), Content_Encoding="gzip"), "packs its reply"),
-    "endless": (sends_pieces(bytes(MIB), 0), "more than 4 MiB"),
+    "endless": (sends_pieces(bytes(MIB), 0), "more than 1 MiB"),
     "drip": (sends_pieces(b" ", 0.05), "did not answer within"),
     "silent": (lambda _: time.sleep(2), "did not answer within"),
     "long header": (sends({}, X="x" * 200_000), "too long"),

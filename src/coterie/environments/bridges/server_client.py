@@ -19,8 +19,8 @@ from coterie.engines.protocol import EngineError, EngineGone
 Value = TypeVar("Value")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """Reward or score: a number, but not a bool."""
-REPLY_BYTES = 4 << 20
-"""Maximum size of a reply, which no text for a policy comes near to."""
+REPLY_BYTES = 1 << 20
+"""Maximum size of a reply. A text of this size is longer than any context, and takes 200 MiB to tokenize."""
 CONTAINERS = 200_000
 """Maximum number of lists and objects in JSON, each of which takes 70 times the memory of its two brackets."""
 QUOTED_BYTES = 1000
@@ -77,9 +77,9 @@ def _validated(url: str, validate: Callable[[], Value], reply: object) -> Value:
 class ServerClient:
     """HTTP client of one server, opened with ``async with``. A request ends within ``seconds``, whatever is sent."""
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, seconds: float, reply_bytes: int = REPLY_BYTES) -> None:
         self.url = url.rstrip("/")
-        self._seconds = seconds
+        self._seconds, self._reply_bytes = seconds, reply_bytes
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
@@ -118,9 +118,9 @@ class ServerClient:
                 body = bytearray()
                 async for piece in response.aiter_raw():
                     body += piece
-                    if len(body) > REPLY_BYTES:
+                    if len(body) > self._reply_bytes:
                         raise EnvironmentServerError(
-                            f"{url} sent more than {REPLY_BYTES >> 20} MiB in a reply"
+                            f"{url} sent more than {self._reply_bytes >> 20} MiB in a reply"
                         )
                 return response.status_code, bytes(body)
         except TimeoutError as error:
