@@ -1,7 +1,9 @@
 """Trainings on ranks that coterie starts and ends: weights of one process, ranks that die or never come, refusals."""
 
 import json
+import queue
 import socket
+import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -233,6 +235,25 @@ def test_strangers_do_not_stop_ranks_which_listen_on_this_machine_alone(saved, t
             socket.create_connection(strangers[0].getpeername())
     for stranger in strangers:
         stranger.close()
+
+
+def test_many_silent_connections_end_and_a_rank_still_connects(monkeypatch):
+    monkeypatch.setattr(ranks, "STRANGERS", 4)
+    arrivals = queue.SimpleQueue()
+    greet = partial(ranks._greet, b"secret", Path("nonce"), 5.0, arrivals)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        threading.Thread(target=ranks._accept, args=(listener, greet), daemon=True).start()
+        silent = [socket.create_connection(address, timeout=10) for _ in range(12)]
+        with Client(address, authkey=b"secret") as link:
+            link.recv_bytes()
+            link.send_bytes(b'{"rank": 0}')
+            assert arrivals.get(timeout=10)[1] == {"rank": 0}
+        for stranger in silent:
+            with stranger:
+                if stranger in silent[:8]:  # ended before their time limit
+                    assert len(stranger.recv(1000)) and stranger.recv(1000) == b""
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.ranks

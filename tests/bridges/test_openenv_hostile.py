@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from threading import Thread
 from typing import Any
@@ -32,16 +32,37 @@ def failed(**data: Any) -> str:
     return json.dumps({"type": "error", "data": data})
 
 
+TEXT = {"properties": {"text": {"type": "string"}}}
+PINGS = (b"\x89\x7d" + bytes(125)) * 1000
+"""Frames of pings, whose answers are as long."""
+
+
+def flood(connection: ServerConnection) -> None:
+    """Send pings without reading the answers until the client has gone."""
+    while True:
+        connection.socket.sendall(PINGS)
+
+
 @contextmanager
 def serving(
-    step: str | bytes | None, reset: str | None = None, *, closes: bool = True
+    step: str | bytes | Callable[[ServerConnection], None] | None = None,
+    reset: str | None = None,
+    *,
+    closes: bool = True,
+    schema: object = TEXT,
+    redirect: str = "",
+    steps: int = 1,
 ) -> Iterator[str]:
     """Serve an environment that replies with ``step`` (``None``: not at all) to each step, and yield its URL."""
-    get = {"/schema": {"action": {"properties": {"text": {"type": "string"}}}}, "/metadata": {}}
+    get = {"/schema": {"action": schema}, "/metadata": {}}
 
     def routes(connection: ServerConnection, request: Any) -> Any:
         if request.path in get:
             return connection.respond(HTTPStatus.OK, json.dumps(get[request.path]))
+        if redirect:
+            response = connection.respond(HTTPStatus.FOUND, "")
+            response.headers["Location"] = redirect
+            return response
         return None
 
     def play(connection: ServerConnection) -> None:
@@ -49,10 +70,13 @@ def serving(
             match json.loads(text)["type"]:
                 case "reset":
                     connection.send(reset or observed(reward=None, done=False))
+                case "step" if callable(step):
+                    with suppress(OSError):
+                        step(connection)
                 case "step" if step is not None:
                     connection.send(step)
                 case "state":
-                    connection.send('{"type": "state", "data": {"step_count": 1}}')
+                    connection.send(json.dumps({"type": "state", "data": {"step_count": steps}}))
                 case "close" if closes:
                     return
 
@@ -88,17 +112,22 @@ def play(url: str) -> float | None:
         ("x" * (17 * MIB), "message too big"),
         (failed(code="VALIDATION_ERROR", errors=[1]), "valid dictionary"),
         (failed(message="broken", code="EXECUTION_ERROR"), "broken (EXECUTION_ERROR)"),
+        (failed(message="\x1b" + "x" * 100_000, code="x" * 100_000), "\ufffdxxx"),
+        (flood, "lost: ConnectionClosedError"),
         (None, "connection to the OpenEnv server is lost: TimeoutError"),
     ],
 )
 def test_a_hostile_message_ends_in_an_error_with_the_url(
-    step: str | bytes | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    step: str | bytes | Callable[[ServerConnection], None] | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(openenv, "SECONDS", 1.0)
+    monkeypatch.setattr(openenv, "FRAMES", 100)
     with serving(step) as url, pytest.raises(EngineError) as caught:
         play(url)
     assert url.partition(":")[2] in str(caught.value) and expected in str(caught.value)
-    assert len(str(caught.value)) < 1000
+    assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -108,6 +137,38 @@ def test_a_session_ends_also_if_the_server_does_not_end_it(
     monkeypatch.setattr(openenv, "CLOSE_SECONDS", 0.2)
     with serving(observed(), closes=closes) as url:
         assert play(url) == 1
+
+
+def test_a_server_that_never_reads_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SECONDS": 1.0, "CLOSE_SECONDS": 0.2, "FRAMES": 10**9}.items():
+        monkeypatch.setattr(openenv, name, value)
+    with serving(flood) as url, pytest.raises(EngineError, match="TimeoutError"):
+        play(url)
+
+
+def test_no_redirect_is_followed() -> None:
+    with serving(observed()) as right:
+        for address in (
+            right.replace("http", "ws") + "/ws",
+            "ws://a:99999999/",
+            "file:///dev/zero",
+        ):
+            with serving(redirect=address) as url, pytest.raises(UserError, match="HTTP 302"):
+                play(url)
+
+
+@pytest.mark.parametrize(
+    "schema", [[], {"properties": [1]}, {"properties": {"a": 1}}, {"properties": None}]
+)
+def test_a_server_with_a_wrong_schema_is_refused(schema: object) -> None:
+    with serving(schema=schema) as url, pytest.raises(UserError, match=f"{url}/schema sent"):
+        play(url)
+
+
+@pytest.mark.parametrize("steps", [-1, 10**400])
+def test_numbers_of_steps_that_no_dialogue_has_are_refused(steps: int) -> None:
+    with serving(observed(), steps=steps) as url, pytest.raises(EngineError, match="step_count"):
+        play(url)
 
 
 def test_a_server_with_a_wrong_reply_to_reset_is_refused_before_the_run() -> None:

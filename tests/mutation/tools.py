@@ -34,6 +34,9 @@ EXACT_MATCH = f"{ANSWERS}test_exact_match_holds_for_any_alias_after_normalisatio
 NORMALISATION_DROPS = (
     f"{ANSWERS}test_normalisation_drops_case_punctuation_articles_and_spare_spaces"
 )
+HOSTILE_REPLY = (
+    "tests/test_environment_servers.py::test_a_hostile_reply_ends_early_in_an_error_with_the_url"
+)
 LAST_MARK = "tests/test_extraction.py::test_the_last_mark_counts"
 EXACT_MATCH_1 = f"{REWARDS}test_exact_match_is_1_if_every_part_of_the_last_answer_is_right"
 FIRST_ANSWER = f"{REWARDS}test_with_the_first_answer_alone_the_others_do_not_count"
@@ -189,4 +192,6 @@ FAULTS = (
     Fault(f"{B}similarity:Encoder.similarity", around(_dot_of_parts), [COSINE]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plans.plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
+    # Replies of environment servers.
+    Fault(f"{E}bridges.server_client:CONTAINERS", becomes(10**9), [HOSTILE_REPLY]),
 )

@@ -96,8 +96,7 @@ class RayCluster:
         shared = {**environment, "WORLD_SIZE": str(count)}
         # Not TorchTrainer: a rank joins its process group itself.
         trainer = DataParallelTrainer(
-            _rank_worker(),
-            train_loop_config={"environment": shared, "log": str(log)},
+            _rank_worker(shared, log),
             scaling_config=ScalingConfig(
                 num_workers=count,
                 use_gpu=self.unit == "GPU",
@@ -260,15 +259,17 @@ def _server_actor() -> Any:
     return ray.remote(ServerActor)
 
 
-def _rank_worker() -> Callable[[dict[str, Any]], None]:
-    """Return the function of a worker of Ray Train, pickled whole: torch is imported when the variables are set."""
+def _rank_worker(environment: Mapping[str, str], log: Path) -> Callable[[], None]:
+    """Return the function of a worker of Ray Train, pickled whole: torch is imported when the variables are set.
 
-    def work(config: dict[str, Any]) -> None:
+    It holds the variables, since Ray's dashboard shows the configuration of a worker, and one of them is a secret.
+    """
+
+    def work() -> None:
         """Be a rank until the driver closes its connection."""
         import glob
         import os
         import socket
-        from pathlib import Path
 
         import ray.train
         from ray.train.collective import broadcast_from_rank_zero
@@ -279,13 +280,13 @@ def _rank_worker() -> Callable[[dict[str, Any]], None]:
             address_and_port = [ray.util.get_node_ip_address(), str(probe.getsockname()[1])]
         address, port = broadcast_from_rank_zero(address_and_port)
         os.environ |= {
-            **config["environment"],
+            **environment,
             **{"MASTER_ADDR": address, "MASTER_PORT": port},
             **{"RANK": str(context.get_world_rank()), "LOCAL_RANK": str(context.get_local_rank())},
             # the driver's machine may have other devices
             "ACCELERATE_USE_CPU": "false" if glob.glob("/dev/nvidia[0-9]*") else "true",
         }
-        if (log := Path(config["log"])).parent.is_dir():
+        if log.parent.is_dir():
             with log.open("ab") as output:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)

@@ -125,16 +125,16 @@ class StepProcess(ServerProcess):
         super().__init__(VLLMBackend(settings, []), index, log.with_suffix(".srun.log"))
         self._file = log.with_suffix(".url")
         self._words = driver, settings.model_dump_json(), str(self._file)
-        self._secret = secrets.token_hex()
 
     async def launch(self, model: str, name: str) -> Address:
         self._file.unlink(missing_ok=True)
+        secret = secrets.token_hex()
         command = [sys.executable, "-m", "coterie.clusters.slurm", *self._words, model, name]
         step = [*shlex.split(os.environ[IN_JOB]), *command]
-        self._process = await self._spawn(step, {SECRET: self._secret})
+        self._process = await self._spawn(step, {SECRET: secret})
         while self._process.returncode is None:
             if self._file.exists():
-                return Address(self._file.read_text(), self._secret)
+                return Address(self._file.read_text(), secret)
             await asyncio.sleep(POLL_SECONDS)
         raise EngineError(f"{await self.ended()} before it answered; {await self.last_words()}")
 

@@ -174,8 +174,10 @@ class FinalFault(ServerFault):
 
 
 def quote(text: str) -> str:
+    """Return the beginning of a stranger's text in one line, without characters that control a terminal."""
     text = " ".join(text.split())
-    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
+    shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:SHOWN])
+    return shown if len(text) <= SHOWN else f"{shown} ..."
 
 
 async def request(

@@ -46,7 +46,7 @@ from safetensors.torch import save_file
 from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.child_guard import guarded
-from coterie.engines.connections import Address
+from coterie.engines.connections import STRANGERS, Address
 from coterie.engines.vllm import HOST
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, ModelSource, find_head, save_adapter, split_head
@@ -350,7 +350,8 @@ class Ranks:
 
 
 def _accept(listener: socket.socket, greet: Callable[[Connection], None]) -> None:
-    """Greet each connection in a thread, since a stranger's may stay silent."""
+    """Greet each connection in a thread, since a stranger's may stay silent. Too many of them end the oldest."""
+    greetings: list[tuple[threading.Thread, Connection]] = []
     while True:
         try:
             link = Connection(listener.accept()[0].detach())
@@ -359,7 +360,15 @@ def _accept(listener: socket.socket, greet: Callable[[Connection], None]) -> Non
                 return
             time.sleep(POLL)  # a stranger's connection was reset, or there are too many
         else:
-            threading.Thread(target=greet, args=(link,), daemon=True).start()
+            thread = threading.Thread(target=greet, args=(link,), daemon=True)
+            thread.start()
+            greetings = [*(pair for pair in greetings if pair[0].is_alive()), (thread, link)]
+            if len(greetings) > STRANGERS:
+                _, oldest = greetings.pop(0)
+                with suppress(OSError), socket.socket(fileno=os.dup(oldest.fileno())) as copy:
+                    copy.shutdown(
+                        socket.SHUT_RDWR
+                    )  # its thread reads the end; close() would not wake it
 
 
 def _greet(

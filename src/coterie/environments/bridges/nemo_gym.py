@@ -52,6 +52,8 @@ from coterie.tools.calls import (
 )
 
 SECONDS = 120.0
+REPLY_BYTES = 4 << 20
+"""Maximum size of a reply: ``/verify`` returns the row and all messages. Texts for the policy are cut."""
 SERVER = Speaker("tool", "resources server")
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
@@ -212,7 +214,7 @@ class NemoGym(OneAgent):
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[ServerSession]:
-        async with ServerClient(self.settings.url, SECONDS) as server:
+        async with ServerClient(self.settings.url, SECONDS, REPLY_BYTES) as server:
             yield ServerSession(server)
 
     async def begin(self, task: Task, live: ServerSession) -> Transition:

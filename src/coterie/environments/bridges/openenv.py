@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from coterie.config.settings import key, server_url
 from coterie.datasets.catalogue import Split
+from coterie.engines.endpoint import quote
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import Acting, ActingSettings, saying
 from coterie.environments.bridges.server_client import (
@@ -38,7 +39,7 @@ from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
 
 try:
-    from websockets.asyncio.client import connect
+    from websockets.asyncio.client import ClientConnection, connect
     from websockets.exceptions import WebSocketException
 except ImportError as error:
     raise UserError(
@@ -49,6 +50,8 @@ Expected = TypeVar("Expected", bound=BaseModel)
 SEEDS = 2**31
 SECONDS = 120.0
 """Timeout of a request."""
+FRAMES = 10_000
+"""Maximum frames of a reply, with the pings before it."""
 LOST = "the connection to the OpenEnv server is lost"
 DONE = Ending("done")
 
@@ -92,10 +95,16 @@ class Reply(BaseModel):
     data: dict[str, Any]
 
 
+class ActionFields(BaseModel):
+    """Schema of an action."""
+
+    properties: dict[str, dict[str, Any]] = {}
+
+
 class ActionSchema(BaseModel):
     """Reply to ``/schema``."""
 
-    action: dict[str, Any]
+    action: ActionFields
 
 
 class StepReply(BaseModel):
@@ -108,7 +117,7 @@ class StepReply(BaseModel):
     @property
     def text(self) -> str:
         """The only text of the observation, or JSON."""
-        content = {name: one for name, one in self.observation.items() if name != "metadata"}
+        content = {name: item for name, item in self.observation.items() if name != "metadata"}
         only = next(iter(content.values())) if len(content) == 1 else None
         return only if isinstance(only, str) else json.dumps(content, ensure_ascii=False)
 
@@ -116,7 +125,7 @@ class StepReply(BaseModel):
 class ServerState(BaseModel):
     """Data of the reply to ``state``."""
 
-    step_count: int = 0
+    step_count: int = Field(0, ge=0, le=2**53)
 
 
 class FieldError(BaseModel):
@@ -153,21 +162,23 @@ class Connection:
     ) -> Expected:
         """Return the data of a reply. Raises ``EnvironmentServerError``."""
         try:
+            self._socket.frames = 0
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(WebSocketException):  # its last message says why it closed
                     await self._socket.send(message(kind, data))
-                text = await self._socket.recv()
+                text = await self._socket.recv(decode=False)
         except (OSError, WebSocketException) as error:
-            why = f"{LOST}: {type(error).__name__} {error}"
+            why = f"{LOST}: {type(error).__name__} {quote(str(error))}"
             raise EnvironmentServerError(f"{self.url}: {why}") from error
         reply = parse_json(self.url, Reply, text)
         if reply.type != "error":
             return check_type(self.url, expected, reply.data, reply.data)
         failure = check_type(self.url, ServerFailure, reply.data, reply.data)
         if failure.code == "VALIDATION_ERROR":
-            errors = (f"{'.'.join(map(str, one.loc))}: {one.msg}" for one in failure.errors)
-            raise InvalidAction("; ".join(errors))
-        raise EnvironmentServerError(f"{self.url}: {failure.message} ({failure.code})")
+            faults = (f"{'.'.join(map(str, fault.loc))}: {fault.msg}" for fault in failure.errors)
+            raise InvalidAction("; ".join(faults))
+        text = f"{quote(failure.message or 'no message')} ({quote(failure.code or 'no code')})"
+        raise EnvironmentServerError(f"{self.url}: {text}")
 
     async def close(self) -> None:
         """Wait until the server has ended the session, so that it has room for the next one."""
@@ -177,20 +188,46 @@ class Connection:
                 await self._socket.wait_closed()
 
 
+class BoundedSocket(ClientConnection):
+    """WebSocket that ends at too many frames: pings are answered without limit, also if the server never reads."""
+
+    frames = 0
+    """Number of frames since the last request."""
+
+    def process_event(self, event: Any) -> None:
+        self.frames += 1
+        if self.frames > FRAMES:
+            self.transport.abort()
+        super().process_event(event)
+
+
+class Connect(connect):
+    """Connection attempt that follows no redirect, since it may lead to any host."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 @asynccontextmanager
 async def open_session(url: str) -> AsyncIterator[Connection]:
     """Open a session; its end is waited for. Raises ``EngineGone`` if nothing listens."""
     try:
         # The limit of size is that of the unpacked message.
-        socket = await connect(url, max_size=REPLY_BYTES, max_queue=2, proxy=None)
+        socket = await Connect(
+            url,
+            max_size=REPLY_BYTES,
+            max_queue=2,
+            proxy=None,
+            create_connection=BoundedSocket,
+        )
     except (OSError, WebSocketException) as error:
-        raise EngineGone(f"no OpenEnv server answers at {url}: {error}") from error
-    async with socket:
-        connection = Connection(socket, url)
-        try:
-            yield connection
-        finally:
-            await connection.close()
+        raise EngineGone(f"no OpenEnv server answers at {url}: {quote(str(error))}") from error
+    connection = Connection(socket, url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        socket.transport.abort()  # the socket's own close waits without limit for a server that does not read
 
 
 def message(kind: str, data: dict[str, Any] | None = None) -> str:
@@ -239,23 +276,24 @@ class OpenEnv(Acting):
         self.settings, self.score_range = settings, settings.score_range
         self.max_sessions = settings.sessions
         self.socket_url = settings.url.replace("http", "ws", 1) + "/ws"
-        schema, about = self._get("/schema"), self._get("/metadata")
-        action = check_type(settings.url, ActionSchema, schema, schema).action
-        properties = action.get("properties", {})
-        self.fields = {name: schema for name, schema in properties.items() if name != "metadata"}
-        is_text = [schema.get("type") for schema in self.fields.values()] == ["string"]
-        self.text_field = next(iter(self.fields)) if is_text else None
-        self.about = ": ".join(str(about[key]) for key in ("name", "description") if about.get(key))
-        self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
-
-    def _get(self, path: str) -> dict[str, Any]:
         try:
-            return ask_now(self.settings.url, path, dict[str, Any], SECONDS)
+            schema, about = (
+                ask_now(settings.url, path, dict[str, Any], SECONDS)
+                for path in ("/schema", "/metadata")
+            )
+            action = check_type(f"{settings.url}/schema", ActionSchema, schema, schema).action
         except EngineError as error:
             raise UserError(
                 f"no OpenEnv server answers: {error}",
                 "start one (uvicorn server.app:app in its folder), or correct environment.url",
             ) from error
+        self.fields = {
+            name: field for name, field in action.properties.items() if name != "metadata"
+        }
+        is_text = [field.get("type") for field in self.fields.values()] == ["string"]
+        self.text_field = next(iter(self.fields)) if is_text else None
+        self.about = ": ".join(str(about[key]) for key in ("name", "description") if about.get(key))
+        self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         start = sum(after) if split == "train" else 0

@@ -5,7 +5,7 @@ neither the policy nor coterie is blamed for it.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar
@@ -19,8 +19,10 @@ from coterie.engines.protocol import EngineError, EngineGone
 Value = TypeVar("Value")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """Reward or score: a number, but not a bool."""
-REPLY_BYTES = 16 << 20
-"""Maximum size of a reply, which no text for a policy comes near to."""
+REPLY_BYTES = 1 << 20
+"""Maximum size of a reply. A text of this size is longer than any context, and takes 200 MiB to tokenize."""
+CONTAINERS = 200_000
+"""Maximum number of lists and objects in JSON, each of which takes 70 times the memory of its two brackets."""
 QUOTED_BYTES = 1000
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 30.0
@@ -42,27 +44,31 @@ def run_in_thread(work: Coroutine[Any, Any, Value]) -> Value:
 _adapter: Any = cache(TypeAdapter)
 
 
-def parse_json(url: str, kind: type[Value], body: bytes | str) -> Value:
+def parse_json(url: str, kind: type[Value], body: bytes) -> Value:
     """Return the JSON of a reply as a value of ``kind``, a model or another type.
 
     Types are strict: ``"false"`` is no bool. Raises :class:`EnvironmentServerError`, also for JSON that nests deeper
     than the parser's 200 levels.
     """
+    if body.count(b"[") + body.count(b"{") > CONTAINERS:
+        raise EnvironmentServerError(f"{url} sent more than {CONTAINERS} lists and objects")
     return _validated(url, lambda: _adapter(kind).validate_json(body, strict=True), body)
 
 
 def check_type(url: str, kind: type[Value], value: object, reply: object) -> Value:
     """Return a value of a parsed ``reply``. Raises :class:`EnvironmentServerError` if it is not of ``kind``."""
-    return _validated(url, lambda: _adapter(kind).validate_python(value, strict=True), str(reply))
+    return _validated(url, lambda: _adapter(kind).validate_python(value, strict=True), reply)
 
 
-def _validated(url: str, validate: Any, reply: bytes | str) -> Any:
+def _validated(url: str, validate: Callable[[], Value], reply: object) -> Value:
     try:
         return validate()
     except ValidationError as error:
-        (first, *_), shown = error.errors(include_url=False), reply[:QUOTED_BYTES]
-        text = shown.decode(errors="replace") if isinstance(shown, bytes) else shown
-        key = "".join(f"{name}: " for name in first["loc"])
+        first = error.errors(include_url=False, include_input=False)[0]
+        text = str(reply)
+        if isinstance(reply, bytes):
+            text = reply[:QUOTED_BYTES].decode(errors="replace")
+        key = "".join(f"{quote(str(name))}: " for name in first["loc"])
         raise EnvironmentServerError(
             f"{url} sent an invalid reply: {key}{first['msg']}: {quote(text)}"
         ) from None
@@ -71,9 +77,9 @@ def _validated(url: str, validate: Any, reply: bytes | str) -> Any:
 class ServerClient:
     """HTTP client of one server, opened with ``async with``. A request ends within ``seconds``, whatever is sent."""
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, seconds: float, reply_bytes: int = REPLY_BYTES) -> None:
         self.url = url.rstrip("/")
-        self._seconds = seconds
+        self._seconds, self._reply_bytes = seconds, reply_bytes
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
@@ -112,9 +118,9 @@ class ServerClient:
                 body = bytearray()
                 async for piece in response.aiter_raw():
                     body += piece
-                    if len(body) > REPLY_BYTES:
+                    if len(body) > self._reply_bytes:
                         raise EnvironmentServerError(
-                            f"{url} sent more than {REPLY_BYTES >> 20} MiB in a reply"
+                            f"{url} sent more than {self._reply_bytes >> 20} MiB in a reply"
                         )
                 return response.status_code, bytes(body)
         except TimeoutError as error:
@@ -122,7 +128,7 @@ class ServerClient:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise EngineGone(f"no environment server answers at {self.url}: {error}") from error
         except (httpx2.HTTPError, OSError) as error:
-            raise EnvironmentServerError(f"{url}: {error!r}") from error
+            raise EnvironmentServerError(f"{url}: {quote(repr(error))}") from error
 
     async def ask(self, method: str, path: str, kind: type[Value], **content: Any) -> Value:
         """Return the JSON of a reply with status 200. Raises as :meth:`request`."""
