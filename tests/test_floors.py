@@ -1,7 +1,10 @@
 """A module imports only from its own floor and the floors below (docs/architecture.md)."""
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,6 +54,42 @@ def words(path: Path) -> Iterator[str]:
                 yield word
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loose:
             yield node.value
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for name in ("orelse",) if is_for_types else ("body", "orelse", "finalbody", "handlers"):
+            yield from statements(getattr(node, name, []))
+
+
+@cache
+def path_of(module: str) -> Path | None:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def loaded(*modules: str) -> frozenset[str]:
+    """Return the modules of the package that an import of some modules loads."""
+    result, waiting = set[str](), list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in result or (path := path_of(module)) is None:
+            continue
+        result.add(module)
+        waiting.append(module.rpartition(".")[0])
+        for node in statements(ast.parse(path.read_text()).body):
+            if isinstance(node, ast.Import):
+                waiting += [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                waiting += [f"{node.module}.{name.name}" for name in node.names]
+                waiting.append(str(node.module))
+    return frozenset(name for name in result if name.split(".")[0] == "coterie")
 
 
 @cache
@@ -112,3 +151,35 @@ def test_half_of_the_rl_recipe_is_the_algorithm() -> None:
     names = {line.split("(")[0][4:] for line in lines[start:] if line.startswith("def ")}
     assert {"prepare", "group_batch", "critic_batch", "update", "minibatches"} <= names
     assert len(lines) - start >= len(lines) / 2
+
+
+SFT = (
+    *("cli.app", "cli.arguments", "cli.execution", "recipes.file_training", "runs.roles"),
+    "training.trainer",
+)
+"""Modules that ``coterie run sft FILE`` loads: the command's, and those that functions import."""
+BUDGETS = {"environments.question": (("environments.question",), 30), "run sft FILE": (SFT, 100)}
+"""Maximum numbers of modules."""
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_few_modules_are_imported(name: str) -> None:
+    roots, most = BUDGETS[name]
+    modules = loaded(*(f"coterie.{root}" for root in roots))
+    assert len(modules) <= most, "\n".join(sorted(modules))
+
+
+@pytest.mark.slow
+def test_a_run_loads_no_other_modules(tmp_path: Path) -> None:
+    rows = ({"prompt": f"{n} + 1", "completion": str(n + 1)} for n in range(8))
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code = (
+        "import sys\nfrom coterie.cli.app import main\nmain()\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] == 'coterie'))"
+    )
+    words = [sys.executable, "-c", code, "run", "sft", "rows.jsonl", "model=tiny-acts"]
+    ran = subprocess.run(
+        [*words, "train.epochs=1"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    modules = set(ran.stdout.splitlines()[-1].split())
+    assert modules == loaded(*(f"coterie.{root}" for root in SFT))

@@ -49,8 +49,7 @@ from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.reports.examples import Example, Shown
-from coterie.reports.pictures import add_pictures
+from coterie.reports.examples import Example, Shown, add_pictures
 from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings

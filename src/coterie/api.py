@@ -25,8 +25,8 @@ from coterie.datasets.columns import Columns
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
+from coterie.environments.conversation import with_tags
 from coterie.environments.protocol import Environment, agents_of
-from coterie.environments.question import with_tags
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter, merged

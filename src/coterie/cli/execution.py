@@ -28,7 +28,6 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
-from coterie.recipes.processes import process_table
 from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.report import run_report
@@ -252,6 +251,9 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
     if dry_run:
         out.file.write(text)
+        # Only plans need this module.
+        from coterie.recipes.processes import process_table
+
         # The table goes to stderr, so that stdout is a valid file for sbatch.
         Console(stderr=True).print(process_table(recipe, recipe.plan()))
     else:
@@ -290,6 +292,9 @@ def dry_run(settings: RecipeSettings, out: Console, notes: Console) -> None:
             note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(note), (1, 0, 0, 1)))
+    # Only plans need this module.
+    from coterie.recipes.processes import process_table
+
     out.print(Padding(process_table(recipe, recipe.plan()), (1, 0, 0, 0)))
 
 

@@ -35,7 +35,6 @@ from coterie.datasets.load import (
 )
 from coterie.environments.protocol import Environment, check_parts
 from coterie.environments.settings import EnvironmentSettings
-from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.record.turn import digest
 from coterie.tools.registry import ToolsSettings, sources_of, syntax_of
@@ -71,7 +70,7 @@ ENVIRONMENTS = Kind(
         "all_tools": "coterie.environments.workflow.agent:AllTools",
         "code": "coterie.environments.workflow.code:Code",
         "code_maths": "coterie.environments.workflow.code:CodeMaths",
-        "conversation": "coterie.environments.question:ConversationReply",
+        "conversation": "coterie.environments.conversation:ConversationReply",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -298,6 +297,9 @@ def make_environment(settings: PlayedSettings) -> Environment:
         return environment
     if not sources:
         return environment
+    # Most environments are played without tools.
+    from coterie.environments.with_tools import with_tools
+
     syntax = syntax_of(sources, tools)
     # An environment may adapt the form of calls, such as tags without a description.
     if hasattr(environment, "tool_syntax"):
