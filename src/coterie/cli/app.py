@@ -321,14 +321,14 @@ def evaluate(
 
 def _check_run(target: str) -> None:
     """Raise ``UserError`` for a target that is neither a benchmark nor a run folder."""
-    from coterie.environments.registry import ENVIRONMENTS, NAMES, OPEN
+    from coterie.environments.registry import NAMES
 
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
     # Run folders next to the missing one are suggested too.
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
-    near = did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])
+    near = did_you_mean(target, [*NAMES, *runs])
     fix = f"{near}`coterie list` lists benchmarks; `coterie run` makes a run folder"
     raise UserError(f"no benchmark or run folder is called {target!r}", fix)
 

@@ -1,1 +1,50 @@
-"""Environments that agents act in. Each is a pure function of its state; tasks come from explicit seeds."""
+"""Environments that agents act in. Each is a pure function of its state; tasks come from explicit seeds.
+
+from coterie import Ending, Message, Task
+from coterie.environments import Grade, Pure, Transition
+
+class Guess(Pure):
+    actors, limits, metric = {"agent": "agent"}, {"turns": 1}, "solved"
+
+    def tasks(self, split, count, seed, after=()):
+        return [Task(f"{split}-{n}", {"number": n}) for n in range(count)]
+
+    def acting(self, state):
+        return ("agent",)
+
+    def see(self, state, actor):
+        return [{"role": "user", "content": f"Add 1 to {state.task.public['number']}."}]
+
+    async def act(self, state, turns, live, *, recorded=()):
+        return Transition(answer=turns[-1].text, end=Ending("answered"))
+
+    async def grade(self, state, live):
+        return Grade(float(str(state.task.public["number"] + 1) in state.answer))
+"""
+
+from typing import TYPE_CHECKING
+
+from coterie import lazy_exports
+
+if TYPE_CHECKING:
+    from coterie.environments.dialogue import Dialogue
+    from coterie.environments.protocol import (
+        ActorKind,
+        Environment,
+        Grade,
+        Observation,
+        OneAgent,
+        Pure,
+        Shared,
+        State,
+        Syntax,
+        Transition,
+        Votes,
+    )
+    from coterie.environments.settings import EnvironmentSettings, PersonSettings, draw
+
+__all__ = [
+    "ActorKind", "Dialogue", "Environment", "EnvironmentSettings", "Grade", "Observation", "OneAgent",
+    "PersonSettings", "Pure", "Shared", "State", "Syntax", "Transition", "Votes", "draw",
+]  # fmt: skip
+__getattr__, __dir__ = lazy_exports(__name__)
