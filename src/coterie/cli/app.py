@@ -23,7 +23,7 @@ from typer.exceptions import TyperException
 from typer.main import get_group
 
 import coterie
-from coterie.clusters.cluster import IN_JOB, SLURM, UNDER_TORCHRUN
+from coterie.clusters import IN_JOB, SLURM, UNDER_TORCHRUN
 from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
+from coterie.clusters import UNDER_TORCHRUN, Needs, open_cluster
 from coterie.engines.settings import device_name
 from coterie.environments.protocol import (
     Environment,

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from coterie.clusters.cluster import SLURM
+from coterie.clusters import SLURM
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, rank_count, sandbox_settings
 from coterie.recipes.rl_settings import ReinforceRecipeSettings

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from coterie.clusters.cluster import open_cluster
+from coterie.clusters import open_cluster
 from coterie.config.folders import (
     check_new,
     expanded,
@@ -39,7 +39,7 @@ from coterie.record.tree import Metrics, Selection
 from coterie.training.settings import Tracker, TrackerName, make_tracker
 
 if TYPE_CHECKING:
-    from coterie.clusters.cluster import Cluster
+    from coterie.clusters import Cluster
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""
