@@ -44,5 +44,5 @@ world = coterie.environment(
     "python_maths", dataset="qa", source=str(folder / "taught"), subject="numbers", steps=4
 )
 lessons = coterie.demonstrate(world, world.tasks("train", count, 0), script)
-settings = coterie.TrainingSettings(learning_rate=1e-4, warmup_ratio=0.1, batch_rows=16)
+settings = coterie.TrainingSettings(learning_rate=1e-4, warmup_ratio=0.1, batch_size=16)
 coterie.train(model, lessons, settings, folder / "model")

@@ -1,13 +1,13 @@
 """Data sets: catalog, typed rows, and readers of files and of the Hugging Face hub.
 
-from coterie.datasets import QuestionRow
+A data set of sums::
 
-class Sums:
-    row, environment = QuestionRow, "debate"
+    class Sums:
+        row, environment = QuestionRow, "debate"
 
-    def rows(self, split):
-        for n in range(90) if split == "train" else range(90, 100):
-            yield QuestionRow(id=f"{n}", question=f"What is {n} + {n}?", answer=str(2 * n))
+        def rows(self, split):
+            for n in range(90) if split == "train" else range(90, 100):
+                yield QuestionRow(id=f"{n}", question=f"What is {n} + {n}?", answer=str(2 * n))
 """
 
 from typing import TYPE_CHECKING

@@ -1,25 +1,22 @@
 """Environments that agents act in. Each is a pure function of its state; tasks come from explicit seeds.
 
-from coterie import Ending, Message, Task
-from coterie.environments import Grade, Pure, Transition
+An environment of one agent and one turn::
 
-class Guess(Pure):
-    actors, limits, metric = {"agent": "agent"}, {"turns": 1}, "solved"
+    class Echo(OneAgent, Pure):
+        name, metric = "echo", "repeated"
+        actors, limits = {"agent": "agent"}, {"turns": 1}
 
-    def tasks(self, split, count, seed, after=()):
-        return [Task(f"{split}-{n}", {"number": n}) for n in range(count)]
+        def tasks(self, split, count, seed, after=()):
+            return [Task(f"{split}-{n}", {"word": f"word {n}"}) for n in range(count)]
 
-    def acting(self, state):
-        return ("agent",)
+        def see(self, state, actor):
+            return [{"role": "user", "content": f"Repeat: {state.task.public['word']}"}]
 
-    def see(self, state, actor):
-        return [{"role": "user", "content": f"Add 1 to {state.task.public['number']}."}]
+        async def act(self, state, turns, live, *, recorded=()):
+            return Transition(answer=turns[-1].text, end=Ending("answered"))
 
-    async def act(self, state, turns, live, *, recorded=()):
-        return Transition(answer=turns[-1].text, end=Ending("answered"))
-
-    async def grade(self, state, live):
-        return Grade(float(str(state.task.public["number"] + 1) in state.answer))
+        async def grade(self, state, live):
+            return Grade(float(state.answer == state.task.public["word"]))
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """Recipes: a module for each published method, which reads like its paper's algorithm.
 
-from coterie.recipes import Recipe
+A recipe that only evaluates::
 
-class Evaluate(Recipe):
-    def stages(self):
-        return [self.evaluation(0)]
+    class Evaluate(Recipe):
+        def stages(self):
+            return [self.evaluation(0)]
 """
 
 from typing import TYPE_CHECKING

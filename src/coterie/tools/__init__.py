@@ -1,9 +1,11 @@
 """Tools of agents and graders: calls, the sandbox, action lines, and pages.
 
-from coterie.tools import Sandbox
+Grade a program::
 
-async with Sandbox() as sandbox:
-    graded = await sandbox.grade("def double(x): return 2 * x", ["double(21)"], [42])
+    from coterie.tools import Sandbox
+
+    async with Sandbox() as sandbox:
+        graded = await sandbox.grade("def double(x): return 2 * x", ["double(21)"], [42])
 """
 
 from typing import TYPE_CHECKING
