@@ -37,7 +37,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.environments.protocol import WELL_FORMED, Shared, agents_of, persons_of
-from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
+from coterie.environments.registry import BUILT_IN, is_micro_world
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
@@ -54,11 +54,11 @@ CASES: tuple[tuple[str, Method], ...] = (
     ("colbench_code", "cot"),
     ("gsm8k", "cot"),
     ("arc_c", "mad"),
-    *((name, "dialogue") for name in SUBJECTS),
+    *((name, "dialogue") for name in BUILT_IN["debate"].datasets),
     ("colbench_code", "dialogue"),
     ("hotpot_qa", "cot"),
     ("trivia_qa", "autoform"),
-    *((name, "dialogue") for name in reversed(EXCHANGES)),
+    *((name, "dialogue") for name in reversed([*BUILT_IN["information_exchange"].datasets])),
 )
 """Environments and methods, about from the quickest to the slowest: what one leaves of its time goes to those after."""
 
@@ -140,7 +140,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
     async with Sandbox() as sandbox:
         for place, (name, method) in enumerate(CASES):
             source = "easy" if name == "colbench_code" else "sample"
-            rows = [] if name in MICRO_WORLDS else [f"dataset.source={source}"]
+            rows = [] if is_micro_world(name) else [f"dataset.source={source}"]
             words = [f"method={method}", f"environment.turns={TURNS}", *rows]
             environment = benchmark_settings(BenchmarkSettings, name, words).build_environment()
             script = getattr(environment, "script", None)

@@ -3,9 +3,8 @@ coterie evaluate examples/calls.py:Products 'tools=[examples/tool.py:multiply]' 
 
 import re
 
-from coterie.environments.protocol import Grade, Pure, Transition
-from coterie.record.tree import Ending, Task
-from coterie.record.turn import Message
+from coterie import Ending, Message, Task
+from coterie.environments import Grade, Pure, Transition
 
 
 class Products(Pure):

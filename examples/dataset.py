@@ -3,9 +3,8 @@ coterie run optima/isft dataset=examples/dataset.py:Sums dataset.digits=2 model=
 
 import random
 
-from coterie.config.settings import key
-from coterie.datasets.load import DatasetSettings
-from coterie.datasets.rows import QuestionRow
+from coterie import key
+from coterie.datasets import DatasetSettings, QuestionRow
 
 
 class SumsSettings(DatasetSettings):

@@ -1,11 +1,8 @@
 """An environment that makes its own tasks: an agent guesses a number, and is told when it is wrong.
 coterie run optima/isft environment=examples/environment.py:Guess environment.most=20"""
 
-from coterie.config.settings import key
-from coterie.environments.protocol import Grade, Pure, Transition
-from coterie.environments.settings import EnvironmentSettings
-from coterie.record.tree import Ending, Task
-from coterie.record.turn import Message
+from coterie import Ending, Message, Task, key
+from coterie.environments import EnvironmentSettings, Grade, Pure, Transition
 
 
 class GuessSettings(EnvironmentSettings):

@@ -1,10 +1,8 @@
 """An environment with a simulated user: a customer has a wish that the seller must ask for.
 coterie run rl/grpo environment=examples/errand.py:Errand user_simulator=smollm2"""
 
-from coterie.environments.protocol import Grade, Pure, Transition
-from coterie.environments.settings import PersonSettings
-from coterie.record.tree import Ending, Secret, Task
-from coterie.record.turn import Message
+from coterie import Ending, Message, Secret, Task
+from coterie.environments import Grade, PersonSettings, Pure, Transition
 
 
 class Customer:  # the script that plays the person if no model does

@@ -2,7 +2,8 @@
 
 import random
 
-from coterie import Ending, Grade, Pure, Task, Transition
+from coterie import Ending, Task
+from coterie.environments import Grade, Pure, Transition
 
 NAMES = ("Nora", "Omar", "Ines", "Hugo", "Mira", "Theo")
 CITIES = ("Dublin", "Lisbon", "Oslo", "Cairo", "Lima", "Rome")

@@ -3,9 +3,8 @@ coterie evaluate examples/nim.py:Nim policy=smollm2"""
 
 from contextlib import asynccontextmanager, nullcontext
 
-from coterie.environments.protocol import Grade, Observation, OneAgent, Pure, Transition
-from coterie.record.tree import Ending, Task
-from coterie.record.turn import Message, Part, Speaker
+from coterie import Ending, Message, Part, Speaker, Task
+from coterie.environments import Grade, Observation, OneAgent, Pure, Transition
 
 
 class Pile:  # a session: it changes during an episode

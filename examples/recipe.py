@@ -1,12 +1,7 @@
 """A recipe: of each task's dialogues the best one is imitated (docs/howto/bring-your-own.md)."""
 
-from coterie.config.settings import key
-from coterie.recipes.base import Recipe
-from coterie.recipes.settings import RecipeSettings
-from coterie.recipes.trainings import imitate
-from coterie.record.tree import Selection
-from coterie.rollout.episodes import Episode
-from coterie.training.settings import TrainingSettings
+from coterie import Selection, TrainingSettings, key
+from coterie.recipes import Episode, Recipe, RecipeSettings, imitate
 
 
 class BestOfNSettings(RecipeSettings):

@@ -1,7 +1,7 @@
 """Rewards: a function that gives a number for a dialogue becomes a term, with the weight that you give it.
 coterie run optima/isft 'reward.terms={examples/reward.py:asks: 0.5, examples/reward.py:thrift: 0.1}'"""
 
-from coterie.rewards.dialogue_reward import DialogueSample
+from coterie.recipes import DialogueSample
 
 
 def asks(sample: DialogueSample) -> float:

@@ -29,7 +29,7 @@ from statistics import fmean
 import yaml
 
 from coterie.config.folders import whole_file
-from coterie.environments.registry import ENCYCLOPEDIA, make_environment
+from coterie.environments.registry import BUILT_IN, make_environment
 from coterie.errors import UserError
 from coterie.recipes.gap import Gap
 from coterie.recipes.registry import settings
@@ -138,7 +138,7 @@ def time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
 
 async def _time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
     far = run.folder / "far.yaml"
-    tool = {"name": ENCYCLOPEDIA, "delay": DELAY}
+    tool = {"name": BUILT_IN["encyclopedia"].tools["use"][0], "delay": DELAY}
     far.write_text(yaml.safe_dump({"tools": [tool]}))
     environment = make_environment(settings(NAME, [*x.words, f"tools.config={far}"]))
     tasks = environment.tasks("heldout", TIMED, recipe.settings.seed)

@@ -5,19 +5,17 @@ from typing import cast
 
 import yaml
 
-from coterie.config.plugins import is_spec
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.coding import Coding
 from coterie.environments.dialogue import Dialogue
 from coterie.environments.protocol import Environment
-from coterie.environments.registry import MICRO_WORLDS, OPEN, make_environment
+from coterie.environments.registry import PACKAGED, PLAYED_IN, make_environment
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 
 
 def played(name: str, *words: str) -> BenchmarkSettings:
-    sample = (
-        [] if name in MICRO_WORLDS or is_spec(name) or name in OPEN else ["dataset.source=sample"]
-    )
+    is_packaged_set = name in PLAYED_IN and name in PACKAGED
+    sample = ["dataset.source=sample"] if is_packaged_set else []
     return benchmark_settings(BenchmarkSettings, name, [*sample, *words])
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from coterie.tools.actions.grammar import DOMAINS, MAX_CHARACTERS, check, describe, parse
+from coterie.tools.actions.grammar import DOMAINS, MAX_CHARACTERS, check_actions, describe, parse
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_hostile_texts_are_read_in_no_time(text: str) -> None:
     ],
 )  # fmt: skip
 def test_problems_of_actions(domain: str, line: str, problems: list[str]) -> None:
-    parsed = check(line, domain, ("R99",))
+    parsed = check_actions(line, domain, ("R99",))
     assert len(parsed.problems) == len(problems), parsed.problems
     assert all(map(str.__contains__, parsed.problems, problems))
     names = [one[2:].partition("(")[0] for one in describe(domain).splitlines()]

@@ -45,9 +45,7 @@ def test_importing_coterie_imports_nothing_heavy() -> None:
     assert ran.stdout == "set()\n"
 
 
-def test_every_public_name_exists() -> None:
-    assert set(coterie.__all__) == set(coterie._PLACES) <= set(dir(coterie))
-    assert all(getattr(coterie, name).__doc__ for name in coterie.__all__)
+def test_the_package_is_typed() -> None:
     assert (Path(coterie.__file__).parent / "py.typed").is_file()
 
 

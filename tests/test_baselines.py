@@ -12,7 +12,7 @@ from coterie.environments.discussion import Debate
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import State
 from coterie.environments.qa_metrics import gold_answer
-from coterie.environments.registry import CODING, NAMES, PLANS, WEB
+from coterie.environments.registry import BUILT_IN, PACKAGED
 from coterie.environments.settings import Method
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
@@ -20,10 +20,11 @@ from tests import talking
 from tests.conftest import Cli
 from tests.played import coding_in, talk_in
 
-PLANNED = (*PLANS, *WEB, "problems", "shop")
+CODING = ("persona", "colbench_code")
+PLANNED = (*BUILT_IN["plan_ground"].datasets, "problems", "shop")
 ACTING = ("sums", "babyai", "encyclopedia")
 DESIGNED = ("pages", "websight")
-TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING, *DESIGNED))
+TALKS = tuple(name for name in PACKAGED if name not in (*CODING, *PLANNED, *ACTING, *DESIGNED))
 
 
 def environment(name: str, method: Method = "dialogue") -> Dialogue:

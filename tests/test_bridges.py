@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from coterie.environments.registry import BRIDGES, ENVIRONMENTS
+from coterie.environments.registry import BUILT_IN, ENVIRONMENTS
 from tests.conftest import Cli, refused
 
 NEEDS = {"openenv": "websockets", "verifiers": "verifiers"}
@@ -29,4 +29,4 @@ def test_all_bridges_are_listed_without_their_packages(
     for package in ("reasoning_gym", *NEEDS.values()):
         monkeypatch.setitem(sys.modules, package, None)
     listed = cli("list").out
-    assert all(name in listed for name in BRIDGES)
+    assert all(name in listed for name, entry in BUILT_IN.items() if "bridges" in entry.path)

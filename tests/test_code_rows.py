@@ -23,7 +23,7 @@ from coterie.datasets.code_rows import (
     LiveCodeRow,
 )
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import CatalogueSet, SourceSettings, load
+from coterie.datasets.load import CatalogueSet, SourceSettings, load_rows
 from coterie.datasets.rows import SetRow, question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
@@ -64,7 +64,7 @@ def checked(rows: Sequence[CodeRow]) -> list[Finding | None]:
 def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     source: str, counts: list[int]
 ) -> None:
-    splits = [load("colbench_code", source).rows[split] for split in SPLITS]
+    splits = [load_rows("colbench_code", source).rows[split] for split in SPLITS]
     assert list(map(len, splits)) == counts
     every = [row for rows in splits for row in rows if isinstance(row, CodeRow)]
     distinct = {(row.question, row.answer) for row in every}
@@ -73,7 +73,7 @@ def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     assert not names[0] & names[1]
     assert not any(checked(every[:: len(every) // 90]))
     if source == "synthetic":
-        samples = [load("colbench_code", "sample").rows[split] for split in SPLITS]
+        samples = [load_rows("colbench_code", "sample").rows[split] for split in SPLITS]
         assert samples == [
             rows[: len(sample)] for rows, sample in zip(splits, samples, strict=True)
         ]
@@ -138,7 +138,7 @@ def test_check_lists_rows_by_finding_and_writes_the_others(cli: Cli, tmp_path: P
         assert result.code == 0 and "does not run" in result.out, result.err
         reports = json.loads(result.out.splitlines()[-1])["splits"]
         assert [(one["name"], one["rows"], one["findings"]) for one in reports] == splits
-    checked_rows = load("colbench_code", tmp_path / "checked").rows
+    checked_rows = load_rows("colbench_code", tmp_path / "checked").rows
     assert [row.question[:4] for row in checked_rows["train"]] == ["Few?"]
     assert [row.question[:4] for row in checked_rows["heldout"]] == ["Test", "Trai"]
     assert "have no code to run" in refused(cli, "data", "check", "gsm8k", "--source", "sample")
@@ -151,7 +151,7 @@ def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_p
     rows = [task(f"Test {n}?") for n in range(1003)]
     jsonl(tmp_path / "test.jsonl", *rows)
     jsonl(tmp_path / "train.jsonl", task("Train?"))
-    splits = load("colbench_code", tmp_path).rows
+    splits = load_rows("colbench_code", tmp_path).rows
     texts = [row["problem_description"] for row in rows[:1000]]
     assert [row.question for row in splits["heldout"]] == texts and len(splits["train"]) == 1
 
@@ -166,7 +166,7 @@ def test_a_revision_that_is_not_pinned_is_part_of_the_content(
         for name in ("train", "test")
     }
     with stub_hub(files, tmp_path / "cache", monkeypatch):
-        assert [len(rows) for rows in load("colbench_code").rows.values()] == [2, 2]
+        assert [len(rows) for rows in load_rows("colbench_code").rows.values()] == [2, 2]
         assert (
             f"{'0' * 40}/backend_tasks/train.jsonl"
             in CatalogueSet(SourceSettings(name="colbench_code")).content()
@@ -236,7 +236,7 @@ def test_private_tests_of_every_published_form_are_read(private: Any, tmp_path: 
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
     assert read("livecodebench", tmp_path / "b.jsonl") == row
     file = jsonl(tmp_path / "c.jsonl", LIVE, LIVE | {"public_test_cases": "[]"})
-    assert len(load("livecodebench", file).rows["heldout"]) == 1, "a problem without tests"
+    assert len(load_rows("livecodebench", file).rows["heldout"]) == 1, "a problem without tests"
 
 
 def test_a_pickled_text_of_any_length_is_read(tmp_path: Path) -> None:

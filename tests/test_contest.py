@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from coterie.datasets.code_rows import ContestTest
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
@@ -402,7 +402,7 @@ def test_all_calls_of_all_checks_together_have_a_time_limit() -> None:
 
 @real_rows
 def test_real_rows_of_humaneval_pass_with_their_solution_and_not_without() -> None:
-    rows = load("humaneval", SHARED / "humaneval/HumanEval.jsonl").rows["heldout"][28:40]
+    rows = load_rows("humaneval", SHARED / "humaneval/HumanEval.jsonl").rows["heldout"][28:40]
     assert {"HumanEval/32", "HumanEval/33", "HumanEval/38"} <= {row.id for row in rows}
     for row in rows:
         words = {"tests": row.tests, "function": row.function, "prelude": row.prelude}  # type: ignore[attr-defined]

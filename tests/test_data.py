@@ -11,7 +11,7 @@ import pytest
 
 from coterie.datasets.catalogue import CATALOGUE, FOLDER, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import Rows, dataset_type, load
+from coterie.datasets.load import Rows, dataset_type, load_rows
 from coterie.datasets.question_files import QuestionsAndAnswers
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
@@ -34,7 +34,7 @@ def sums(start: int, stop: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", [name for name, one in CATALOGUE.items() if one.packaged])
 def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) -> None:
     splits, least = find(name).splits, 9 if name == "musique" else 20  # its rows are long
-    rows = {split: load(name, "sample").rows[split] for split in splits}
+    rows = {split: load_rows(name, "sample").rows[split] for split in splits}
     every = [row for some in rows.values() for row in some]
     assert all(len(some) >= least for some in rows.values()) and len(every) <= 100
     assert {type(row) for row in every} == {find(name).row}
@@ -100,7 +100,7 @@ def test_questions_and_golds_of_the_shapes_people_use_in_every_format(
 
 
 def splits(source: Path, name: str = "gsm8k", share: float = 0.1) -> dict[str, list[str]]:
-    rows = load(name, source, share).rows.items()
+    rows = load_rows(name, source, share).rows.items()
     return {split: [row.answer for row in some] for split, some in rows}
 
 
@@ -108,7 +108,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", *sums(0, 6), *sums(0, 2))
     again = [{**row, "question": row["question"].upper() + " "} for row in sums(4, 6)]
     jsonl(tmp_path / "dev.jsonl", *sums(6, 8), *again, again[0])
-    loaded = load("gsm8k", tmp_path)
+    loaded = load_rows("gsm8k", tmp_path)
     assert [row.answer for row in loaded.rows["train"]] == ["1", "2", "3", "4"]
     assert [row.answer for row in loaded.rows["heldout"]] == ["7", "8", "5", "6"]
     assert loaded.left_out == {"is a duplicate": 3, "is held out": 2}
@@ -139,7 +139,7 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
     with pytest.raises(UserError, match="for evaluation only"):
         rows.split("train")
     with pytest.raises(UserError, match="coterie has no packaged rows of aime24") as error:
-        load("aime24", "sample").rows["heldout"]
+        load_rows("aime24", "sample").rows["heldout"]
     assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
 
 
@@ -161,7 +161,7 @@ def test_sources_that_are_no_data_or_do_not_make_two_splits_are_refused(tmp_path
         ("one.jsonl", "no heldout row of gsm8k is left"), ("empty", "has no .jsonl"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=problem):
-            load("gsm8k", tmp_path / name)
+            load_rows("gsm8k", tmp_path / name)
 
 
 @real_rows
@@ -169,12 +169,12 @@ def test_published_files_of_a_user_are_divided(tmp_path: Path) -> None:
     for name, split in (("train_first2000", "train"), ("test", "test")):
         shutil.copy(SHARED / f"gsm8k/{name}.jsonl", tmp_path / f"{split}.jsonl")
     assert [len(rows) for rows in splits(tmp_path).values()] == [2000, 1000]
-    plans = load("gsm8k_plans", tmp_path)
+    plans = load_rows("gsm8k_plans", tmp_path)
     assert [len(plans.rows[split]) for split in SPLITS] == [1871, 917]
     wiki = splits(SHARED / "hotpotqa/dev_distractor_200_with_context.jsonl", "hotpot_qa", 0.3)
     assert sum(map(len, wiki.values())) == 140
     with pytest.raises(UserError, match=r"dev_qa_first3000.jsonl, line 1 is broken: id"):
-        load("hotpot_qa", SHARED / "hotpotqa/dev_qa_first3000.jsonl")
+        load_rows("hotpot_qa", SHARED / "hotpotqa/dev_qa_first3000.jsonl")
 
 
 # The hub, with its real client, from a server of our own

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.cli.data_rows import pass_rates, rate_of, step_rates
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.qa_metrics import gold_answer
 from coterie.environments.workflow.agent import Mhqa
@@ -80,7 +80,7 @@ def played_questions() -> list[str]:
 
 
 def test_rates_count_scores_that_pass_and_are_found_by_id_or_question(store: Path) -> None:
-    rows = {row.question: row for row in load("2wiki", "sample").rows["train"]}
+    rows = {row.question: row for row in load_rows("2wiki", "sample").rows["train"]}
     with Store.open(store, read_only=True) as opened:
         rates = pass_rates(opened, 0, ["evaluate"], passing=1.0)
         all_pass = pass_rates(opened, 0, ["evaluate"], passing=0.0)
@@ -109,13 +109,15 @@ def test_rows_are_divided_and_can_be_played_again(cli: Cli, store: Path) -> None
     assert "too hard: 1 rows" in result.err and "not played: " in result.err
     assert "passed: 0/4 of 1, 1/4 of 1, 2/4 of 1, 3/4 of 1, 4/4 of 1" in result.err
     order_played, folder = played_questions(), Path("worth")
-    order = [row.question for row in load("2wiki", "sample").rows["train"]]
+    order = [row.question for row in load_rows("2wiki", "sample").rows["train"]]
     assert questions(folder / "train.jsonl") == sorted(order_played[1:3], key=order.index)
     assert questions(folder / "too_hard.jsonl") == order_played[:1]
     assert set(questions(folder / "too_easy.jsonl")) == set(order_played[3:])
-    heldout = load("2wiki", "sample").rows["heldout"]
-    assert load("2wiki", "worth").rows["heldout"] == heldout, "the other split is whole"
-    assert {row.question for row in load("2wiki", "worth").rows["train"]} == set(order_played[1:3])
+    heldout = load_rows("2wiki", "sample").rows["heldout"]
+    assert load_rows("2wiki", "worth").rows["heldout"] == heldout, "the other split is whole"
+    assert {row.question for row in load_rows("2wiki", "worth").rows["train"]} == set(
+        order_played[1:3]
+    )
     lenient = cli("data", "filter", *words, "--out", "all", "--most", "1", "--passing", "0")
     assert "kept: 5 rows" in lenient.err, "every score passes"
     repeated = cli("data", "filter", *words)
@@ -161,7 +163,7 @@ def test_what_cannot_be_filtered_is_refused(cli: Cli, store: Path, run: Path) ->
 @pytest.fixture
 def task_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Ids of four training rows: three keep their scores, and the last is learned by the second step."""
-    ids, counts = [row.id for row in load("2wiki", "sample").rows["train"][:4]], Counter[str]()
+    ids, counts = [row.id for row in load_rows("2wiki", "sample").rows["train"][:4]], Counter[str]()
 
     async def grade(self: Any, state: Any, live: Any) -> Grade:
         task = state.task.id.removeprefix("2wiki-")
@@ -180,7 +182,7 @@ def write(folder: Path, count: int) -> None:
     """So many training rows of the sample, and its held-out rows."""
     folder.mkdir(exist_ok=True)
     for split, most in (("train", count), ("heldout", None)):
-        rows = load("2wiki", "sample").rows[split][:most]  # type: ignore[arg-type]
+        rows = load_rows("2wiki", "sample").rows[split][:most]  # type: ignore[arg-type]
         text = "".join(f"{row.model_dump_json()}\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text)
 
@@ -215,6 +217,8 @@ def test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard(
     assert ids(Path("next/too_easy.jsonl")) == {easy, learned}
     kept = ids(Path("next/train.jsonl"))
     assert mixed in kept and len(kept) == 3
-    assert load("2wiki", "next").rows["heldout"] == load("2wiki", "sample").rows["heldout"]
+    assert (
+        load_rows("2wiki", "next").rows["heldout"] == load_rows("2wiki", "sample").rows["heldout"]
+    )
     tasks = made("rl/grpo", [*WORDS, "dataset.source=next"]).environment.tasks("train", 9, 0)
     assert {task.id for task in tasks} == {f"2wiki-{row}" for row in kept}

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.problems import SvampRow, boxed_answer, value
 from coterie.datasets.rows import (
     IMAGE,
@@ -277,16 +277,16 @@ def test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason(
     if find(name).train is None:
         other = {"question": "Other?", "problem": "Other?", "Question": "Other?"}
         file = jsonl(tmp_path / "test.jsonl", RAW[name], bad | other)
-        assert len(load(name, file).rows["heldout"]) == 1
+        assert len(load_rows(name, file).rows["heldout"]) == 1
     elif name == "trivia_qa":
         jsonl(tmp_path / "train.jsonl", bad, RAW[name], bad)
         jsonl(tmp_path / "dev.jsonl", RAW[name] | {"question": "Which?", "question_id": "tc_2"})
-        assert load(name, tmp_path).left_out == {flaw: 2}
+        assert load_rows(name, tmp_path).left_out == {flaw: 2}
         jsonl(tmp_path / "train.jsonl", bad)
         with pytest.raises(
             UserError, match=r"no train row of trivia_qa is left \(dropped: 1 has no"
         ):
-            load(name, tmp_path)
+            load_rows(name, tmp_path)
 
 
 def test_a_set_of_many_folders_and_one_that_leaves_out_another(
@@ -305,8 +305,8 @@ def test_a_set_of_many_folders_and_one_that_leaves_out_another(
             content = table(tmp_path / "a.parquet", *rows).read_bytes()
             files[f"{repo.name}/resolve/{repo.revision}/{file}"] = content
     with stub_hub(files, tmp_path / "cache", monkeypatch):
-        assert [len(load("math").rows[split]) for split in SPLITS] == [14, 14]
-        loaded = load("mmlu")
+        assert [len(load_rows("math").rows[split]) for split in SPLITS] == [14, 14]
+        loaded = load_rows("mmlu")
     assert loaded.left_out == {"is a question of arc_c": 1}
     assert [len(loaded.rows[split]) for split in SPLITS] == [1, 2]
 

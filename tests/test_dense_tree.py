@@ -14,7 +14,7 @@ from coterie.recipes.report import run_report
 from coterie.reports.page import write_page
 from coterie.runs.loop import fork, load_selections, run_steps
 from coterie.runs.run import Run, Step, open_run
-from coterie.runs.work_items import rollouts
+from coterie.runs.search_items import rollouts
 from experiments.dense_tree import RandomSides, Successes
 from tests.test_conversations import ours
 
@@ -96,18 +96,18 @@ def test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes(
 def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
     grown: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coterie.runs import work_items
+    from coterie.runs import search_items
 
-    recorded, whole = 0, work_items.TreeWriter.record
+    recorded, whole = 0, search_items.TreeWriter.record
 
-    def until(self: work_items.TreeWriter, *given: object) -> None:
+    def until(self: search_items.TreeWriter, *given: object) -> None:
         nonlocal recorded
         whole(self, *given)  # type: ignore[arg-type]
         recorded += 1
         if recorded == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(work_items.TreeWriter, "record", until)
+    monkeypatch.setattr(search_items.TreeWriter, "record", until)
     with pytest.raises(KeyboardInterrupt):
         play(dense(), tmp_path / "run", "rollout")
     monkeypatch.undo()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow import expert
 from coterie.environments.workflow.expert import (
@@ -78,7 +78,7 @@ CHAIN = wiki(
 @pytest.mark.parametrize(("name", "least"), [("2wiki", 0.9), ("hotpot_qa", 0.7), ("musique", 0.7)])
 def test_most_packaged_rows_have_a_trace_that_the_format_allows(name: str, least: float) -> None:
     splits: Any = ("train", "heldout")
-    rows = [row for split in splits for row in load(name, "sample").rows[split]]
+    rows = [row for split in splits for row in load_rows(name, "sample").rows[split]]
     traces: list[tuple[QuestionRow, Trace]] = []
     for row in rows:
         try:

@@ -4,7 +4,9 @@ import time
 
 import pytest
 
-from coterie.environments.qa_metrics import boxed_answer, boxed_number, marked_answer
+from coterie.datasets.problems import boxed_answer
+from coterie.environments.numbers import boxed_number
+from coterie.environments.qa_metrics import marked_answer
 
 
 @pytest.mark.parametrize(

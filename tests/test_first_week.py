@@ -22,7 +22,8 @@ def breaks(reply, answer):
     return reply["text"]
 """
 WORLD = """
-from coterie import Ending, Grade, Message, OneAgent, Pure, Task, Transition
+from coterie import Ending, Message, Task
+from coterie.environments import Grade, OneAgent, Pure, Transition
 
 
 class World(OneAgent, Pure):

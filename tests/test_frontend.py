@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from coterie.datasets.catalogue import CATALOGUE
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.web_pages import WebSightRow, outline, with_pictures
 from coterie.engines.chat_model import Answer, open_chat
 from coterie.engines.endpoint import Utterance
@@ -49,8 +49,7 @@ from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.reports.examples import Example, Shown
-from coterie.reports.pictures import add_pictures
+from coterie.reports.examples import Example, Shown, add_pictures
 from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
@@ -337,7 +336,7 @@ def test_the_first_rows_train_and_the_next_are_held_out(
         pyarrow.parquet.write_table(table, tmp_path / f"train-{part}.parquet")
     small = replace(CATALOGUE["websight"], each=3)
     monkeypatch.setattr("coterie.datasets.load.find", {"websight": small}.__getitem__)
-    loaded = load("websight", tmp_path)
+    loaded = load_rows("websight", tmp_path)
     questions = {split: [row.question for row in own] for split, own in loaded.rows.items()}
     assert questions == {
         "train": ["idea 0", "idea 1", "idea 2"], "heldout": ["idea 3", "idea 4", "idea 5"]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -13,14 +14,13 @@ from coterie.cli.app import app
 from tests.conftest import Cli
 
 
-def commands(group: object, *path: str) -> Iterator[tuple[tuple[str, ...], object]]:
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield every command that does something, with the words that call it."""
-    inside = getattr(group, "commands", None)
-    if inside is None:
+    if not hasattr(group, "commands"):
         yield path, group
         return
-    for name, command in inside.items():
-        yield from commands(command, *path, name)
+    for name in group.list_commands(None):
+        yield from commands(group.commands[name], *path, name)
 
 
 def test_every_command_has_help_with_an_example_that_names_it(cli: Cli) -> None:

@@ -28,7 +28,7 @@ from coterie.record.tree import Tree
 from coterie.rollout.tree_search import Rollout
 from coterie.runs.loop import run_steps
 from coterie.runs.run import Run, Step, open_run
-from coterie.runs.work_items import TreeWriter, rollouts
+from coterie.runs.search_items import TreeWriter, rollouts
 from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
 from tests.conftest import SMALL, Cli, once

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.datasets.catalogue import find
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.plan_files import (
     DEPTH,
     MAX_TEXT,
@@ -267,13 +267,13 @@ def test_a_set_of_a_folder_or_two_repositories_is_joined_and_a_tenth_is_held_out
         for one, some in zip(repos, lines, strict=True)
     }
     with stub_hub(served, tmp_path / "cache", monkeypatch):
-        downloaded = load("lumos_complex_qa")
-    assert load("lumos_complex_qa", tmp_path / "own") == downloaded
+        downloaded = load_rows("lumos_complex_qa")
+    assert load_rows("lumos_complex_qa", tmp_path / "own") == downloaded
     assert downloaded.left_out == {NO_ACTIONS: 30, NO_PARTNER: 30}
     train, heldout = downloaded.rows["train"], downloaded.rows["heldout"]
     assert len(train) + len(heldout) == 270 and 15 < len(heldout) < 48
     assert not {row.key for row in train} & {row.key for row in heldout}
-    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
+    assert len(load_rows("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
 
 
 def row(**changes: Any) -> Mind2WebRow:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.plans import (
     BRACKETS,
     BROKEN,
@@ -265,7 +265,9 @@ def test_every_plan_of_a_real_solution_reaches_the_gold_answer(file: str, count:
 @real_rows
 @pytest.mark.parametrize("file, count", [("dev_229", 169), ("train_1656", 1655)])
 def test_real_questions_are_taken_apart(file: str, count: int) -> None:
-    splits = load("strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl").rows
+    splits = load_rows(
+        "strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl"
+    ).rows
     rows = splits["train"] + splits["heldout"]
     assert len(rows) == count and 0.05 < len(splits["heldout"]) / count < 0.15
     assert {row.answer for row in rows} == {"yes", "no"}

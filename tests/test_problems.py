@@ -27,7 +27,7 @@ from coterie.environments.plans.problems import (
 )
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load_renderer
-from coterie.tools.actions.grammar import check
+from coterie.tools.actions.grammar import check_actions
 from coterie.tools.sandbox.pool import Sandbox
 from scripts.tiny.problems import grounder_row
 from tests.talking import greedy, talk_out
@@ -79,4 +79,4 @@ def test_the_packaged_grounder_understands_right_plans():
     texts = [one.text for one in greedy("tiny-problems", prompts, 80)]
     right = [actions_text(actions(one)) for one in own]
     assert sum(map(str.__eq__, texts, right)) / 60 > 0.8
-    assert sum(not check(one, "maths").problems for one in texts) / 60 > 0.95
+    assert sum(not check_actions(one, "maths").problems for one in texts) / 60 > 0.95

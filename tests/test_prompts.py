@@ -14,7 +14,7 @@ from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, Shared, State
 from coterie.environments.qa_metrics import gold_answer
-from coterie.environments.registry import EXCHANGES, SUBJECTS
+from coterie.environments.registry import BUILT_IN
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import PERSON
 from coterie.record.tree import Task
@@ -64,7 +64,9 @@ async def ended(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("agents", [2, 3])
-@pytest.mark.parametrize("name", (*EXCHANGES, *SUBJECTS))
+@pytest.mark.parametrize(
+    "name", (*BUILT_IN["information_exchange"].datasets, *BUILT_IN["debate"].datasets)
+)
 def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     name: str, agents: int, method: Method
 ) -> None:
@@ -82,7 +84,7 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
 
 
 def test_what_a_critic_is_shown_or_a_message_that_is_cut_off_is_no_answer() -> None:
-    for name in SUBJECTS:
+    for name in BUILT_IN["debate"].datasets:
         debate = environment_of(name, "environment.agents=3")
         assert isinstance(debate, Debate)
         (task,) = debate.tasks("heldout", 1, 0)

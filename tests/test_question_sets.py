@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.load import load
+from coterie.datasets.load import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
 from coterie.environments.dialogue import MAX_LENGTH, Dialogue
 from coterie.environments.discussion import (
@@ -19,7 +19,7 @@ from coterie.environments.discussion import (
 )
 from coterie.environments.protocol import State
 from coterie.environments.qa_metrics import gold_answers, secret_answers
-from coterie.environments.registry import EXCHANGES, SUBJECTS, content, make_environment
+from coterie.environments.registry import BUILT_IN, content, make_environment
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
@@ -28,6 +28,7 @@ from tests import talking
 from tests.played import played, talk_in
 
 TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
+EXCHANGES, SUBJECTS = (BUILT_IN[name].datasets for name in ("information_exchange", "debate"))
 SETS = (*EXCHANGES, *SUBJECTS)
 
 
@@ -185,7 +186,9 @@ def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: flo
 
 def test_aliases_are_secrets_and_count() -> None:
     environment = talk_in("trivia_qa")
-    row = next(row for row in load("trivia_qa", "sample").rows["heldout"] if len(row.aliases) > 1)  # type: ignore[attr-defined]
+    row = next(
+        row for row in load_rows("trivia_qa", "sample").rows["heldout"] if len(row.aliases) > 1
+    )  # type: ignore[attr-defined]
     (own,) = (t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
     assert gold_answers(own) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
     assert environment.score(own, row.aliases[1]) == 1.0  # type: ignore[attr-defined]

@@ -1,15 +1,21 @@
 """coterie: post-train language-model agents that work with others.
 
-One loop (rollout, reward, select, train, evaluate, again) over one record of trees of turns.
-Packages, from the bottom layer: ``config``, ``record``, ``datasets``, ``models``, ``engines``, ``environments``,
-``rollout``, ``rewards``, ``selection``, ``training``, ``evaluation``, ``runs``, ``recipes``,
-``reports``, ``cli``. See ``docs/architecture.md``.
+Names for scripts and notebooks (``docs/howto/python.md``), and the types that all plug-ins share::
 
-The names below are for custom loops (``docs/howto/python.md``). They are imported on first use.
+    world, model = coterie.environment("exchange"), coterie.load("tiny-exchange")
+    rollouts = coterie.play(world, model, 16, samples=8)
+    coterie.train(model, [row for rollout in rollouts for row in rollout.rows()])
+
+The other public modules are :mod:`coterie.environments`, :mod:`coterie.datasets`, :mod:`coterie.tools` and
+:mod:`coterie.recipes` (``docs/howto/bring-your-own.md``). Everything else is internal and may change.
 """
 
 import os
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Waiting threads that spin for long starve each other on shared cores: next to another process, sampling was 4 to
@@ -20,77 +26,59 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 
+
+def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose public names are imported on first use.
+
+    The names are those of ``__all__``. Their modules are read from the package's imports for type checkers.
+    """
+    module = sys.modules[package]
+
+    @cache
+    def modules() -> dict[str, str]:
+        import ast  # only the first use of a name needs it
+
+        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def load(name: str) -> object:
+        if name not in module.__all__:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules()[name]), name)
+        setattr(module, name, value)
+        return value
+
+    return load, lambda: sorted({*vars(module), *module.__all__})
+
+
 if TYPE_CHECKING:
     from coterie.api import Played, by_task, demonstrate, environment, load, play, train
     from coterie.config.settings import key
-    from coterie.datasets.rows import QuestionRow
+    from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
     from coterie.engines.inprocess import InProcessEngine
-    from coterie.environments.protocol import (
-        Environment,
-        Grade,
-        Observation,
-        OneAgent,
-        Pure,
-        State,
-        Transition,
-    )
-    from coterie.environments.settings import EnvironmentSettings
     from coterie.errors import UserError
     from coterie.evaluation import mean_interval
+    from coterie.models.adapters import add_head
     from coterie.models.loading import LoadedModel
-    from coterie.recipes.base import Recipe
-    from coterie.recipes.settings import RecipeSettings
+    from coterie.progress import Progress
     from coterie.record.rows import Pair, Row
-    from coterie.record.tree import Ending, Secret, Task
-    from coterie.record.turn import Message, Part, Tool, Turn
+    from coterie.record.tree import Credit, Ending, ItemKey, Metrics, Secret, Selection, Task, Tree
+    from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn
+    from coterie.rewards.advantages import gae, group_advantages, with_advantage, with_advantages
     from coterie.rollout.recorded_turns import pairs_from_messages, rows_from_messages
-    from coterie.runs.loop import Role, Stage
-    from coterie.training.losses import DPO, SFT
+    from coterie.training.losses import DPO, SFT, Objective, ValueLoss
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference
-    from coterie.training.settings import TrainingSettings
+    from coterie.training.settings import PolicyGradientSettings, TrainingSettings
     from coterie.training.trainer import Trainer
 
-_MODULES = {
-    "api": "Played by_task demonstrate environment load play train",
-    "config.settings": "key",
-    "datasets.rows": "QuestionRow",
-    "engines.inprocess": "InProcessEngine",
-    "environments.protocol": "Environment Grade Observation OneAgent Pure State Transition",
-    "environments.settings": "EnvironmentSettings",
-    "errors": "UserError",
-    "evaluation": "mean_interval",
-    "models.loading": "LoadedModel",
-    "recipes.base": "Recipe",
-    "recipes.settings": "RecipeSettings",
-    "record.rows": "Pair Row",
-    "record.tree": "Ending Secret Task",
-    "record.turn": "Message Part Tool Turn",
-    "rollout.recorded_turns": "pairs_from_messages rows_from_messages",
-    "runs.loop": "Role Stage",
-    "training.losses": "DPO SFT",
-    "training.policy_gradient": "PolicyGradient",
-    "training.reference": "with_reference",
-    "training.settings": "TrainingSettings",
-    "training.trainer": "Trainer",
-}
-_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [
-    "DPO", "Ending", "Environment", "EnvironmentSettings", "Grade", "InProcessEngine", "LoadedModel", "Message",
-    "Observation", "OneAgent", "Pair", "Part", "Played", "PolicyGradient", "Pure", "QuestionRow", "Recipe",
-    "RecipeSettings", "Role", "Row", "SFT", "Secret", "Stage", "State", "Task", "Tool", "Trainer", "TrainingSettings",
-    "Transition", "Turn", "UserError", "by_task", "demonstrate", "environment", "key", "load", "mean_interval",
-    "pairs_from_messages", "play", "rows_from_messages", "train", "with_reference",
+    "Credit", "DPO", "Ending", "Endpoint", "EndpointSettings", "Finish", "InProcessEngine", "ItemKey", "LoadedModel",
+    "Message", "Metrics", "Objective", "Pair", "Part", "Played", "PolicyGradient", "PolicyGradientSettings",
+    "Progress", "Row", "SFT", "Secret", "Selection", "Speaker", "Task", "Tool", "ToolCall", "Trainer",
+    "TrainingSettings", "Tree", "Turn", "UserError", "Utterance", "ValueLoss", "add_head", "by_task", "demonstrate",
+    "environment", "gae", "group_advantages", "key", "load", "mean_interval", "pairs_from_messages", "play",
+    "rows_from_messages", "train", "with_advantage", "with_advantages", "with_reference",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> object:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -25,8 +25,8 @@ from coterie.datasets.columns import Columns
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
+from coterie.environments.conversation import with_tags
 from coterie.environments.protocol import Environment, agents_of
-from coterie.environments.question import with_tags
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter, merged
@@ -162,21 +162,23 @@ def environment(
             ``path/file.py:Class`` or a class; or questions: a file of rows, or rows as dictionaries.
         tools: Tools of the agents, as in ``tools=[...]`` of a run, or functions with a docstring and types.
         calls: Syntax of tool calls.
-        **keys: Settings of the environment or data set (``source="sample"``, ``turns=5``). Functions are allowed where
-            a setting names a function: ``reward=score``.
+        **keys: Settings of the environment or data set (``source="sample"``, ``turns=5``), and ``dataset``, the name of
+            the rows of an environment. Functions are allowed where a setting names a function: ``reward=score``.
 
     Raises:
         UserError: The name is unknown or the settings are invalid.
     """
     if not isinstance(name, str | Path):
         name = object_name(name) if callable(name) else _rows_file(name)
+    words = [f"dataset={keys.pop('dataset')}"] if "dataset" in keys else ()
     values = {
         f"{'dataset' if key in DATASET_KEYS else 'environment'}.{key}": _named(value)
         for key, value in keys.items()
     }
     if tools:
         values |= {"tools.use": [*map(_named, tools)], "tools.calls": calls}
-    return make_environment(benchmark_settings(PlayedSettings, str(name), (), [nested(values)]))
+    settings = benchmark_settings(PlayedSettings, str(name), words, [nested(values)])
+    return make_environment(settings)
 
 
 def _named(value: object) -> object:

@@ -48,6 +48,14 @@ def once(words: list[str] | None) -> list[str] | None:
     return words
 
 
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="Name from `coterie list`, or path/file.py:NAME; default: the recipe of the file or folder.",
+    ),
+]
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),

@@ -14,8 +14,7 @@ import httpx2
 import psutil
 import pytest
 
-from coterie.clusters import ray_cluster
-from coterie.clusters.cluster import Needs
+from coterie.clusters import Needs, ray_cluster
 from coterie.clusters.ray_cluster import RayCluster
 from coterie.engines.connections import Address, http_client
 from coterie.engines.endpoint import ServerFault

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.clusters.cluster import Needs
+from coterie.clusters import Needs
 from coterie.clusters.slurm import batch_file
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE

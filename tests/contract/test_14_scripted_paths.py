@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from coterie.datasets.load import distinct_passages, load, write_passages
+from coterie.datasets.load import distinct_passages, load_rows, write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
@@ -70,7 +70,7 @@ class Asked(Pure):
 
 
 def chosen() -> dict[str, QuestionRow]:
-    return {row.id: row for row in load("2wiki", "sample").rows["train"]}
+    return {row.id: row for row in load_rows("2wiki", "sample").rows["train"]}
 
 
 @pytest.fixture(scope="module")

@@ -13,42 +13,68 @@ import sqlite3
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_group
 
 import coterie
-from coterie.cli.config import RecipeName, config
-from coterie.cli.data import app as data_app
-from coterie.cli.list import app as models_app
-from coterie.cli.list import list_names
-from coterie.cli.serve import app as serve_app
-from coterie.cli.sweep import merge, sweep
-from coterie.clusters.cluster import IN_JOB, SLURM, UNDER_TORCHRUN
+from coterie.clusters import IN_JOB, SLURM, UNDER_TORCHRUN
 from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
 from coterie.runs.interruption import INTERRUPTED, TERMINATED
-from coterie.terminal import Source, Version, Words, notes, results
+from coterie.terminal import RecipeName, Source, Version, Words, notes, results
 
 EPILOG = (
     "Start with `coterie quickstart`. `coterie list` lists recipes, benchmarks and models, `coterie config RECIPE` "
     "lists settings, and each command's --help has examples."
 )
+
+
+class Commands(TyperGroup):
+    """Commands of this module, and those of other modules, which are imported if one of them is called or listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._import_others()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # A misspelled name is compared with all commands.
+        if cmd_name not in self.commands:
+            self._import_others()
+        return super().get_command(ctx, cmd_name)
+
+    def _import_others(self) -> None:
+        from coterie.cli.config import config
+        from coterie.cli.data import app as data_app
+        from coterie.cli.list import app as models_app
+        from coterie.cli.list import list_names
+        from coterie.cli.serve import app as serve_app
+        from coterie.cli.sweep import merge, sweep
+
+        others = typer.Typer(rich_markup_mode="markdown")
+        for command in (config, merge, sweep):
+            others.command()(command)
+        others.command("list")(list_names)
+        for name, group in (("data", data_app), ("models", models_app), ("serve", serve_app)):
+            others.add_typer(group, name=name)
+        self.commands.update(get_group(others).commands)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train language-model agents that work together.",
 )
-app.add_typer(data_app, name="data")
-app.add_typer(models_app, name="models")
-app.add_typer(serve_app, name="serve")
 export_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -170,11 +196,6 @@ def run(
         execution.dry_run(settings, results(), console)
     else:
         execution.run_recipe(settings, folder, console, fork_to=fork, from_step=from_step)
-
-
-app.command("sweep")(sweep)
-app.command("merge")(merge)
-app.command("list")(list_names)
 
 
 @app.command()
@@ -300,14 +321,14 @@ def evaluate(
 
 def _check_run(target: str) -> None:
     """Raise ``UserError`` for a target that is neither a benchmark nor a run folder."""
-    from coterie.environments.registry import ENVIRONMENTS, NAMES, OPEN
+    from coterie.environments.registry import NAMES
 
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
     # Run folders next to the missing one are suggested too.
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
-    near = did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])
+    near = did_you_mean(target, [*NAMES, *runs])
     fix = f"{near}`coterie list` lists benchmarks; `coterie run` makes a run folder"
     raise UserError(f"no benchmark or run folder is called {target!r}", fix)
 
@@ -386,9 +407,6 @@ def reproduce(
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
     experiment.main(recipe, folder, seeds, words or [], gate, console)
-
-
-app.command("config")(config)
 
 
 @app.command()
@@ -606,8 +624,7 @@ def _refuse_os(error: OSError) -> NoReturn:
 
 def _refuse_usage(error: TyperException) -> NoReturn:
     text = error.format_message()
-    if text.lstrip().startswith("Usage:"):  # a group without a command prints its help
-        print(text)
+    if not text:  # a group without a command has printed its help
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     help_ = f"`{context.command_path if context else 'coterie COMMAND'} --help` has examples"

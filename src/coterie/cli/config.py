@@ -11,19 +11,12 @@ from rich.text import Text
 
 from coterie.config.plugins import label
 from coterie.errors import UserError
-from coterie.terminal import once, results
+from coterie.terminal import RecipeName, once, results
 
 if TYPE_CHECKING:
     from coterie.config.resolve import SettingsKey
     from coterie.recipes.settings import RecipeSettings
 
-RecipeName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RECIPE]",
-        help="Such as optima/isft, or path/file.py:NAME; default: the recipe of the file or folder.",
-    ),
-]
 MAIN_KEYS = (
     *("model", "dataset", "environment", "iterations", "steps.count", "rollout.tasks"),
     *("rollout.rollouts_per_task", "rollout.max_tokens", "train.learning_rate", "train.epochs"),

@@ -29,7 +29,7 @@ def list_sets() -> None:
     from rich.table import Table
 
     from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS, TRAJECTORIES
-    from coterie.datasets.load import load
+    from coterie.datasets.load import load_rows
 
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for title, width in (("set", 16), ("what", None), ("licence", 12)):
@@ -42,7 +42,7 @@ def list_sets() -> None:
         heldout = (
             "a share" if data_set.heldout is None else f"{data_set.first or data_set.heldout:,}"
         )
-        shipped = load(name, "sample").rows.values() if data_set.packaged else ()
+        shipped = load_rows(name, "sample").rows.values() if data_set.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
         table.add_row(name, data_set.what, data_set.licence, train, heldout, sample)
     results().print(table)
@@ -60,7 +60,7 @@ def download(name: Name) -> None:
     """
     from coterie.datasets.catalogue import PREFERENCE_SETS, TRAJECTORIES
     from coterie.datasets.files import read_rows, trajectory_file
-    from coterie.datasets.load import load
+    from coterie.datasets.load import load_rows
     from coterie.datasets.published_preferences import published_pairs
 
     left_out = Counter[str]()
@@ -72,7 +72,7 @@ def download(name: Name) -> None:
         left_out = Counter(row.flaw.partition(" (")[0] for row in trajectories)
         print(f"train: {left_out.pop('', 0):,} rows")
     else:
-        loaded = load(name)
+        loaded = load_rows(name)
         left_out = loaded.left_out
         for split, rows in loaded.rows.items():
             print(f"{split}: {len(rows):,} rows")

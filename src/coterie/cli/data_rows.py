@@ -23,7 +23,7 @@ from coterie.config.folders import check_new, expanded, whole_folder
 from coterie.datasets.catalogue import DataSet, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import Rows, load
+from coterie.datasets.load import Rows, load_rows
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.coding import compared
 from coterie.environments.qa_metrics import question_of
@@ -67,7 +67,7 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
     if file.is_file() and out is None:
         splits = {file.name: list(read_rows(file, CodeRow))}
     else:
-        splits = load(entry.name, source).rows  # type: ignore[assignment]
+        splits = load_rows(entry.name, source).rows  # type: ignore[assignment]
 
     async def check_splits() -> dict[str, list[Finding | None]]:
         async with Sandbox() as sandbox:

@@ -32,7 +32,6 @@ from coterie.environments.coding import Coding
 from coterie.environments.protocol import agents_of, check_graded, draw_tasks
 from coterie.environments.qa_metrics import question_of
 from coterie.environments.registry import (
-    CODING,
     Choice,
     is_data_file,
     make_environment,
@@ -334,7 +333,7 @@ def play_benchmark(
         model = benchmark_settings(ModelSettings, benchmark, keys, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
             problem = f"critic={model.critic} scores only code, and {model.played} has no code"
-            raise UserError(problem, f"use one of: {', '.join(CODING)}")
+            raise UserError(problem, "use persona or colbench_code")
         plays.append((model, agent_policies(model, model.policy, by_agent)))
     # Checked once, because all policies share data, judge and user simulator.
     settings = plays[0] if isinstance(plays[0], ServerSettings) else plays[0][0]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.arguments import stored_settings
-from coterie.cli.figures import score_table
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
@@ -28,17 +28,19 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
-from coterie.recipes.processes import process_table
 from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.evaluation import evaluation
+from coterie.runs.evaluation import Evaluation, evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 from coterie.runs.run import Run, Step, open_run, read_config
 from coterie.terminal import ConsoleProgress
+
+MOST_METRICS = 6
+"""Maximum number of metrics in columns next to the score."""
 
 
 def run_recipe(
@@ -189,6 +191,38 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
     return tables
 
 
+def score_table(title: str, results: Sequence[Evaluation], *, failed: bool = False) -> Table:
+    """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
+    names = list(dict.fromkeys(name for result in results for name in result.means))
+    words = [name.replace("_", " ") for name in names]
+    heads = ["policy", "score", "95% interval", "tokens", *words, "n", "failed"]
+    lines = []
+    for result in results:
+        means = (f"{result.means[name]:.2f}" if name in result.means else "" for name in names)
+        interval, tokens = "{:.3f} to {:.3f}".format(*result.interval), f"{result.tokens:.1f}"
+        counts = (f"{result.n}", f"{result.failed}")
+        lines.append([result.label, f"{result.score:.3f}", interval, tokens, *means, *counts])
+    # A row for each metric, with a column for each policy; transposed if that fits the width.
+    table = list(zip(heads, *lines, strict=True))
+    if not failed:
+        del table[-1]
+    if len(names) <= MOST_METRICS:
+        table = list(zip(*table, strict=True))
+    return result_table(title, table)
+
+
+def result_table(title: str, lines: Sequence[Sequence[str]]) -> Table:
+    """Return a table of a line of heads and lines of cells."""
+    table = Table(title=title, box=None)
+    for number, head in enumerate(lines[0]):
+        # The first column may wrap, but numbers stay in one line.
+        fold: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"
+        table.add_column(head, justify="right", overflow=fold, no_wrap=number > 0)
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
 def _steps(recipe: Recipe, stage: str, iteration: int | None) -> list[Step]:
     """Return the steps of a stage, in all iterations or in one. Raises ``UserError`` if there are none."""
     names = dict.fromkeys(step.stage for step in recipe.steps())
@@ -252,6 +286,9 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     text = batch_file(needs, command, folder, gpus=s.engine.device != "cpu")
     if dry_run:
         out.file.write(text)
+        # Only plans need this module.
+        from coterie.recipes.processes import process_table
+
         # The table goes to stderr, so that stdout is a valid file for sbatch.
         Console(stderr=True).print(process_table(recipe, recipe.plan()))
     else:
@@ -290,6 +327,9 @@ def dry_run(settings: RecipeSettings, out: Console, notes: Console) -> None:
             note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(note), (1, 0, 0, 1)))
+    # Only plans need this module.
+    from coterie.recipes.processes import process_table
+
     out.print(Padding(process_table(recipe, recipe.plan()), (1, 0, 0, 0)))
 
 

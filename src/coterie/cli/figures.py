@@ -6,10 +6,9 @@ The object is {"benchmark", "metric", "rows"}, with a row for each policy, or fo
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
+from coterie.cli.execution import result_table, score_table
 from coterie.evaluation import Estimate
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.loop import command_line
@@ -18,8 +17,6 @@ from coterie.terminal import results as results_console
 if TYPE_CHECKING:
     from coterie.cli.evaluate import EvaluatedSettings
 
-MOST = 6
-"""Maximum number of metrics next to the score."""
 WIDTH = 120
 """Table width in columns. A narrow terminal wraps its lines instead of hiding columns."""
 
@@ -38,7 +35,7 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
     report = evaluation_report(settings, results, command_line(sys.argv), settings.by)
     for section in report.sections:
         if section.charts or (section.rows and section.id in (BY, DIFFERENCES)):
-            console.print(_table(section.title, [section.heads, *section.rows]))
+            console.print(result_table(section.title, [section.heads, *section.rows]))
             console.print(section.intro, soft_wrap=True)
     for result in results:
         if result.picked is not None:
@@ -141,35 +138,3 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
 
 def _with_interval(estimate: Estimate) -> str:
     return "{:.3f} ({:.3f} to {:.3f})".format(estimate.mean, *estimate.ends)
-
-
-def score_table(title: str, results: Sequence[Evaluation], *, failed: bool = False) -> Table:
-    """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
-    names = list(dict.fromkeys(name for result in results for name in result.means))
-    words = [name.replace("_", " ") for name in names]
-    heads = ["policy", "score", "95% interval", "tokens", *words, "n", "failed"]
-    lines = []
-    for result in results:
-        means = (f"{result.means[name]:.2f}" if name in result.means else "" for name in names)
-        interval, tokens = "{:.3f} to {:.3f}".format(*result.interval), f"{result.tokens:.1f}"
-        counts = (f"{result.n}", f"{result.failed}")
-        lines.append([result.label, f"{result.score:.3f}", interval, tokens, *means, *counts])
-    # A row for each metric, with a column for each policy; transposed if that fits the width.
-    table = list(zip(heads, *lines, strict=True))
-    if not failed:
-        del table[-1]
-    if len(names) <= MOST:
-        table = list(zip(*table, strict=True))
-    return _table(title, table)
-
-
-def _table(title: str, lines: Sequence[Sequence[str]]) -> Table:
-    """Return a table of a line of heads and lines of cells."""
-    table = Table(title=title, box=None)
-    for number, head in enumerate(lines[0]):
-        # The first column may wrap, but numbers stay in one line.
-        fold: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"
-        table.add_column(head, justify="right", overflow=fold, no_wrap=number > 0)
-    for line in lines[1:]:
-        table.add_row(*line)
-    return table

@@ -20,7 +20,7 @@ def list_names() -> None:
         coterie list
     """
     from coterie.datasets.catalogue import CATALOGUE
-    from coterie.environments.registry import MICRO_WORLDS, PLAYED_IN, TOOLS
+    from coterie.environments.registry import BUILT_IN, PLAYED_IN
     from coterie.models.catalogue import CATALOGUE as MODELS
     from coterie.models.catalogue import local_models
     from coterie.recipes.registry import names, settings_type
@@ -31,7 +31,7 @@ def list_names() -> None:
     out.print(
         "environments: coterie evaluate NAME, coterie run RECIPE environment=NAME", style="bold"
     )
-    out.print("  " + ", ".join(dict.fromkeys((*MICRO_WORLDS, *TOOLS, "question"))))
+    out.print("  " + ", ".join(BUILT_IN))
     sets = (
         (
             name,

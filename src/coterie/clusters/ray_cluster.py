@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from coterie.clusters.cluster import Needs, own_address
+from coterie.clusters import Needs, own_address
 from coterie.engines.connections import Address
 from coterie.engines.protocol import EngineError
 from coterie.engines.server_process import ServerProcess

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from coterie.clusters.cluster import IN_JOB, Needs, own_address
+from coterie.clusters import IN_JOB, Needs, own_address
 from coterie.config.folders import check_name
 from coterie.engines.connections import Address
 from coterie.engines.protocol import EngineError

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from coterie.clusters.cluster import Needs, own_address
+from coterie.clusters import Needs, own_address
 from coterie.engines.server_process import free_port
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError

@@ -16,6 +16,7 @@ import yaml
 from coterie.errors import UserError, did_you_mean
 
 Split = Literal["train", "heldout"]
+"""Rows to train on, or rows to evaluate on."""
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 # Branch of the repositories whose entry pins no revision, so that their rows may change.
 NEWEST = "main"

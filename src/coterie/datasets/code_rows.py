@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from coterie.config.folders import read_json
+from coterie.config.settings import Settings, key
 from coterie.datasets.rows import (
     ANSWER_KEYS,
     AnswerRow,
@@ -68,6 +69,17 @@ class CodeRow(QuestionRow):
 MOST_TESTS = 256 * 2**20
 """Maximum bytes of the decompressed private tests of a row."""
 SEALED = "has private tests that are neither JSON nor a pickle of one text, so only its public tests are read"
+
+
+STARTER = "Begin your program with this:\n```py\n{starter}\n```"
+
+
+class ContestLimits(Settings):
+    """Limits of a program on the tests of its row."""
+
+    seconds: float = key(6.0, "CPU seconds of one test.", source="AFM: 6", gt=0)
+    total_seconds: float = key(300.0, "Seconds of all tests.", source="AFM: 300 at most", gt=0)
+    memory_mib: int = key(1024, "Memory of a program.", source="AFM: 5000", ge=64)
 
 
 class ContestTest(Frozen):

@@ -101,7 +101,7 @@ class Loaded:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
+def load_rows(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     """Return the rows of a data set of the catalogue.
 
     ``source`` is as in :class:`SourceSettings`. File names determine the split; hashes of the questions divide files of
@@ -118,7 +118,7 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     excluded = set[str]()
     # For example, MMLU's auxiliary training rows contain questions of ARC.
     if data_set.without is not None:
-        other_rows = chain(*load(data_set.without).rows.values())
+        other_rows = chain(*load_rows(data_set.without).rows.values())
         excluded = {question_key(row.question) for row in other_rows}
     # Held-out files are read first, so that a question in both splits stays held out.
     seen: dict[str, Split] = {}
@@ -187,7 +187,7 @@ class CatalogueSet:
 
     @cached_property
     def _loaded(self) -> Loaded:
-        return load(self.entry.name, self.settings.source, self.settings.heldout)
+        return load_rows(self.entry.name, self.settings.source, self.settings.heldout)
 
 
 def _divided_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
@@ -304,9 +304,11 @@ class Rows:
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
+        """Splits of the data set."""
         return getattr(self._set, "splits", SPLITS)
 
     def split(self, split: Split) -> list[QuestionRow]:
+        """Return the rows of a split. Raise ``UserError`` if the data set does not have it."""
         if split in self.splits:
             return self._by_split[split]
         if split == "train":
@@ -317,6 +319,7 @@ class Rows:
 
     @property
     def left_out(self) -> Mapping[str, int]:
+        """Numbers of rows that were left out, by reason."""
         return getattr(self._set, "left_out", {})
 
     @property
@@ -398,7 +401,7 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
         if (file := expanded(source)).is_file():
             yield from (row for row in read_rows(file, find(name).row) if not row.flaw)
         else:
-            for rows in load(name, source).rows.values():
+            for rows in load_rows(name, source).rows.values():
                 yield from rows
 
 

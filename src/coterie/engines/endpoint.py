@@ -243,6 +243,7 @@ class Utterance:
 
     @property
     def body(self) -> dict[str, Any]:
+        """Message in OpenAI's form."""
         calls = [
             {"id": call.id, "type": "function",
              "function": {"name": call.name, "arguments": call.arguments}}

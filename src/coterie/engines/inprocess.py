@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from coterie.engines.llama import CompiledLlama
-from coterie.engines.padded import PaddedRows, attending, masked_attention
 from coterie.engines.protocol import (
     Completion,
     EngineError,
@@ -32,11 +31,19 @@ from coterie.errors import UserError
 from coterie.models.adapters import NUMBA_ERROR, activate, checksums, load_adapter
 from coterie.models.check import CheckedModel, check
 from coterie.models.loading import LoadedModel, context_length, reload
-from coterie.models.logprobs import partial_attention, sequence_logprobs
+from coterie.models.logprobs import (
+    attending,
+    masked_attention,
+    partial_attention,
+    sequence_logprobs,
+)
 from coterie.models.prefix_trie import Splitter
 
 if not NUMBA_ERROR:
     from coterie.engines import kernels
+
+if TYPE_CHECKING:
+    from coterie.engines.padded import PaddedRows
 
 COLDEST = 1e-6
 """At this temperature and below sampling is greedy, because quotients would overflow."""
@@ -173,7 +180,7 @@ class Runner:
             checked.ways.add(mode)
 
     @property
-    def rows(self) -> CompiledLlama | PaddedRows:
+    def rows(self) -> "CompiledLlama | PaddedRows":
         assert self._rows is not None
         return self._rows
 
@@ -228,7 +235,7 @@ class Runner:
                     scores[i] = values.tolist()
         return scores
 
-    def _follow(self, running: int) -> CompiledLlama | PaddedRows:
+    def _follow(self, running: int) -> "CompiledLlama | PaddedRows":
         model = self._loaded.model
         if self._rows is not None and self._weights is not None and self._weights.is_same:
             return self._rows
@@ -238,6 +245,9 @@ class Runner:
         if CompiledLlama.fits(model):
             self._rows = CompiledLlama(model, self._cache_bytes)
         else:
+            # Compiled models do not load the loop of Transformers.
+            from coterie.engines.padded import PaddedRows
+
             self._rows = PaddedRows(self._loaded, self._cache_bytes)
         return self._rows
 

@@ -4,8 +4,7 @@ Fused attention splits its work by the shape of the whole batch. Here scores and
 of rows padded to a multiple of 8 and at least 16, keys to a multiple of 64, and prompts in blocks of tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,13 @@ from transformers.masking_utils import eager_mask
 from coterie.engines.sequence import BLOCK, PrefixCache, block_keys
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from coterie.models.logprobs import body, hidden_states, vocabulary_logits
+from coterie.models.logprobs import (
+    attending,
+    body,
+    hidden_states,
+    masked_attention,
+    vocabulary_logits,
+)
 
 NAME = "coterie_rows"
 GROUP = 2
@@ -57,23 +62,6 @@ def attend(
         outputs.append(torch.bmm(weights, value))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
     return output.view(batch, heads, length, width).transpose(1, 2), None
-
-
-def masked_attention(model: Any) -> str:
-    """Return the name of an attention that takes any mask: ``eager`` if the model uses it, else ``sdpa``."""
-    return "eager" if model.config._attn_implementation == "eager" else "sdpa"
-
-
-@contextmanager
-def attending(model: Any, name: str) -> Iterator[None]:
-    """Use another attention inside the block; training uses the model's own."""
-    config = model.config
-    previous = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = previous
 
 
 AttentionInterface.register(NAME, attend)

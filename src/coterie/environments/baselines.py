@@ -162,7 +162,7 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
     raise UserError(
         f"method={method} does not support {environment.name}",
         "use method=dialogue; react and reflexion are for agents that act, code_as_policy for agents with commands, "
-        "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.dialogue.Dialogue), and "
+        "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.Dialogue), and "
         "cot for agents that can answer at once",
     )
 

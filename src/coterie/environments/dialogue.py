@@ -58,10 +58,12 @@ class Dialogue(Answers, Pure, ABC):
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
+        """All agents."""
         return dict.fromkeys(self.agents, "agent")
 
     @property
     def limits(self) -> Mapping[str, int]:
+        """Maximum number of turns."""
         return {"turns": self.max_turns}
 
     @abstractmethod
@@ -80,9 +82,11 @@ class Dialogue(Answers, Pure, ABC):
         """Return the benchmark's metric for a final answer, in [0, 1]. May take seconds."""
 
     def well_formed(self, answer: str) -> bool:
+        """Return True if an answer is not the example of the prompt."""
         return answer != self.example
 
     def acting(self, state: State) -> tuple[str, ...]:
+        """Return the next agent; agents take turns."""
         return (self.agents[len(state.turns) % len(self.agents)],)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -100,6 +104,7 @@ class Dialogue(Answers, Pure, ABC):
         )
 
     def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
+        """Return the turns that an agent's prompt shows."""
         return state.turns
 
     async def act(

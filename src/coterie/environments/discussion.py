@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
+from coterie.datasets.problems import boxed_answer
 from coterie.datasets.rows import (
     BLANK,
     CbtRow,
@@ -24,10 +25,8 @@ from coterie.datasets.rows import (
 )
 from coterie.environments.dialogue import LENGTH_RULE, Dialogue, FormatSettings, read_pool
 from coterie.environments.mathematics import same_mathematics
-from coterie.environments.numbers import same_number
+from coterie.environments.numbers import boxed_number, same_number
 from coterie.environments.qa_metrics import (
-    boxed_answer,
-    boxed_number,
     f1,
     gold_answers,
     marked_answer,

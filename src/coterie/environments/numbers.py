@@ -19,6 +19,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
+from coterie.datasets.problems import boxed_answer
 from coterie.datasets.problems import value as value_of
 
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -206,6 +207,12 @@ def number(text: str) -> str | None:
     """Return the normalized number that a text states (``1200.5`` for ``$1,200.50``), or ``None``."""
     value = _value(text)
     return None if value is None else _format(value)
+
+
+def boxed_number(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
+    box = boxed_answer(text)
+    return None if box is None else (number(box) or box)
 
 
 def same_number(first: str, second: str) -> bool:

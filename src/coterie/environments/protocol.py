@@ -329,12 +329,15 @@ class Answers(ABC):
         """Return the answer in a message, or ``None``."""
 
     def answer_to(self, task: Task, text: str) -> str | None:
+        """Return the answer in a message, or ``None``."""
         return self.answer(text)
 
     def same(self, first: str, second: str) -> bool:
+        """Return True if two answers are equal."""
         return first == second
 
     def similarity(self, answer: str, other: str) -> float:
+        """Return 1 for equal answers, else 0."""
         return float(self.same(answer, other))
 
 

@@ -13,9 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from coterie.datasets.problems import boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.numbers import number
 from coterie.record.tree import Secret, Task
 
 GRADER = "grader"
@@ -132,12 +130,6 @@ def marked_answer(text: str) -> str | None:
     return next(
         (answer.strip() for answer in reversed(_MARKED.findall(text)) if answer.strip()), None
     )
-
-
-def boxed_number(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
-    box = boxed_answer(text)
-    return None if box is None else (number(box) or box)
 
 
 ALIKE = 0.9

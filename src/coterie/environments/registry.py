@@ -5,7 +5,7 @@ The keys of the groups ``dataset`` and ``environment`` depend on the chosen data
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -35,118 +35,132 @@ from coterie.datasets.load import (
 )
 from coterie.environments.protocol import Environment, check_parts
 from coterie.environments.settings import EnvironmentSettings
-from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.record.turn import digest
 from coterie.tools.registry import ToolsSettings, sources_of, syntax_of
 
-ENVIRONMENTS = Kind(
-    "environment",
-    {
-        "exchange": "coterie.environments.exchange:Exchange",
-        "persona": "coterie.environments.persona:Persona",
-        "pages": "coterie.environments.pages.micro_world:Pages",
-        "problems": "coterie.environments.plans.problems:Problems",
-        "sums": "coterie.environments.plans.python_maths:Sums",
-        "debate": "coterie.environments.discussion:Debate",
-        "question": "coterie.environments.question:Question",
-        "plan_ground": "coterie.environments.plans.plan_ground:PlanGround",
-        "shop": "coterie.environments.plans.shop:ShopErrands",
-        "python_maths": "coterie.environments.plans.python_maths:PythonMaths",
-        "information_exchange": "coterie.environments.discussion:InformationExchange",
-        "backend_programming": "coterie.environments.coding:BackendProgramming",
-        "frontend_design": "coterie.environments.pages.frontend:FrontendDesign",
-        "babyai": "coterie.environments.games.babyai:BabyAI",
-        "textworld": "coterie.environments.games.textworld:TextWorld",
-        "pddl": "coterie.environments.games.pddl:PDDL",
-        "alfworld": "coterie.environments.games.alfworld:ALFWorld",
-        "agentgym": "coterie.environments.bridges.agentgym:AgentGym",
-        "reasoning_gym": "coterie.environments.bridges.reasoning_gym:ReasoningGym",
-        "openenv": "coterie.environments.bridges.openenv:OpenEnv",
-        "verifiers": "coterie.environments.bridges.verifiers:Verifiers",
-        "nemo_gym": "coterie.environments.bridges.nemo_gym:NemoGym",
-        "encyclopedia": "coterie.environments.workflow.encyclopedia:EncyclopediaQuestions",
-        "mhqa": "coterie.environments.workflow.agent:Mhqa",
-        "web": "coterie.environments.workflow.agent:Web",
-        "all_tools": "coterie.environments.workflow.agent:AllTools",
-        "code": "coterie.environments.workflow.code:Code",
-        "code_maths": "coterie.environments.workflow.code:CodeMaths",
-        "conversation": "coterie.environments.question:ConversationReply",
-    },
-)
-EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
-SUBJECTS = {
-    "gsm8k": "arithmetic",
-    "svamp": "arithmetic",
-    "math": "mathematics",
-    "arc_c": "choice",
-    "mmlu": "choice",
-}
-PLANS = ("gsm8k_plans", "gsm8k_socratic", "lumos_maths", "strategyqa_plans", "lumos_complex_qa")
-WEB = ("lumos_web", "mind2web")
-"""Data sets of tasks on web pages, done step by step (environment.form=iterative)."""
-HOPS = ("nq", "popqa", "musique", "bamboogle")
-"""Data sets of questions without a context, for an agent that searches an encyclopedia."""
-SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
-CONTESTS = ("livecodebench", "code_contests", "codeforces", "humaneval")
-EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
-"""Mathematics data sets that are only for evaluation, for an agent that runs programs."""
-CONVERSATIONS = ("conversations", "preferences", "ultra_interact", "ultra_feedback")
-"""Conversations and preferences of a user's source, and published preferences."""
-PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
-    **{name: {"name": "mhqa"} for name in HOPS},
-    **{name: {"name": "web"} for name in SEARCHES},
-    **{name: {"name": "code"} for name in CONTESTS},
-    **{name: {"name": "code_maths"} for name in EXAMS},
-    **{name: {"name": "information_exchange"} for name in EXCHANGES},
-    **{name: {"name": "debate", "subject": subject} for name, subject in SUBJECTS.items()},
-    **{name: {"name": "plan_ground"} for name in PLANS},
-    **{name: {"name": "plan_ground", "form": "iterative"} for name in WEB},
-    "colbench_code": {"name": "backend_programming"},
-    "websight": {"name": "frontend_design"},
-    **{name: {"name": "conversation"} for name in CONVERSATIONS},
-    "qa": {"name": "question"},
-}
-ENCYCLOPEDIA = "coterie.environments.workflow.encyclopedia:EncyclopediaSearch"
 PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 1536}
 """Settings of AFM's evaluation of code agents: 12 turns, 512 tokens per result."""
-TOOLS: Mapping[str, Mapping[str, Any]] = {
-    "encyclopedia": {"use": [ENCYCLOPEDIA], "calls": "inline"},
-    "mhqa": {"use": ["wiki_search"], "calls": "inline"},
-    "web": {"use": ["web_search", "crawl_page"], "calls": "inline"},
-    "all_tools": {
-        "use": ["web_search", "crawl_page", "code", "visual_inspector"],
-        "calls": "inline",
-    },
-    "code": PROGRAMS,
-    "code_maths": PROGRAMS,
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a built-in environment before its module is imported."""
+
+    path: str
+    """Module in this package and class."""
+    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Data sets that are played in it by default, with the settings that they imply."""
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """Default settings of the tools."""
+    open: bool | tuple[str, ...] = False
+    """True if it needs users' files, rows or servers, or the names of such data sets. Any method accepts these, and few
+    have default values for them."""
+    generates_tasks: bool = True
+    """False for an environment without data sets that reads rows."""
+
+
+def _datasets(names: str, **settings: str) -> dict[str, Mapping[str, Any]]:
+    return dict.fromkeys(names.split(), settings)
+
+
+BUILT_IN: Mapping[str, Entry] = {
+    "exchange": Entry("exchange:Exchange"),
+    "persona": Entry("persona:Persona"),
+    "pages": Entry("pages.micro_world:Pages"),
+    "problems": Entry("plans.problems:Problems"),
+    "shop": Entry("plans.shop:ShopErrands"),
+    "sums": Entry("plans.python_maths:Sums"),
+    "babyai": Entry("games.babyai:BabyAI"),
+    "textworld": Entry("games.textworld:TextWorld", open=True),
+    "pddl": Entry("games.pddl:PDDL", open=True),
+    "alfworld": Entry("games.alfworld:ALFWorld", open=True),
+    "agentgym": Entry("bridges.agentgym:AgentGym", open=True),
+    "encyclopedia": Entry(
+        "workflow.encyclopedia:EncyclopediaQuestions",
+        tools={
+            "use": [f"{__package__}.workflow.encyclopedia:EncyclopediaSearch"],
+            "calls": "inline",
+        },
+    ),
+    "reasoning_gym": Entry("bridges.reasoning_gym:ReasoningGym", open=True),
+    "openenv": Entry("bridges.openenv:OpenEnv", open=True),
+    "verifiers": Entry("bridges.verifiers:Verifiers", open=True),
+    "nemo_gym": Entry("bridges.nemo_gym:NemoGym", open=True),
+    "question": Entry("question:Question", _datasets("qa"), open=True),
+    "conversation": Entry(
+        "conversation:ConversationReply",
+        _datasets("conversations preferences ultra_interact ultra_feedback"),
+        open=True,
+    ),
+    "information_exchange": Entry(
+        "discussion:InformationExchange", _datasets("hotpot_qa 2wiki trivia_qa cbt")
+    ),
+    "debate": Entry(
+        "discussion:Debate",
+        _datasets("gsm8k svamp", subject="arithmetic")
+        | _datasets("math", subject="mathematics")
+        | _datasets("arc_c mmlu", subject="choice"),
+    ),
+    "python_maths": Entry("plans.python_maths:PythonMaths", generates_tasks=False),
+    "plan_ground": Entry(
+        "plans.plan_ground:PlanGround",
+        _datasets("gsm8k_plans gsm8k_socratic lumos_maths strategyqa_plans lumos_complex_qa")
+        | _datasets("lumos_web mind2web", form="iterative"),
+        open=("mind2web",),
+    ),
+    "backend_programming": Entry("coding:BackendProgramming", _datasets("colbench_code")),
+    "frontend_design": Entry("pages.frontend:FrontendDesign", _datasets("websight")),
+    "mhqa": Entry(
+        "workflow.agent:Mhqa",
+        _datasets("nq popqa musique bamboogle"),
+        {"use": ["wiki_search"], "calls": "inline"},
+        open=True,
+    ),
+    "web": Entry(
+        "workflow.agent:Web",
+        _datasets("webwalkerqa gaia hle browsecomp"),
+        {"use": ["web_search", "crawl_page"], "calls": "inline"},
+        open=True,
+    ),
+    "all_tools": Entry(
+        "workflow.agent:AllTools",
+        tools={"use": ["web_search", "crawl_page", "code", "visual_inspector"], "calls": "inline"},
+        generates_tasks=False,
+    ),
+    "code": Entry(
+        "workflow.code:Code",
+        _datasets("livecodebench code_contests codeforces humaneval"),
+        PROGRAMS,
+        open=True,
+    ),
+    "code_maths": Entry(
+        "workflow.code:CodeMaths",
+        _datasets("math500 aime24 aime25 amc23 olympiadbench"),
+        PROGRAMS,
+        open=True,
+    ),
 }
-BRIDGES = ("reasoning_gym", "openenv", "verifiers", "nemo_gym")
-"""Environments of other frameworks."""
-MICRO_WORLDS = (
-    "exchange",
-    "persona",
-    "pages",
-    "problems",
-    "shop",
-    "sums",
-    "babyai",
-    "textworld",
-    "pddl",
-    "alfworld",
-    "agentgym",
-    "encyclopedia",
-    *BRIDGES,
+ENVIRONMENTS = Kind(
+    "environment", {name: f"{__package__}.{entry.path}" for name, entry in BUILT_IN.items()}
 )
+PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
+    dataset: {"name": name, **settings}
+    for name, entry in BUILT_IN.items()
+    for dataset, settings in entry.datasets.items()
+}
+"""The environment of each data set, and the settings that it implies."""
 ALIASES = {"colbench_frontend": "websight"}
 """Other names of benchmarks."""
-CODING = ("persona", "colbench_code")
-GAMES = ("textworld", "alfworld", "agentgym", "pddl")
-OPEN = (*GAMES, *BRIDGES, "qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Games of any size, or of users' files and servers, and data sets of users' rows or for users' tools. Any method
-accepts them; few have default values for them."""
-NAMES = tuple(name for name in (*MICRO_WORLDS, *PLAYED_IN) if name not in OPEN)
-"""Packaged benchmarks, which need no setting but their name."""
+NAMES = (*BUILT_IN, *PLAYED_IN)
+PACKAGED = tuple(
+    benchmark
+    for name, entry in BUILT_IN.items()
+    if entry.open is not True
+    for benchmark in entry.datasets or ((name,) if entry.generates_tasks else ())
+    if not (entry.open and benchmark in entry.open)
+)
+"""Benchmarks that need no setting but their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +210,11 @@ class Choice:
     def values(self) -> dict[str, Any]:
         """Return the settings of the environment and its tools that the data set implies."""
         environment = _played_in(self.dataset) if self.dataset is not None else {}
-        tools = TOOLS.get(self.environment or "", {})
+        entry = BUILT_IN.get(self.environment or "")
         # Settings of the data set's usual environment have no meaning in another one.
         return {
             "environment": environment if environment.get("name") == self.environment else {},
-            **({"tools": dict(tools)} if tools else {}),
+            **({"tools": dict(entry.tools)} if entry and entry.tools else {}),
         }
 
 
@@ -228,12 +242,12 @@ P = TypeVar("P", bound=PlayedSettings)
 def is_played(name: str) -> bool:
     """Return True if a name is a known data set or environment, a plug-in, or a file of rows."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
-    names = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
-    return name in names or is_spec(name) or is_data_file(name)
+    return name in (*NAMES, *plugins) or is_spec(name) or is_data_file(name)
 
 
 def is_micro_world(name: str) -> bool:
-    return name in MICRO_WORLDS
+    entry = BUILT_IN.get(name)
+    return entry is not None and entry.generates_tasks and not entry.datasets
 
 
 def is_name_word(word: str) -> bool:
@@ -260,7 +274,7 @@ def with_file(words: Iterable[str]) -> list[str]:
 
 def task_word(name: str) -> str:
     """Return the ``key=value`` word that selects an environment or a data set."""
-    return f"{'environment' if is_micro_world(name) or name in TOOLS else 'dataset'}={name}"
+    return f"{'environment' if name in BUILT_IN else 'dataset'}={name}"
 
 
 def is_environment(name: str) -> bool:
@@ -298,6 +312,9 @@ def make_environment(settings: PlayedSettings) -> Environment:
         return environment
     if not sources:
         return environment
+    # Most environments are played without tools.
+    from coterie.environments.with_tools import with_tools
+
     syntax = syntax_of(sources, tools)
     # An environment may adapt the form of calls, such as tags without a description.
     if hasattr(environment, "tool_syntax"):

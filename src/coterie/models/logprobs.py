@@ -322,6 +322,23 @@ def _positions(packs: Sequence[Pack], width: int) -> Tensor:
     return positions_BW
 
 
+def masked_attention(model: Any) -> str:
+    """Return the name of an attention that takes any mask: ``eager`` if the model uses it, else ``sdpa``."""
+    return "eager" if model.config._attn_implementation == "eager" else "sdpa"
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """Use another attention inside the block; training uses the model's own."""
+    config = model.config
+    previous = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = previous
+
+
 def partial_attention(config: Any) -> list[str]:
     """List the layers of a model that do not attend to all earlier tokens. Most matter only in long rows."""
     text = config.get_text_config()

@@ -26,7 +26,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, identity, load_renderer
 from coterie.progress import Progress
 from coterie.recipes import registry
-from coterie.recipes.plan import Plan, make_plan
+from coterie.recipes.plan import Plan, make_plan, sandbox_settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
@@ -35,10 +35,8 @@ from coterie.reports.page import Headline, Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
-from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run, Step, find_run, open_run, read_config
 from coterie.runs.work_items import Actors, open_actors, play, sampled_tokens, summary
-from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -207,7 +205,12 @@ class Recipe(ABC):
 
     def openers(self) -> Openers:
         """Return functions that open the resources an environment may need, by type."""
-        return {Sandbox: partial(Sandbox, getattr(self.settings, "sandbox", None))}
+        if (limits := sandbox_settings(self.settings, self.environment)) is None:
+            return {}
+        # Only environments that run programs load the sandbox.
+        from coterie.tools.sandbox.pool import Sandbox
+
+        return {Sandbox: partial(Sandbox, limits)}
 
     def stage(
         self,
@@ -387,6 +390,9 @@ class Recipe(ABC):
         """
         name = role or self.main_role
         if step is not None:
+            # Only reinforcement learning has steps.
+            from coterie.runs.reinforce_record import step_folder
+
             return step_folder(run, name, step)
         versions = self.versions(run, name)
         version = versions[-1] if iteration is None else iteration

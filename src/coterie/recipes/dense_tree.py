@@ -60,17 +60,8 @@ from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, Search
 from coterie.runs.loop import Stage
 from coterie.runs.run import Run, Step
-from coterie.runs.work_items import (
-    Done,
-    TreeWriter,
-    going_on,
-    grow_trees,
-    growth_summary,
-    on_trees,
-    rollouts,
-    sampled_tokens,
-    totals,
-)
+from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
+from coterie.runs.work_items import Done, going_on, on_trees, sampled_tokens, totals
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
 
 MAX_TREES = 64

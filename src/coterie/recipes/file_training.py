@@ -25,7 +25,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation, Preference
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY, Engine
-from coterie.environments.question import PROBLEMS, ConversationReply
+from coterie.environments.conversation import PROBLEMS, ConversationReply
 from coterie.errors import UserError
 from coterie.evaluation import mean_interval, percentiles, resampled_means
 from coterie.models.chat import ChatRenderer

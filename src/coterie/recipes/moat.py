@@ -81,7 +81,7 @@ from coterie.runs.loop import Role, Stage
 from coterie.runs.run import Run, Step
 from coterie.runs.work_items import Done, do_items, on_trees, totals
 from coterie.selection import PairSettings, sibling_pairs
-from coterie.tools.actions.grammar import check, describe
+from coterie.tools.actions.grammar import check_actions, describe
 
 DATA = "data"
 """Author of gold plans and actions."""
@@ -112,8 +112,7 @@ class Moat(Recipe):
         if not isinstance(self.environment, PlanGround):
             raise UserError(
                 f"{self.name} needs a planner and a grounder, and {settings.played} has none",
-                "use a data set with plans, such as dataset=gsm8k_plans, or derive your environment from "
-                "coterie.environments.plans.plan_ground.PlanGround",
+                "use a data set with plans, such as dataset=gsm8k_plans",
             )
 
     def roles(self) -> tuple[Role, ...]:
@@ -375,7 +374,10 @@ class Moat(Recipe):
         # Accepted actions are checked as well, because they are trained on.
         domain, results = self.environment.domain.name, known_results(task)
         actions = actions if correction.verdict == "accepted" else correction.actions
-        if correction.verdict == "unreadable" or check(actions, domain, results=results).problems:
+        if (
+            correction.verdict == "unreadable"
+            or check_actions(actions, domain, results=results).problems
+        ):
             return Correction("unreadable")
         return correction
 

@@ -66,17 +66,8 @@ from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, node_values
 from coterie.runs.loop import Stage
 from coterie.runs.run import Run, Step
-from coterie.runs.work_items import (
-    Done,
-    TreeWriter,
-    going_on,
-    grow_trees,
-    growth_summary,
-    on_trees,
-    rollouts,
-    sampled_tokens,
-    totals,
-)
+from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
+from coterie.runs.work_items import Done, going_on, on_trees, sampled_tokens, totals
 from coterie.selection import best_demonstrations, sibling_pairs
 
 PROBE = "probe"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.clusters.cluster import UNDER_TORCHRUN, Needs, open_cluster
+from coterie.clusters import UNDER_TORCHRUN, Needs, open_cluster
 from coterie.engines.settings import device_name
 from coterie.environments.protocol import (
     Environment,
@@ -34,8 +34,6 @@ from coterie.recipes.settings import GPU_MEMORY, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.loop import EVALUATION, check_roles, check_stages
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.distributed import accelerate_config, check_launch, launches
 from coterie.training.memory import (
     LIBRARIES,
@@ -56,6 +54,7 @@ from coterie.training.settings import (
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
+    from coterie.tools.sandbox.worker import SandboxSettings
 
 S = TypeVar("S", bound=RecipeSettings)
 RENDERED = 64
@@ -292,8 +291,23 @@ def _check_services(
         vllm = s.engine.vllm if s.engine.kind == "vllm" else None
         cluster.check(cluster_needs(s, [*trainings.values()], policies), vllm)
     check_tracker(s.tracker)
-    if Sandbox in environment.needs:
-        make_jail(getattr(s, "sandbox", SandboxSettings()))
+    if (limits := sandbox_settings(s, environment)) is not None:
+        # Only environments that run programs load the sandbox.
+        from coterie.tools.sandbox.worker import make_jail
+
+        make_jail(limits)
+
+
+def sandbox_settings(s: RecipeSettings, environment: Environment) -> "SandboxSettings | None":
+    """Return the settings of the sandbox if an environment needs it, else ``None``."""
+    if not environment.needs:
+        return None
+    # An environment with needs may have loaded the sandbox; others should not.
+    from coterie.tools.sandbox.pool import Sandbox
+    from coterie.tools.sandbox.worker import SandboxSettings
+
+    limits: SandboxSettings = getattr(s, "sandbox", SandboxSettings())
+    return limits if Sandbox in environment.needs else None
 
 
 def cluster_needs(

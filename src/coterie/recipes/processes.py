@@ -2,12 +2,10 @@
 
 from rich.table import Table
 
-from coterie.clusters.cluster import SLURM
+from coterie.clusters import SLURM
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, rank_count
+from coterie.recipes.plan import Plan, rank_count, sandbox_settings
 from coterie.recipes.rl_settings import ReinforceRecipeSettings
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.distributed import launches
 from coterie.training.memory import in_gib
 
@@ -66,8 +64,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
             size = f"{in_gib(budget)} GiB of each GPU, {tokens:,} cached tokens"
         if not vllm.urls:
             table.add_row(name, f"{vllm.servers}", elsewhere, gpus, "1 each", size)
-    if Sandbox in recipe.environment.needs:
-        limits = getattr(settings, "sandbox", SandboxSettings())
+    if (limits := sandbox_settings(settings, recipe.environment)) is not None:
         size = f"{limits.memory_mib / 1024:g} GiB"
         table.add_row("sandbox worker", f"{limits.count}", here, "none", "none", size)
     return table

@@ -108,7 +108,7 @@ def plugin(name: str) -> RecipeDescription:
     if not (isinstance(located.thing, type) and issubclass(located.thing, Recipe)):
         raise UserError(
             f"{located} is not a recipe",
-            "derive a class from coterie.recipes.base.Recipe, or give a RecipeDescription",
+            "derive a class from coterie.recipes.Recipe, or give a RecipeDescription",
         )
     if missing := sorted(located.thing.__abstractmethods__):
         raise UserError(f"{located} has no {', '.join(missing)}", "define it")
@@ -244,13 +244,13 @@ def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
 
 def _values(name: str, choice: "Choice") -> dict[str, Any]:
     """Return the preset values for a choice; plug-ins get the common values."""
-    from coterie.environments.registry import NAMES
+    from coterie.environments.registry import PACKAGED
 
     presets, dataset = _presets(name), choice.dataset or choice.environment or ""
     # A method with a closed list refuses built-in data sets without a preset; plug-ins get the
     # common values.
     closed = bool(presets.values) and not presets.open
-    if dataset in presets.values or (closed and dataset in NAMES):
+    if dataset in presets.values or (closed and dataset in PACKAGED):
         return _packaged(presets, dataset, name)
     return dict(presets.common)
 

@@ -13,7 +13,7 @@ from coterie.recipes.base import Recipe
 from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import page
-from coterie.reports.examples import Example, Shown, described, example, rollout
+from coterie.reports.examples import Example, Shown, add_pictures, described, example, rollout
 from coterie.reports.page import Report, Section
 from coterie.runs.evaluation import evaluation, grade_means
 from coterie.runs.run import Run, Step
@@ -194,8 +194,6 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
     """Return held-out tasks with the first and the last policy's rollout; those with the largest change come first."""
     if not versions:
         return ()
-    from coterie.reports.pictures import add_pictures  # the renderer of pages
-
     tasks = list[tuple[float, int, Task, list[Shown]]]()
     try:
         heldout = recipe.heldout_tasks()

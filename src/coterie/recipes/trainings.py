@@ -45,7 +45,6 @@ def train_role(
     """
     from coterie.training.checkpoint import weight_hash
     from coterie.training.losses import SFT
-    from coterie.training.ranks import train_on_ranks
     from coterie.training.trainer import train
 
     folder, objective = run.training_folder(iteration, role), objective or SFT()
@@ -55,6 +54,9 @@ def train_role(
         progress.say(f"training {role}: {len(items)} rows or pairs")
     with nullcontext(ranks) if ranks else ranks_for(run, model, settings, folder) as started:
         if started:
+            # Only trainings on several processes load this module.
+            from coterie.training.ranks import train_on_ranks
+
             report = train_on_ranks(*started, model.model, items, settings, folder, **named)
         else:
             report = train(model.model, items, settings, folder, **named)

@@ -66,6 +66,7 @@ class Task:
 
 
 Metrics = Mapping[str, float | int | str]
+"""Numbers and short texts by name, which reports show."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -212,6 +213,7 @@ class Tree:
         return [self.turns[child] for child in self._children.get(node, ())]
 
     def leaves(self) -> list[Turn]:
+        """Return the turns that no turn follows."""
         return [turn for turn in self.turns.values() if not self._children.get(turn.id)]
 
     def path(self, node: str) -> list[Turn]:

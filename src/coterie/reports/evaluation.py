@@ -11,9 +11,8 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import page
 from coterie.reports.charts import Chart, Series, score_point
-from coterie.reports.examples import Example, Shown, example, rollout
+from coterie.reports.examples import Example, Shown, add_pictures, example, rollout
 from coterie.reports.page import Report, Section
-from coterie.reports.pictures import add_pictures
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings
 from coterie.runs.evaluation import Evaluation

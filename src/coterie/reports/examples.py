@@ -8,18 +8,23 @@
 Trained tokens are marked.
 """
 
+import asyncio
+import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from os.path import commonprefix
+from pathlib import Path
+from typing import Any
 
-from coterie.environments.protocol import Environment
+from coterie.engines.protocol import EngineError
+from coterie.environments.protocol import Environment, innermost
 from coterie.environments.qa_metrics import question_of
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import CONTEXT, LENGTH, TURNS, Outcome, Task, Tree
-from coterie.record.turn import Turn
+from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import first_prompts
 
 MAX_SAMPLES = 8
@@ -287,3 +292,51 @@ def _short(text: str, limit: int) -> str:
     return (
         text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
     )
+
+
+def add_pictures(
+    examples: Sequence[tuple[Example, Task, Sequence[Shown]]],
+    environment: Environment,
+    folder: Path,
+) -> tuple[Example, ...]:
+    """Add pictures to the examples of web pages. Store them in ``folder``. Without a browser add none."""
+    pages_environment: Any = innermost(environment)
+    # Only environments of web pages write pictures.
+    if not hasattr(pages_environment, "write_pictures"):
+        return tuple(example for example, *_ in examples)
+    pages = [
+        [("reference", pages_environment.reference_page(task)), *map(_page, samples)]
+        for _, task, samples in examples
+    ]
+    # Files are named by their pages, so that equal pages are rendered once.
+    files = {
+        html: folder / f"{digest(html)[:24]}.png"
+        for sample_pages in pages
+        for _, html in sample_pages
+        if html
+    }
+    missing = {html: file for html, file in files.items() if not file.exists()}
+    try:
+        if missing:
+            asyncio.run(pages_environment.write_pictures(missing))
+    # Pictures are optional, so a missing browser is no error of the report.
+    except (UserError, EngineError):
+        return tuple(example for example, *_ in examples)
+    return tuple(
+        replace(
+            example,
+            pictures=tuple((name, _url(files.get(html or ""))) for name, html in sample_pages),
+        )
+        for (example, *_), sample_pages in zip(examples, pages, strict=True)
+    )
+
+
+def _page(sample: Shown) -> tuple[str, str | None]:
+    score = dict(sample.facts).get("score", "")
+    return f"{sample.name}: similarity {score}" + ", no page" * (not sample.answer), sample.answer
+
+
+def _url(file: Path | None) -> str:
+    if file is None or not file.exists():
+        return ""
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"

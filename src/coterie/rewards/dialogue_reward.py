@@ -85,7 +85,7 @@ class TermSettings(Settings):
     terms: dict[str, float] = key(
         {},
         "Custom terms and their weights: {path/file.py:NAME: 0.5}. A term is a function that returns a number for a "
-        "dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
+        "dialogue (`coterie.recipes.DialogueSample`).",
     )
 
     @field_validator("terms")

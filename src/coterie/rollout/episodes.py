@@ -145,6 +145,7 @@ class Episode:
 
     @property
     def key(self) -> ItemKey:
+        """Key of the episode in the store."""
         return ItemKey(self.iteration, self.stage, self.task.id, f"{self.sample:04d}")
 
 

@@ -25,7 +25,6 @@ from coterie.environments.qa_metrics import known_answers
 from coterie.environments.registry import (
     ENVIRONMENTS,
     NAMES,
-    OPEN,
     Choice,
     PlayedSettings,
     content,
@@ -138,7 +137,7 @@ def benchmark_settings(
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
         if not is_played(benchmark):
-            near = did_you_mean(benchmark, [*NAMES, *OPEN, *ENVIRONMENTS.built_in])
+            near = did_you_mean(benchmark, NAMES)
             raise UserError(f"no benchmark is called {benchmark!r}", f"{near}see `coterie list`")
         if words_choice.dataset not in (None, absolute_name(benchmark)):
             problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -19,7 +19,6 @@ from peft import PeftModel
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
-from coterie.engines.server_process import Servers
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import (
@@ -36,10 +35,13 @@ from coterie.rollout.samplers import TokenSampler
 from coterie.runs.loop import Role, check_roles
 from coterie.runs.run import Run
 from coterie.training.losses import Objective
-from coterie.training.ranks import Ranks, RankScorer, RankTrainer
 from coterie.training.reference import row_values, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
+
+if TYPE_CHECKING:  # most runs have neither servers nor ranks
+    from coterie.engines.server_process import Servers
+    from coterie.training.ranks import Ranks, RankTrainer
 
 Result = TypeVar("Result")
 
@@ -53,7 +55,7 @@ class Roles:
         settings: EngineSettings,
         run: Run,
         dtype: torch.dtype = torch.float32,
-        servers: Servers | None = None,
+        servers: "Servers | None" = None,
         load_in_4bit: bool = False,
     ) -> None:
         check_roles(roles)
@@ -190,10 +192,10 @@ class Learner:
     config: LearnerConfig
     loaded: LoadedModel | None
     """Model to sample from; ``None`` if servers sample and ranks train."""
-    trainer: Trainer[Row] | RankTrainer[Row]
+    trainer: "Trainer[Row] | RankTrainer[Row]"
     _base: bool
     """True if the reference is the model without its new adapter."""
-    _ranks: Ranks | None = None
+    _ranks: "Ranks | None" = None
     _engine: InProcessEngine | None = None
     _reference: Any = None
 
@@ -213,7 +215,7 @@ class Learner:
     @property
     def scorer(self) -> Any:
         """Current weights, to compute the values of rows: a model, or ranks."""
-        return self.trainer if isinstance(self.trainer, RankTrainer) else self.trainer.model
+        return self.trainer.model if isinstance(self.trainer, Trainer) else self.trainer
 
     def score(self, ids: Sequence[int]) -> Sequence[float] | None:
         """Return log-probs of ids after the first under the current weights; ``None`` for too many ids."""
@@ -247,6 +249,9 @@ class Learner:
             if self._ranks is None:
                 self._reference = models.load(self.role, config.version, merge=False).model
             else:
+                # Only trainings on several processes load this module.
+                from coterie.training.ranks import RankScorer
+
                 source = models.source(self.role, config.version, merge=False)
                 self._reference = RankScorer(self._ranks, source, config.settings)
         # An adapter that was not merged must stay active in the reference.
@@ -295,7 +300,7 @@ def open_learner(
     config: LearnerConfig,
     *,
     at: int | None = None,
-    ranks: Ranks | None = None,
+    ranks: "Ranks | None" = None,
 ) -> Iterator[Learner]:
     """Open a role for training, on ``ranks`` if given.
 
@@ -326,8 +331,11 @@ def open_learner(
     loaded = None
     if ranks is None or samples:
         loaded = source.load(engine.device_name, engine.template)
-    trainer: Trainer[Row] | RankTrainer[Row]
+    trainer: Any
     if ranks is not None:
+        # Only trainings on several processes load this module.
+        from coterie.training.ranks import RankTrainer
+
         trainer = RankTrainer(*(ranks, source, config.objective, settings, folder, Row), **named)
         if loaded is not None and fresh:  # a place for the adapter
             loaded = replace(loaded, model=add_lora(loaded.model, r=1, alpha=1).eval())

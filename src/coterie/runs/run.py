@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from coterie.clusters.cluster import open_cluster
+from coterie.clusters import open_cluster
 from coterie.config.folders import (
     check_new,
     expanded,
@@ -39,7 +39,7 @@ from coterie.record.tree import Metrics, Selection
 from coterie.training.settings import Tracker, TrackerName, make_tracker
 
 if TYPE_CHECKING:
-    from coterie.clusters.cluster import Cluster
+    from coterie.clusters import Cluster
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""
@@ -123,10 +123,12 @@ class Step:
 
     @property
     def key(self) -> ItemKey:
+        """Key of the finished stage in the store."""
         return ItemKey(self.iteration, self.stage, "", FINISHED)
 
     @property
     def start_key(self) -> ItemKey:
+        """Key of the started stage in the store."""
         return ItemKey(self.iteration, self.stage, "", "begun")
 
     def __str__(self) -> str:
@@ -159,6 +161,7 @@ class Run:
 
     @property
     def report(self) -> Path:
+        """Path of the report."""
         return self.folder / "report.html"
 
     def commands(self) -> tuple[str, ...]:
@@ -167,6 +170,7 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
+        """Append a command to the list of commands."""
         # Resuming several times with one command adds one line only.
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
@@ -177,6 +181,7 @@ class Run:
         return self.folder / "training" / role / f"iteration-{iteration:02d}"
 
     def is_finished(self, step: Step) -> bool:
+        """Return True if a stage has finished."""
         return self.store.finished(step.key)
 
     def start_fingerprint(self, step: Step) -> str | None:
@@ -194,6 +199,7 @@ class Run:
         )
 
     def begin(self, step: Step, fingerprint: str) -> None:
+        """Record that a stage starts with a fingerprint of its settings."""
         # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
         # A stage that failed before its first result may start under other settings.
         started = self.start_fingerprint(step)
@@ -204,15 +210,18 @@ class Run:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
+        """Record that a stage has finished."""
         self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
         self.tracker.stage(step.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
+        """Store the selections of an iteration."""
         key = ItemKey(iteration, "select", "")
         if not self.store.finished(key):
             self.store.finish(key, selections=selections)
 
     def metrics(self, step: Step) -> Metrics:
+        """Return the metrics of a finished stage; empty if it has not finished."""
         return self.store.metrics_at(step.key) or {}
 
 

@@ -14,8 +14,7 @@ from decimal import Decimal
 from itertools import chain
 from typing import Literal
 
-from coterie.config.settings import Settings, key
-from coterie.datasets.code_rows import ContestTest
+from coterie.datasets.code_rows import ContestLimits, ContestTest
 from coterie.engines.protocol import LEFT_OUT, EngineError
 from coterie.tools.sandbox.inside.check import REPLAYER
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
@@ -92,20 +91,11 @@ WAITING = 4
 ERRORS = 2000
 """Bytes of a program's stderr to keep."""
 MAX_WHY = 200
-STARTER = "Begin your program with this:\n```py\n{starter}\n```"
 _FAILED: dict[str, Outcome] = {
     "timeout": "too slow",
     "memory": "too much memory",
     "output": "too much output",
 }
-
-
-class ContestLimits(Settings):
-    """Limits of a program."""
-
-    seconds: float = key(6.0, "CPU seconds of one test.", source="AFM: 6", gt=0)
-    total_seconds: float = key(300.0, "Seconds of all tests.", source="AFM: 300 at most", gt=0)
-    memory_mib: int = key(1024, "Memory of a program.", source="AFM: 5000", ge=64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Page:
 
     @property
     def hash(self) -> bytes:
+        """Hash of the picture and the text."""
         return hashlib.sha256(self.png + self.text.encode()).digest()
 
 

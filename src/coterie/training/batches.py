@@ -100,7 +100,7 @@ def prepare_model(
     if reads in OF_A_HEAD and head is None:
         raise UserError(
             "this objective trains a value head, which the model does not have",
-            "add it first: coterie.models.adapters.add_head",
+            "add it first: coterie.add_head",
         )
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
@@ -251,7 +251,7 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
                 raise UserError(
                     f"row {row.origin or '?'} has {value_count} {name} for {row.target_count} targets, but the "
                     f"objective {objective.name} needs one for each",
-                    "compute them first (coterie.training.reference, coterie.rewards.advantages)",
+                    "compute them first (coterie.with_reference, coterie.with_advantages)",
                 )
     too_long, empty = len(items) - len(short), len(short) - len(indices)
     if not items:

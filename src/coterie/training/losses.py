@@ -227,7 +227,7 @@ class DPO(OnPairs):
         if weight and item.reference is None:
             raise UserError(
                 f"pair {item.name} has no reference log-probs",
-                "compute them first: coterie.training.reference.with_reference",
+                "compute them first: coterie.with_reference",
             )
         return weight
 

@@ -419,8 +419,6 @@ def cache_memory(
 
     ``engine.max_batch`` of the dialogues run at once.
     """
-    from coterie.engines.padded import ROWS, stepped  # torch takes seconds to import
-
     on_cpu = engine.device_name == "cpu"
     rows, token = min(engine.max_batch, dialogues), shape.cache_token * dtype_bytes
     stored = min(round(engine.cache_gib * 2**30), dialogues * length * token)
@@ -431,6 +429,9 @@ def cache_memory(
             "keys and values": rows * length * token,
             "stored prompts": stored,
         }
+    # Only this loop needs the module, whose torch takes seconds to import.
+    from coterie.engines.padded import ROWS, stepped
+
     # The engine multiplies its slots by four whenever they are too few (`engines.padded.Slots`).
     slots = ROWS
     while slots < rows:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from accelerate.utils import gather_object
@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
-from coterie.engines.connections import Address
-from coterie.engines.transfer import send_weights
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.check import check
@@ -44,6 +42,9 @@ from coterie.training.distributed import launches, open_accelerator
 from coterie.training.losses import SFT, Item, Objective
 from coterie.training.reference import LossModule, RowValue, ShardedModel, rank_row_values
 from coterie.training.settings import Tracker, TrainingSettings
+
+if TYPE_CHECKING:
+    from coterie.engines.connections import Address
 
 BUCKET = 1 << 24
 """Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
@@ -385,8 +386,11 @@ class Trainer(Generic[Item]):
             checkpoint.save_weights(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
-    def send(self, kind: str, address: Address) -> None:
+    def send(self, kind: str, address: "Address") -> None:
         """Send the current weights to a paused vLLM server, from GPU to GPU (``engine.vllm.transfer``)."""
+        # Only trainings beside vLLM servers load their clients.
+        from coterie.engines.transfer import send_weights
+
         self._refuse_closed()
         with self._prepared.training():
             state = self.model.state_dict(keep_vars=True)

@@ -8,10 +8,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
-from coterie.environments.protocol import (
+from coterie import (
+    Credit,
+    Ending,
+    Finish,
+    ItemKey,
+    Message,
+    Metrics,
+    Part,
+    Progress,
+    Selection,
+    Speaker,
+    Task,
+    Tool,
+    ToolCall,
+    TrainingSettings,
+    Tree,
+    Turn,
+    key,
+)
+from coterie.datasets import Split
+from coterie.environments import (
     ActorKind,
+    EnvironmentSettings,
     Grade,
     Observation,
     Shared,
@@ -19,20 +38,20 @@ from coterie.environments.protocol import (
     Syntax,
     Transition,
 )
-from coterie.environments.settings import EnvironmentSettings
-from coterie.progress import Progress
-from coterie.recipes.base import Recipe
-from coterie.recipes.settings import RecipeSettings
-from coterie.recipes.trainings import imitate
-from coterie.record.tree import Credit, Ending, ItemKey, Metrics, Selection, Task, Tree
-from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn
-from coterie.rewards.dialogue_reward import DialogueSample
-from coterie.rollout.episodes import Episode
-from coterie.runs.loop import Role, Stage
-from coterie.runs.run import Run, Step
-from coterie.runs.work_items import Done, on_trees
-from coterie.tools.calls import CallLimits, run_calls
-from coterie.training.settings import TrainingSettings
+from coterie.recipes import (
+    DialogueSample,
+    Done,
+    Episode,
+    Recipe,
+    RecipeSettings,
+    Role,
+    Run,
+    Stage,
+    Step,
+    imitate,
+    on_trees,
+)
+from coterie.tools import CallLimits, run_calls
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 WEIGH = Tool("weigh", "Says how long a word is.", SCHEMA, alone=True)

@@ -43,7 +43,7 @@ from coterie.environments.settings import EnvironmentSettings, last_draw
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Speaker, Turn
-from coterie.tools.actions.grammar import check, describe, parse
+from coterie.tools.actions.grammar import check_actions, describe, parse
 
 DONE = "Done."
 """Message of the planner at the end of a task in the form ``iterative``."""
@@ -270,7 +270,7 @@ class PlanGround(Pure):
         subgoals = earlier.subgoals + (
             len(subgoals_in(state.turns[-2].text)) if self.form == "onetime" else 1
         )
-        parsed = check(text, self.domain.name, results=tuple(values))
+        parsed = check_actions(text, self.domain.name, results=tuple(values))
         if parsed.problems:
             return Progress(earlier.values, subgoals, 1), None, parsed.problems[0]
         result = await self.domain.run(parsed.actions, values, state.task, live)
@@ -282,7 +282,7 @@ class PlanGround(Pure):
     async def _replay(self, task: Task, live: Any) -> dict[str, str]:
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
-            parsed = check(actions, self.domain.name, results=tuple(values))
+            parsed = check_actions(actions, self.domain.name, results=tuple(values))
             result = await self.domain.run(parsed.actions, values, task, live)
             values |= result.values
         return values

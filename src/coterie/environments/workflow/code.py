@@ -12,7 +12,7 @@ import asyncio
 import json
 from typing import Any
 
-from coterie.datasets.code_rows import ContestRow, ContestTest
+from coterie.datasets.code_rows import STARTER, ContestLimits, ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.code_blocks import code_of, python_blocks
@@ -23,7 +23,7 @@ from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.plan_graph import final_answer
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
-from coterie.tools.contest import STARTER, ContestLimits, judge_program, verdict_metrics
+from coterie.tools.contest import judge_program, verdict_metrics
 from coterie.tools.sandbox.pool import Sandbox
 
 _FENCE = "```"

@@ -243,7 +243,7 @@ def describe(domain: str) -> str:
     return "\n".join(f"- {tool.signature}: {tool.does}" for tool in DOMAINS[domain])
 
 
-def check(text: str, domain: str, results: Iterable[str] = ()) -> Parsed:
+def check_actions(text: str, domain: str, results: Iterable[str] = ()) -> Parsed:
     """Parse a text of a domain and report problems; ``results`` are earlier results."""
     tools = {tool.name: tool for tool in DOMAINS[domain]}
     parsed = parse(text)
