@@ -1,7 +1,7 @@
 """An environment that makes its own tasks: an agent guesses a number, and is told when it is wrong.
 coterie run optima/isft environment=examples/environment.py:Guess environment.most=20"""
 
-from coterie import Ending, Message, Task, key
+from coterie import Ending, Message, Secret, Task, key
 from coterie.environments import EnvironmentSettings, Grade, Pure, Transition
 
 
@@ -18,7 +18,11 @@ class Guess(Pure):
 
     def tasks(self, split, count, seed, after=()):  # even places are trained on, odd ones held out
         places = [2 * (sum(after) + n) + (split == "heldout") for n in range(count)]
-        return [Task(f"place-{n}", {"place": n, "number": n % (self.most + 1)}) for n in places]
+        return [Task(f"place-{n}", {"place": n}, {"number": self.number(n)}) for n in places]
+
+    def number(self, place):  # a secret is never part of an agent's prompt
+        text = str(place % (self.most + 1))
+        return Secret(text, name="number", readers=frozenset({"grader"}))
 
     def acting(self, state):
         return ("player",)
@@ -28,7 +32,7 @@ class Guess(Pure):
         return (Message.of("system", f"Guess a number from 0 to {self.most}."), *sum(no, ()))
 
     async def act(self, state, taken, live, *, recorded=()):
-        right = taken[-1].text.strip() == str(state.task.public["number"])
+        right = taken[-1].text.strip() == state.task.secrets["number"].reveal("grader")
         return Transition(answer="found", end=Ending("found")) if right else Transition()
 
     async def grade(self, state, live):
