@@ -48,5 +48,5 @@ def test_an_example_is_listed_and_planned(
     assert [line.split()[4] for line in out.splitlines() if "vLLM server of policy" in line] == [
         str(servers)
     ]
-    ranks = [line for line in out.splitlines() if "rank of update" in line]
+    ranks = [line for line in out.splitlines() if "rank of train" in line]
     assert [line.split()[3] for line in ranks] == ["8"] * ("two-nodes" in file.stem)

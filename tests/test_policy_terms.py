@@ -26,8 +26,8 @@ from coterie.training.policy_gradient import (
 )
 from coterie.training.reference import (
     LossModule,
-    places,
     row_logprobs,
+    target_positions,
     with_old,
     with_row_reference,
 )
@@ -229,14 +229,14 @@ def test_the_divergence_counts_where_there_is_no_advantage():
 def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
     model, items = tiny_llama(), some_rows(5)
     found = sequence_logprobs(
-        model, [row.ids for row in items], [places(row) for row in items], rule,
+        model, [row.ids for row in items], [target_positions(row) for row in items], rule,
         compute=token_entropies, temperature=temperature, gradient=True,
     )  # fmt: skip
     for row, (logprobs, exact) in zip(items, (one.unbind(-1) for one in found), strict=True):
         own = (model(torch.tensor([row.ids])).logits[0] / temperature).log_softmax(-1)
-        own = own[[place - 1 for place in places(row)]]
+        own = own[[place - 1 for place in target_positions(row)]]
         torch.testing.assert_close(exact, torch.distributions.Categorical(logits=own).entropy())
-        chosen = own[range(len(own)), [row.ids[place] for place in places(row)]]
+        chosen = own[range(len(own)), [row.ids[place] for place in target_positions(row)]]
         torch.testing.assert_close(logprobs, chosen, atol=1e-5, rtol=1e-5)
 
 
@@ -247,7 +247,7 @@ def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
     gradient = model.lm_head.weight.grad.clone()
     model.zero_grad()
     own = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
-    own = own[[place - 1 for place in places(row)]]
+    own = own[[place - 1 for place in target_positions(row)]]
     (0.5 * row.weight * (own.exp() * own).sum()).backward()
     torch.testing.assert_close(gradient, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
     assert gradient.abs().max() > 1e-3

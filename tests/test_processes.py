@@ -12,11 +12,11 @@ def rows(*words: str) -> list[tuple[str, ...]]:
 
 def test_every_process_has_its_gpus_ports_and_memory() -> None:
     (driver,) = rows()
-    assert driver[0] == "driver (store, environments, rewards, sampling, update)"
+    assert driver[0] == "driver (store, environments, rewards, sampling, train)"
     assert driver[1:5] == ("1", "this machine", "0", "none")
     words = ("engine.kind=vllm", "engine.vllm.servers=2", 'engine.vllm.devices=["1,2","3,4"]')
     driver, servers = rows(*words, "engine.vllm.tensor_parallel_size=2")
-    assert driver[0] == "driver (store, environments, rewards, update)"
+    assert driver[0] == "driver (store, environments, rewards, train)"
     assert servers[:5] == ("vLLM server of policy", "2", "this machine", "1,2 and 3,4", "1 each")
     assert servers[5].startswith("67.1 GiB of each GPU"), "0.9 of 80 GB"
     urls = ("http://one:8000", "http://two:8000")
