@@ -161,6 +161,14 @@ def test_an_act_that_does_not_take_its_arguments_is_named() -> None:
     assert all(reason in (one.failure or "") for one in play(Plain()))
 
 
+def test_an_act_that_is_not_asynchronous_is_named() -> None:
+    class Plain(Base):
+        def act(self, *args: Any, **named: Any) -> Any:
+            return Transition(end=OVER)
+
+    assert all("Return an awaitable: write async def act" in text for text in failures(Plain()))
+
+
 def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None:
     class Percent(Fine):
         score_range = (-100, 100)

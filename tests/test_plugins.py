@@ -142,6 +142,7 @@ RECIPE = "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
 WORLD = "class World:\n    "
 ENV, SET = "optima/isft|environment={}:World", "optima/isft|dataset={}:Mine"
 TERM = "optima/isft|reward.terms={{{}:mine: 1}}"
+TOOL = "optima/isft|tools=[{}:Mine]|tools.calls=tags"
 PARTS = [
     (ENV.replace("{}", "missing.py"), "", "there is no file"),
     (ENV, "class World(:\n", "mine.py, line 1: SyntaxError"),
@@ -153,11 +154,12 @@ PARTS = [
     (ENV, f"{WORLD}settings_type = dict\n", "settings_type that is not settings"),
     (ENV, f"{WORLD}def __init__(self):\n        self.x = 1 / 0\n", "mine.py, line 3: ZeroDivisionError"),
     (SET, "class Mine: pass\n", "has no method rows"),
-    (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
+    (SET, "class Mine:\n    def rows(self, split): return []\n", "has no row type that is QuestionRow"),
     (SET, f"{ROWS}        return []\n", "has no train rows"),
     (SET, f"{ROWS}        return ['text']\n", "has a str as row 1 of train"),
     (SET, f"{ROWS}        return [QuestionRow(id='a', question='b', answer='c')]\n", "both training and held-out"),
     (TERM, "mine = 5\n", "is not a function"),
+    (TOOL, "class Mine: tools, tags = (), {}\n", "has no identity, open"),
     ("{}:Mine", "class Mine: pass\n", "is not a recipe"),
     ("{}:Mine", f"{RECIPE}    pass\n", "has no stages"),
     ("{}:Mine", f"{RECIPE}    def stages(self): return []\n", "has no default environment or data set"),

@@ -129,7 +129,6 @@ RULES = (
     Rule("coterie sweep moat/maths", "model=smollm2 dataset.source=sample --dry-run"),
     Rule("coterie sweep optima/isft", SMALL, instead={"0,0.3,0.6": "0,0.6"}),
     Rule("coterie run examples/recipe.py:BestOfN", f"tasks=2 {EVALUATED}"),
-    Rule("coterie evaluate runs/mine"),
     Rule("coterie evaluate runs/rl", FEW, instead={"50,100": "1"}),
     Rule("coterie evaluate", FEW, has="runs/rl@50", instead=STEP),
     Rule("coterie evaluate mhqa", FEW, has="dataset.source=data ", instead=SAMPLE),

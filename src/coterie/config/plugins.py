@@ -180,7 +180,7 @@ def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
     settings_type = getattr(plugin.thing, "settings_type", base)
     if not (isinstance(settings_type, type) and issubclass(settings_type, base)):
         problem = f"{plugin} has a settings_type that is not settings: {settings_type!r}"
-        raise UserError(problem, f"derive it from {base.__module__}.{base.__name__}")
+        raise UserError(problem, f"derive it from {base.__name__}")
     return settings_type
 
 

@@ -365,7 +365,8 @@ def row_type(name: str) -> type[QuestionRow]:
     plugin = find_plugin(DATASETS, name)
     row = getattr(plugin.thing, "row", None)
     if not (isinstance(row, type) and issubclass(row, QuestionRow)):
-        raise UserError(f"{plugin} has no type of rows", "add row = QuestionRow, or a subclass")
+        problem = f"{plugin} has no row type that is QuestionRow or a subclass: {row!r}"
+        raise UserError(problem, "add row = QuestionRow, with further fields in a subclass")
     return row
 
 

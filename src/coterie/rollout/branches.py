@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isawaitable
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -580,7 +581,12 @@ class Branches:
             limit = asyncio.timeout(self.seconds)
             try:
                 async with limit:
-                    return await in_steps(work(*args, **named))
+                    reply = work(*args, **named)
+                    if not isawaitable(reply):
+                        method = work.__name__
+                        expected = f"an awaitable: write async def {method}"
+                        raise wrong_return(self.environment, method, reply, expected)
+                    return await in_steps(reply)
             except TimeoutError as error:
                 if not limit.expired():  # raised by the environment itself
                     raise

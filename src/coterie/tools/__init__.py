@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from coterie import lazy_exports
 
 if TYPE_CHECKING:
+    from coterie.config.settings import Settings
     from coterie.tools.actions.executors import MathsExecutor
     from coterie.tools.actions.grammar import check_actions
     from coterie.tools.calls import CallLimits, ToolSource, run_calls
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from coterie.tools.similarity import Page, Similarity
 
 __all__ = [
-    "CallLimits", "MathsExecutor", "Page", "Renderer", "Sandbox", "Similarity", "ToolSource", "check_actions",
-    "judge_program", "run_calls",
+    "CallLimits", "MathsExecutor", "Page", "Renderer", "Sandbox", "Settings", "Similarity", "ToolSource",
+    "check_actions", "judge_program", "run_calls",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -125,6 +125,8 @@ TOOLS = Kind(
     },
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+MEMBERS = ("tools", "tags", "identity", "open")
+"""Members of a :class:`ToolSource`."""
 MCP = "mcp:"
 """Prefix of the command or URL of an MCP server."""
 
@@ -304,6 +306,8 @@ def _construct(name: str, entries: Mapping[str, Any], file: Path | None) -> Tool
             "give its settings in the file of tools.config (docs/howto/tools.md)",
         ) from error
     source: ToolSource = construct(plugin, Settings, settings)
+    if missing := [name for name in MEMBERS if not hasattr(source, name)]:
+        raise UserError(f"{plugin} has no {', '.join(missing)}", "write a function or a ToolSource")
     return source
 
 
