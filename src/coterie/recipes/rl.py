@@ -106,6 +106,8 @@ class Reinforce(Recipe):
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
+        # Errors in the user's rows show before torch is imported, which takes seconds.
+        self.heldout_tasks()
         return plan_reinforcement(self.settings, super().plan)
 
     def training_tasks(self) -> int:
