@@ -151,7 +151,7 @@ def run(
     """Run a recipe, or resume a run.
 
     A file of settings has lines such as `recipe: optima/isft` and `seed: 3`, and groups such as `rollout:` with
-    `samples: 4` below. The config.yaml of a run folder is such a file.
+    `rollouts_per_task: 4` below. The config.yaml of a run folder is such a file.
 
     --dry-run estimates the time from a small trial, usually within a minute, and leaves no files. With cluster=slurm
     it prints the file for sbatch, and without --dry-run the run is submitted.

@@ -42,7 +42,7 @@ from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
-from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.base import Recipe, TurnCritic, recorded_run
 from coterie.recipes.plan import notes_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
@@ -526,8 +526,8 @@ def _speaker(settings: ModelSettings, player: Player, renderer: ChatRenderer) ->
     if player.template_args and not settings.engine.template:
         speaker += f" {sorted(player.template_args.items())}"
     if settings.critic:
-        with _critic_run(settings.critic) as (recipe, run):
-            speaker += f" best of {settings.best_of} {recipe.critic_fingerprint(run)}"
+        with _critic_of(settings.critic) as critic:
+            speaker += f" best of {settings.best_of} {critic.fingerprint}"
     # A template with a date gives other prompts on another day.
     template = renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
@@ -561,11 +561,11 @@ async def _best(
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(settings.critic) as (recipe, run):
+    with _critic_of(settings.critic) as turn_critic:
         environment = settings.build_environment()
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
-        async with recipe.open_critic(run) as critic:
+        async with turn_critic.open() as critic:
             # The critic reads the policy's token ids, so both need the same vocabulary.
             vocabulary = critic.renderer and critic.renderer.tokenizer.get_vocab()
             if vocabulary and vocabulary != renderer.tokenizer.get_vocab():
@@ -579,9 +579,10 @@ async def _best(
 
 
 @contextmanager
-def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
+def _critic_of(folder: str) -> Iterator[TurnCritic]:
     with recorded_run(Path(folder)) as (recipe, run):
-        if not recipe.has_critic:
+        critic = recipe.critic(run)
+        if critic is None:
             problem = f"critic={folder} is a run of {recipe.name}, which has no critic"
             raise UserError(problem, "give a run of sweet_rl with method=sweet, or of your recipe")
-        yield recipe, run
+        yield critic

@@ -3,7 +3,7 @@
     recipe: NAME
     seed: 3
     rollout:
-      samples: 4
+      rollouts_per_task: 4
     reward.lambda_token: 0.3        # dotted keys work too
 
 On the command line, ``coterie run RECIPE rollout.rollouts_per_task=4`` sets the same key.

@@ -25,6 +25,14 @@ def server_url(url: str) -> httpx2.URL:
     return parsed
 
 
+def _address(url: str) -> str:
+    server_url(url)
+    return url.rstrip("/")
+
+
+ServerUrl = Annotated[str, AfterValidator(_address)]
+"""HTTP(S) address of a server, without a slash at its end."""
+
 NOT_PATHS = ("", "hub", "sample", "synthetic", "easy", "expert")
 """Values of path settings that are names, also if there is a file of that name."""
 

@@ -9,6 +9,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -47,6 +48,17 @@ Work = (
     | Callable[[Run, int, Progress], Awaitable[Metrics | None]]
 )
 """Function of a stage. Returns its metrics. An asynchronous function may use engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCritic:
+    """Critic that scores candidates of a turn."""
+
+    fingerprint: str
+    """Hash of all that its scores depend on."""
+    open: Callable[[], AbstractAsyncContextManager[Any]]
+    """Opens an object with ``renderer``, whose token ids it reads (``None`` if it reads text), and ``advantages(task,
+    tree, turns)``."""
 
 
 class Recipe(ABC):
@@ -114,22 +126,9 @@ class Recipe(ABC):
         """Return a policy's held-out loss with its 95% interval, by which sweeps compare; ``None`` for scores."""
         return None
 
-    @property
-    def has_critic(self) -> bool:
-        """True if the run has a critic of turns for `coterie evaluate critic=RUN`."""
-        return False
-
-    def critic_fingerprint(self, run: Run) -> str:
-        """Return a hash of all that the scores of the critic depend on."""
-        raise NotImplementedError
-
-    def open_critic(self, run: Run) -> AbstractAsyncContextManager[Any]:
-        """Open the critic of a run.
-
-        It has ``renderer``, whose token ids it reads (``None`` if it reads text), and ``advantages(task, tree, turns)``
-        that scores candidates of one turn.
-        """
-        raise NotImplementedError
+    def critic(self, run: Run) -> TurnCritic | None:
+        """Return the critic of turns of a run, for `coterie evaluate critic=RUN`. Raises ``UserError`` if untrained."""
+        return None
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         """Yield the role, tree and selection of everything that an iteration trains on."""

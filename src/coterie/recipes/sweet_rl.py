@@ -68,7 +68,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
-from coterie.recipes.base import Recipe
+from coterie.recipes.base import Recipe, TurnCritic
 from coterie.recipes.plan import Plan
 from coterie.recipes.report import selected_examples
 from coterie.recipes.sweet_rl_offline import play_offline
@@ -312,7 +312,13 @@ class SweetRL(Recipe):
         """True for ``method=sweet``, whose round 1 needs a critic or a judge."""
         return self.settings.method == "sweet"
 
-    def critic_fingerprint(self, run: Run) -> str:
+    def critic(self, run: Run) -> TurnCritic | None:
+        """Return the critic or the judge of round 1, if the method has one. Raises ``UserError`` if untrained."""
+        if not self.has_critic:
+            return None
+        return TurnCritic(self._critic_fingerprint(run), lambda: self.open_critic(run))
+
+    def _critic_fingerprint(self, run: Run) -> str:
         """Return a hash of the critic's settings and weights. Raises ``UserError`` if it is not trained."""
         settings = self.fingerprint(Step(SECOND, "reward"))
         # A judge has no trained weights.

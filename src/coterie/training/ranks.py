@@ -365,10 +365,9 @@ def _accept(listener: socket.socket, greet: Callable[[Connection], None]) -> Non
             greetings = [*(pair for pair in greetings if pair[0].is_alive()), (thread, link)]
             if len(greetings) > STRANGERS:
                 _, oldest = greetings.pop(0)
+                # Its thread then reads the end. A `close()` would not wake it.
                 with suppress(OSError), socket.socket(fileno=os.dup(oldest.fileno())) as copy:
-                    copy.shutdown(
-                        socket.SHUT_RDWR
-                    )  # its thread reads the end; close() would not wake it
+                    copy.shutdown(socket.SHUT_RDWR)
 
 
 def _greet(

@@ -13,10 +13,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel
 
 from coterie.config.folders import expanded, sha256
-from coterie.config.settings import PathText, key, server_url
+from coterie.config.settings import PathText, ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
 from coterie.engines.protocol import EngineError
@@ -61,7 +61,7 @@ ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assi
 class NemoGymSettings(EnvironmentSettings):
     """Settings of tasks that a NeMo Gym resources server verifies."""
 
-    url: str = key("http://127.0.0.1:8000", "Address of the resources server.")
+    url: ServerUrl = key("http://127.0.0.1:8000", "Address of the resources server.")
     rows: PathText = key("", "File of the tasks (JSONL), such as train.jsonl or example.jsonl.")
     heldout: PathText = key(
         "", "File of held-out tasks; empty: a quarter of `rows`, drawn by a hash."
@@ -73,12 +73,6 @@ class NemoGymSettings(EnvironmentSettings):
     score_range: tuple[float, float] = key(
         (0.0, 1.0), "Lowest and highest reward, which are scaled to 0 and 1."
     )
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        server_url(url)
-        return url.rstrip("/")
 
     def identity(self) -> str:
         """Hash the keys without places; the version has the files' content."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
-from coterie.config.settings import key, server_url
+from coterie.config.settings import ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import quote
 from coterie.engines.protocol import EngineError, EngineGone
@@ -67,7 +67,7 @@ def seeds(split: MicroSplit, seed: int) -> Iterator[int]:
 class OpenEnvSettings(ActingSettings):
     """Settings of an environment that an OpenEnv server plays."""
 
-    url: str = key("http://127.0.0.1:8000", "Address of the OpenEnv server.")
+    url: ServerUrl = key("http://127.0.0.1:8000", "Address of the OpenEnv server.")
     reset: dict[str, Any] = key({}, "Other arguments of `reset` than the seed.")
     instructions: str = key("", "Beginning of the system prompt, such as the rules.")
     score: Literal["sum", "last", "max"] = key("sum", "The score of a dialogue, of its rewards.")
@@ -77,12 +77,6 @@ class OpenEnvSettings(ActingSettings):
     sessions: int = key(
         1, "Number of sessions at a time (the server's `max_concurrent_envs`).", ge=1
     )
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        server_url(url)
-        return url.rstrip("/")
 
     def identity(self) -> str:
         return digest(self.model_dump_json(exclude={"name", "url", "sessions"}))
