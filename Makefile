@@ -22,7 +22,7 @@ PYTHON312 ?= python3.12
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside test_tiny_rebuild.py test_trl_parity.py textworld trackers vllm)
+OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside project/test_tiny_rebuild.py textworld trackers training/test_trl_parity.py vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
@@ -37,7 +37,7 @@ test-crash: $(VENV)/.dev
 
 # Tests that take long because whole commands run in them.
 test-long: $(VENV)/.dev
-	$(PY) -m pytest -m slow --numprocesses 2 --dist loadfile $$(grep -l "mark.slow" tests/test_*.py tests/*/test_*.py | grep -v "crash/\|outside/\|docs_check/\|test_tiny_rebuild")
+	$(PY) -m pytest -m slow --numprocesses 2 --dist loadfile $$(grep -rl "mark.slow" tests --include "test_*.py" | grep -v "crash/\|outside/\|docs_check/\|test_tiny_rebuild")
 
 # A plug-in package and coterie's own wheel, installed by pip into a fresh environment.
 test-outside: $(VENV)/.dev
@@ -106,7 +106,7 @@ lint: $(VENV)/.dev
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m tests.mutation --check
-	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
+	$(PY) -m pytest tests/project/test_floors.py tests/project/test_docs.py
 	@$(PY) -m pytest --collect-only -qq --disable-warnings --ignore tests/bridges tests >/dev/null || { echo "a test file that make test leaves out can't be imported: run pytest --collect-only"; exit 1; }
 
 tiny: $(VENV)/.run $(WITH_TEXTWORLD)/.ready
@@ -120,7 +120,7 @@ tiny: $(VENV)/.run $(WITH_TEXTWORLD)/.ready
 
 # MICRO_WORLD=exchange, persona, problems, acts, encyclopedia or pages rebuilds one of them; textworld where it is installed.
 tiny-check: $(VENV)/.dev
-	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
+	$(PY) -m pytest -m slow tests/project/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 
 reproduce: $(VENV)/.run
 	$(VENV)/bin/coterie reproduce optima --scale tiny

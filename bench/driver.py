@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.timing import rounds
 from coterie.environments.protocol import Shared
 from coterie.rollout.episodes import Driver, Episode
-from tests.games import Rounds, Script
+from tests.helpers.script_games import Rounds, Script
 
 IN_FLIGHT, ROUNDS, TURNS = 1000, 8, 3
 

@@ -37,7 +37,7 @@ from coterie.environments.protocol import Shared
 from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches
 from coterie.rollout.sessions import Sessions
-from tests.games import Script
+from tests.helpers.script_games import Script
 
 ROOT = Path(__file__).parents[1]
 STEPS, PAIRS, SESSIONS = 40, 20, 3
@@ -180,7 +180,7 @@ def alfworld(rows: Sequence[Path], seconds: float) -> float:
 @contextmanager
 def gym_server(world: str) -> Iterator[str]:
     """The URL of a stand-in for a server of AgentGym, in a process of its own."""
-    command = [sys.executable, "-m", "tests.gym_server", world]
+    command = [sys.executable, "-m", "tests.helpers.agentgym_server", world]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -3,9 +3,10 @@
     .venv/bin/python bench/scale.py
 
 Real rollouts (:func:`coterie.runs.work_items.play`, a pool of servers, a store) of dialogues of six turns, with stubs
-of ``vllm serve`` in one other process (``tests/stub_server.py``): a completion takes 50 ms to 5 s, heavy-tailed, at 20
-tokens a second, and a server works on ``SLOTS`` requests at a time. So the servers need almost no processor, and the
-throughput of N servers falls short of N times that of one only where the driver leaves a slot empty.
+of ``vllm serve`` in one other process (``tests/helpers/stub_server.py``): a completion takes 50 ms to 5 s,
+heavy-tailed, at 20 tokens a second, and a server works on ``SLOTS`` requests at a time. So the servers need almost
+no processor, and the throughput of N servers falls short of N times that of one only where the driver leaves a slot
+empty.
 
 * ``linear_N``: tokens per second with N servers, over N times those with one in the same run. The number of dialogues
   in flight is ``IN_FLIGHT`` for each server, constant. A window begins after some seconds; a request counts with the
@@ -45,7 +46,7 @@ from coterie.record.tree import Task
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.work_items import play
-from tests.stub_server import LONGEST, TOKENS_PER_SECOND, stub_process
+from tests.helpers.stub_server import LONGEST, TOKENS_PER_SECOND, stub_process
 
 MODEL = "tiny-exchange"
 SERVERS = (1, 2, 4, 8, 16)

@@ -20,8 +20,8 @@ from coterie.environments.protocol import Environment, State
 from coterie.environments.registry import make_environment
 from coterie.recipes import registry
 from coterie.tools.registry import sources_of
-from tests.played import environment_of
-from tests.row_files import jsonl
+from tests.helpers.packaged_environments import packaged_environment
+from tests.helpers.write_rows import write_jsonl
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -98,7 +98,7 @@ def test_a_failed_rollout_has_its_reason_and_scores_nothing(world, engine) -> No
 
 def test_an_environment_is_made_by_name_with_its_settings() -> None:
     own = coterie.environment("gsm8k", source="sample", turns=4)
-    assert own.limits == environment_of("gsm8k", "environment.turns=4").limits
+    assert own.limits == packaged_environment("gsm8k", "environment.turns=4").limits
     assert coterie.environment(f"{EXAMPLES}/environment.py:Guess", most=3).name == "guess"
     with pytest.raises(coterie.UserError, match=r"environment\.turn"):
         coterie.environment("exchange", turn=3)
@@ -132,7 +132,7 @@ def test_rows_classes_and_functions_make_an_environment(engine, tmp_path: Path) 
         for name, world in others.items()
     }
     assert scores == {"always": [1.0, 1.0], "never": [0.0, 0.0]}
-    file = jsonl(tmp_path / "sums.jsonl", {"question": "1 + 1?", "answer": 2})
+    file = write_jsonl(tmp_path / "sums.jsonl", {"question": "1 + 1?", "answer": 2})
     assert coterie.environment(file, reward="math", heldout=0).tasks("train", 1, 0)
     equipped = coterie.environment(SUMS, tools=[double], calls="tags")
     (task,) = equipped.tasks("train", 1, 0)
@@ -197,7 +197,7 @@ def test_runs_and_adapters_are_loaded_from_any_folder(
         coterie.train(coterie.load("base"), CHATS, coterie.TrainingSettings(method="lora"))
     lora = SETTINGS.model_copy(update={"method": "lora", "learning_rate": 0.1})
     coterie.train(coterie.load("base"), CHATS, lora, "lora")
-    jsonl(tmp_path / "chats.jsonl", *CHATS)
+    write_jsonl(tmp_path / "chats.jsonl", *CHATS)
     words = ["chats.jsonl", "model=base", "dataset.heldout=0", "train.epochs=1"]
     own = read_arguments("sft", words, None).resolve()
     execution.run_recipe(own, tmp_path / "run", Console(quiet=True))
@@ -241,7 +241,7 @@ def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
     script = runpy.run_path(str(example))["script"]
     text = "Al has 2 boxes with {} pens in each. Al gets 3 pens more. How many pens has Al?"
     rows = [{"question": text.format(n), "answer": 2 * n + 3} for n in range(11, 15)]
-    file = jsonl(tmp_path / "a.jsonl", *rows)
+    file = write_jsonl(tmp_path / "a.jsonl", *rows)
     tools = [f"{example}:calculate"]
     game = coterie.environment(str(file), tools=tools, calls="tags", prompt="{question}")
     (task, *_) = game.tasks("train", 4, 0)
@@ -271,7 +271,7 @@ def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
         ],
         "tools": [{"function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}}],
     }  # fmt: skip
-    chats = jsonl(tmp_path / "chats.jsonl", native)
+    chats = write_jsonl(tmp_path / "chats.jsonl", native)
     words = [f"dataset.source={chats}", "dataset.heldout=0", "tools.calls=tags", "model=tiny-acts"]
     for more in ([], [f"tools=[{tools[0]}]"]):
         environment = make_environment(registry.settings("sft", [*words, *more]))

@@ -28,9 +28,15 @@ from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from tests.conftest import Cli, refused
-from tests.games import Script
-from tests.test_branches import say, step
-from tests.text_games import check_death, children, grow_tree, kill, replies
+from tests.helpers.play_text_games import (
+    check_death,
+    children,
+    game_replies,
+    grow_tree,
+    kill_worker,
+)
+from tests.helpers.script_games import Script
+from tests.rollout.test_branches import say, step
 
 PROGRAM = "alfworld_worker.py"
 
@@ -59,7 +65,7 @@ def test_the_plan_of_a_game_wins_it_and_success_has_its_type(games: Path) -> Non
     for task, row in zip(tasks, rows, strict=True):
         length = len(plan(environment, task))
         assert len(row["messages"]) == 1 + 2 * length
-    _, outcome, result = replies(environment, tasks[0], environment.expert(tasks[0]))
+    _, outcome, result = game_replies(environment, tasks[0], environment.expert(tasks[0]))
     kind = f"success/{tasks[0].public['type']}"
     own = {name: value for name, value in result.metrics.items() if name in ("steps", kind)}
     steps = len(plan(environment, tasks[0]))
@@ -98,14 +104,14 @@ def test_what_is_not_possible_costs_a_message_alone(games: Path) -> None:
     what, _, where = put.removeprefix("move ").partition(" to ")
     actions = ["fly away", f"  {go.upper()} ", take, away, f"put {what} in/on {where}"]
     messages = [write_answer("done"), *map(write_action, actions)]
-    texts, outcome, result = replies(environment, task, messages)
+    texts, outcome, result = game_replies(environment, task, messages)
     first, answer, fly, *_ = texts
     assert first.startswith("You are in the middle of a room.") and "Your task is to: " in first
     assert answer == NO_ANSWERS and fly == NOTHING.format("fly away")
     assert (outcome.ending, result.metrics["steps"]) == (SOLVED, 4)
     assert "Possible actions" not in first
     told = world(games, types=["put"], steps=2, admissible=True)
-    (first, fly, _), outcome, result = replies(told, task, [write_action("fly away")] * 2)
+    (first, fly, _), outcome, result = game_replies(told, task, [write_action("fly away")] * 2)
     possible = first.partition(" Possible actions: ")[2].rstrip(".").split(", ")
     assert {"look", "inventory", go} <= {*possible} and fly.endswith(f"{', '.join(possible)}.")
     assert (outcome.ending, outcome.score) == (TURNS, 0)
@@ -226,7 +232,7 @@ def test_a_game_that_its_new_process_repeats_differently_fails(games: Path, tmp_
     (task,) = environment.tasks("train", 1, 0)
     game = environment.game(task)
     game.ask()
-    kill(alfworld._WORKERS[0])
+    kill_worker(alfworld._WORKERS[0])
     with pytest.raises(GameLost, match="ended"):
         environment.game(task).ask()
     path.write_text(path.read_text().replace("quickly around you", "around"))

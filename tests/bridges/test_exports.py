@@ -15,9 +15,17 @@ from coterie.cli.export import _write_chats, export_data
 from coterie.models.loading import load_renderer, resolve
 from coterie.record.export import TrainedSelection
 from coterie.record.tree import Selection
-from tests import native_templates
-from tests.native_games import WRITE, Played, Prepared, Said, Things, play, syntax_of
-from tests.test_export import lines, trained  # noqa: F401
+from tests.cli.test_export import lines, trained  # noqa: F401
+from tests.helpers import native_templates
+from tests.helpers.play_native_calls import (
+    WRITE,
+    Played,
+    Prepared,
+    Said,
+    Things,
+    play_calls,
+    syntax_of,
+)
 
 pytestmark = pytest.mark.skipif(find_spec("verl") is None, reason="see make test-exports")
 MODEL = "tiny-exchange"
@@ -235,11 +243,11 @@ def openrlhf_learned(ids: Any, mask: Any, tokenizer: PreTrainedTokenizerBase) ->
 @pytest.fixture(scope="module")
 def calls() -> Played:
     """A dialogue with two calls in Qwen2.5's own syntax and a second question."""
-    renderer = native_templates.model("qwen2").renderer
+    renderer = native_templates.make_native_model("qwen2").renderer
     write = WRITE["qwen2"]
     texts = (write([("look", "1")]), "It is blue.", write([("look", "3")]), "It is tall.")
     engine = Prepared(renderer, [Said(text) for text in texts])
-    played = play(engine, renderer, Things(syntax_of("qwen2"), "blue"))
+    played = play_calls(engine, renderer, Things(syntax_of("qwen2"), "blue"))
     assert [turn.text for turn in played.said] == list(texts)
     return played
 
@@ -247,13 +255,13 @@ def calls() -> Played:
 def written(played: Played, form: Any, folder: Path) -> Path:
     folder.mkdir()
     selection = Selection(played.leaf, "agent")
-    render = native_templates.model("qwen2").renderer.render
+    render = native_templates.make_native_model("qwen2").renderer.render
     _write_chats(iter([TrainedSelection("policy", played.tree, selection, render)]), form, folder)
     return folder
 
 
 def test_trl_shows_tools_and_trains_on_native_calls(calls: Played, tmp_path: Path) -> None:
-    loaded = native_templates.model("qwen2")
+    loaded = native_templates.make_native_model("qwen2")
     file = written(calls, "trl", tmp_path / "trl") / "rows.jsonl"
     trainer = sft_trainer(file, tmp_path, loaded.model, loaded.renderer.tokenizer)
     decode = loaded.renderer.decode
@@ -270,7 +278,7 @@ def test_llama_factory_shows_tools_and_trains_on_native_calls(
     calls: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(calls, "llamafactory", tmp_path / "files")
-    tokenizer = native_templates.tokenizer("qwen2")
+    tokenizer = native_templates.make_native_tokenizer("qwen2")
     (row,) = llama_factory(folder, "rows", "sft", tokenizer, tmp_path, monkeypatch, template="qwen")
     texts = learned(row["input_ids"], row["labels"], tokenizer, "<|im_end|>")
     assert texts == [turn.text for turn in calls.said]

@@ -22,10 +22,10 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions
 from tests.bridges.serving import python_of, serving
 from tests.conftest import Cli, refused
-from tests.games import Script
-from tests.played import environment_of
-from tests.playing import converse
-from tests.test_branches import say, step
+from tests.helpers.converse import converse
+from tests.helpers.packaged_environments import packaged_environment
+from tests.helpers.script_games import Script
+from tests.rollout.test_branches import say, step
 
 PYTHON = python_of(".venv-nemo-gym")
 SERVER = Path(__file__).with_name("nemo_gym_server.py")
@@ -61,7 +61,7 @@ def words_of(url: str, name: str, calls: str = "tags") -> tuple[str, ...]:
 
 
 def gym(url: str, name: str, *words: str, calls: str = "tags") -> tuple[Environment, list[Task]]:
-    environment = environment_of("nemo_gym", *words_of(url, name, calls), *words)
+    environment = packaged_environment("nemo_gym", *words_of(url, name, calls), *words)
     return environment, environment.tasks("heldout", 9, 0)
 
 
@@ -161,7 +161,7 @@ def test_invalid_calls_and_errors_of_tools_are_told(counter: str, tmp_path: Path
     (tmp_path / "lax.jsonl").write_text(json.dumps(lax))
     (tmp_path / "held.jsonl").write_text(json.dumps(lax))
     words = (f"environment.rows={tmp_path}/lax.jsonl", f"environment.heldout={tmp_path}/held.jsonl")
-    environment = environment_of(
+    environment = packaged_environment(
         "nemo_gym", f"environment.url={counter}", "environment.calls=tags", *words
     )
     (task,) = environment.tasks("heldout", 1, 0)
@@ -217,12 +217,12 @@ def test_splits_share_no_prompt(counter: str, tmp_path: Path) -> None:
         return f"{tmp_path}/{name}"
 
     words = (f"environment.url={counter}", f"environment.rows={write('all.jsonl', texts)}")
-    environment = environment_of("nemo_gym", *words, "environment.calls=tags")
+    environment = packaged_environment("nemo_gym", *words, "environment.calls=tags")
     train, heldout = environment.tasks("train", 99, 0), environment.tasks("heldout", 99, 0)
     questions = [str(task.public["question"]) for task in (*train, *heldout)]
     assert sorted(questions) == sorted(texts) and 5 < len(heldout) < 30
     own = f"environment.heldout={write('some.jsonl', texts[:7])}"
-    environment = environment_of("nemo_gym", *words, own, "environment.calls=tags")
+    environment = packaged_environment("nemo_gym", *words, own, "environment.calls=tags")
     assert len(environment.tasks("heldout", 99, 0)) == 7
     assert len(environment.tasks("train", 99, 0)) == 53
 
@@ -250,7 +250,7 @@ def test_a_server_that_dies_or_refuses_a_row_fails_the_dialogue(
     (tmp_path / "row.jsonl").write_text(json.dumps(row))
     file = f"{tmp_path}/row.jsonl"
     words = (f"environment.rows={file}", f"environment.heldout={file}", "environment.calls=tags")
-    environment = environment_of("nemo_gym", f"environment.url={counter}", *words)
+    environment = packaged_environment("nemo_gym", f"environment.url={counter}", *words)
     with pytest.raises(EngineError, match="initial_count"):
         play(environment, environment.tasks("heldout", 1, 0)[0], "Done.")
     with resources(COUNTER, tmp_path) as url:

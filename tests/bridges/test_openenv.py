@@ -20,10 +20,10 @@ from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.sessions import Sessions
 from tests.bridges.serving import python_of, serving
 from tests.conftest import Cli, refused
-from tests.games import Script
-from tests.played import environment_of
-from tests.playing import converse
-from tests.test_branches import say
+from tests.helpers.converse import converse
+from tests.helpers.packaged_environments import packaged_environment
+from tests.helpers.script_games import Script
+from tests.rollout.test_branches import say
 
 PYTHON = python_of(".venv-openenv")
 pytest.importorskip("websockets")
@@ -53,7 +53,7 @@ def texts(state: State) -> list[str]:
 
 def play(url: str, number: int, *messages: str, **settings: str) -> tuple[State, Grade | None]:
     words = [f"environment.{name}={value}" for name, value in settings.items()]
-    environment = environment_of("openenv", f"environment.url={url}", *words)
+    environment = packaged_environment("openenv", f"environment.url={url}", *words)
     task = environment.tasks("heldout", number + 1, 0)[number]
     return asyncio.run(converse(environment, task, messages, Shared()))
 
@@ -73,7 +73,7 @@ def test_the_environment_of_openenv_init_is_evaluated(cli: Cli, tmp_path: Path) 
 
 
 def test_a_game_has_its_seed_rewards_and_end(guess: str) -> None:
-    environment = environment_of("openenv", f"environment.url={guess}")
+    environment = packaged_environment("openenv", f"environment.url={guess}")
     for number, task in enumerate(environment.tasks("heldout", 3, 0)):
         right = number_of(task)
         wrong = 1 if right > 1 else 2
@@ -85,7 +85,7 @@ def test_a_game_has_its_seed_rewards_and_end(guess: str) -> None:
 
 
 def test_other_arguments_of_reset_are_sent(guess: str) -> None:
-    environment = environment_of(
+    environment = packaged_environment(
         "openenv", f"environment.url={guess}", "environment.reset={most: 99}"
     )
     state, _ = asyncio.run(converse(environment, environment.tasks("train", 1, 0)[0], [], Shared()))
@@ -93,7 +93,7 @@ def test_other_arguments_of_reset_are_sent(guess: str) -> None:
 
 
 def test_invalid_actions_are_told_and_change_nothing(guess: str) -> None:
-    environment = environment_of("openenv", f"environment.url={guess}")
+    environment = packaged_environment("openenv", f"environment.url={guess}")
     right = number_of(environment.tasks("heldout", 1, 0)[0])
     messages = (action(11), action('"x"'), write_action("five"), write_action("5"), "I wait.")
     state, grade = play(guess, 0, *messages, action(right))
@@ -110,7 +110,7 @@ def test_an_error_of_the_environment_fails_the_branch_and_is_not_a_score(guess: 
 
 
 def test_a_score_outside_of_its_range_is_refused_with_the_setting(guess: str) -> None:
-    environment = environment_of("openenv", f"environment.url={guess}")
+    environment = packaged_environment("openenv", f"environment.url={guess}")
     right = number_of(environment.tasks("heldout", 1, 0)[0])
     with pytest.raises(EngineError, match=r"environment.score_range=\[LOW,HIGH\]"):
         play(guess, 0, action(right), score_range="[0,0.5]")
@@ -122,7 +122,7 @@ def test_branches_are_replayed_and_an_environment_that_forgets_its_seed_fails(
     guess: str, tmp_path: Path
 ) -> None:
     async def branch(url: str) -> int:
-        environment = environment_of("openenv", f"environment.url={url}")
+        environment = packaged_environment("openenv", f"environment.url={url}")
         (task,) = environment.tasks("train", 1, 0)
         wrong = [n for n in range(1, 7) if n != number_of(task)]
         async with Sessions(environment.max_sessions, 60.0) as sessions:
@@ -153,7 +153,7 @@ def test_sessions_are_closed_and_a_server_without_room_is_refused(guess: str, cl
 
 
 def test_splits_share_no_seed_and_draws_go_on(guess: str) -> None:
-    environment = environment_of("openenv", f"environment.url={guess}")
+    environment = packaged_environment("openenv", f"environment.url={guess}")
     train = environment.tasks("train", 6, 0)
     assert environment.tasks("train", 2, 0, after=[3, 1]) == train[4:]
     assert {split_of_key(str(task.public["seed"])) for task in train} == {"train"}
@@ -170,7 +170,7 @@ def test_a_server_that_is_none_is_refused_and_one_that_dies_fails_its_dialogues(
         )
     shutil.copy(Path(__file__).with_name("openenv_server.py"), tmp_path)
     with serving([*UVICORN, "openenv_server:app"], tmp_path, "health") as url:
-        environment = environment_of("openenv", f"environment.url={url}")
+        environment = packaged_environment("openenv", f"environment.url={url}")
         (task,) = environment.tasks("train", 1, 0)
 
         async def die() -> None:

@@ -18,7 +18,7 @@ from coterie.environments.acting import write_action
 from coterie.environments.bridges import openenv
 from coterie.environments.protocol import Shared
 from coterie.errors import UserError
-from tests.playing import converse
+from tests.helpers.converse import converse
 
 STEP = {"observation": {"text": "You see it."}, "reward": 1.0, "done": True}
 MIB = 1 << 20

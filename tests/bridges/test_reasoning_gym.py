@@ -17,8 +17,8 @@ from coterie.environments.protocol import Grade, Shared
 from coterie.environments.qa_metrics import GRADER
 from coterie.record.tree import Task
 from tests.conftest import Cli, refused
-from tests.played import environment_of
-from tests.playing import converse
+from tests.helpers.converse import converse
+from tests.helpers.packaged_environments import packaged_environment
 
 NO_SINGLE_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 EVALUATING = {
@@ -29,14 +29,16 @@ EVALUATING = {
 
 
 def score(task: Task, dataset: str, reply: str) -> Grade:
-    environment = environment_of("reasoning_gym", f"environment.dataset={dataset}")
+    environment = packaged_environment("reasoning_gym", f"environment.dataset={dataset}")
     _, grade = asyncio.run(converse(environment, task, [reply], Shared()))
     assert grade is not None
     return grade
 
 
 def one_task(dataset: str) -> Task:
-    return environment_of("reasoning_gym", f"environment.dataset={dataset}").tasks("train", 1, 3)[0]
+    return packaged_environment("reasoning_gym", f"environment.dataset={dataset}").tasks(
+        "train", 1, 3
+    )[0]
 
 
 @pytest.mark.parametrize("dataset", sorted(set(DATASETS) - NO_SINGLE_ANSWER - {"composite"}))
@@ -56,7 +58,7 @@ def test_a_new_process_makes_the_same_tasks() -> None:
 
 
 def test_splits_share_no_question_and_draws_go_on() -> None:
-    environment = environment_of(
+    environment = packaged_environment(
         "reasoning_gym", "environment.config={min_terms: 2, max_terms: 2, max_digits: 1}"
     )
     train, heldout = environment.tasks("train", 100, 0), environment.tasks("heldout", 30, 0)

@@ -14,8 +14,8 @@ from coterie.environments.protocol import Grade, Shared, State
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Task
 from tests.conftest import Cli, refused
-from tests.played import environment_of
-from tests.playing import converse
+from tests.helpers.converse import converse
+from tests.helpers.packaged_environments import packaged_environment
 
 LOAD = """
         import itertools
@@ -64,11 +64,13 @@ def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tasks(split: Split, count: int, *words: str) -> list[Task]:
-    return environment_of("verifiers", "environment.taskset=adding", *words).tasks(split, count, 0)
+    return packaged_environment("verifiers", "environment.taskset=adding", *words).tasks(
+        split, count, 0
+    )
 
 
 def play(number: int, reply: str, *words: str) -> tuple[State, Grade]:
-    environment = environment_of("verifiers", "environment.taskset=adding", *words)
+    environment = packaged_environment("verifiers", "environment.taskset=adding", *words)
     all_tasks = [*environment.tasks("train", 40, 0), *environment.tasks("heldout", 40, 0)]
     (task,) = [one for one in all_tasks if one.id == f"adding-{number}"]
     state, grade = asyncio.run(converse(environment, task, [reply], Shared()))
@@ -86,7 +88,7 @@ def test_a_reply_has_the_rewards_and_metrics_of_its_task(taskset: Path) -> None:
 
 
 def test_a_prompt_has_all_its_messages_and_settings_reach_the_taskset(taskset: Path) -> None:
-    environment = environment_of(
+    environment = packaged_environment(
         "verifiers", "environment.taskset=adding", "environment.config={num_tasks: 6}"
     )
     every = [*environment.tasks("train", 9, 0), *environment.tasks("heldout", 9, 0)]
@@ -98,7 +100,7 @@ def test_a_prompt_has_all_its_messages_and_settings_reach_the_taskset(taskset: P
 
 
 def test_a_reply_that_was_cut_off_is_a_truncated_trace(taskset: Path) -> None:
-    environment = environment_of("verifiers", "environment.taskset=adding")
+    environment = packaged_environment("verifiers", "environment.taskset=adding")
     (task,) = environment.tasks("heldout", 1, 0)
     number = int(task.id.partition("-")[2])
     state = State(task, 0, answer=str(number + 1), end=LENGTH)

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.engines.server_process import free_port
 
-STUB, RANK = "-m tests.stub_server", "ray::RayTrainWorker"
+STUB, RANK = "-m tests.helpers.stub_server", "ray::RayTrainWorker"
 """Beginnings of the command lines of servers and of ranks on Ray."""
 REPOSITORY = Path(__file__).parents[2]
 # Read when Ray is imported: nodes and drivers have the address 127.0.0.1, and no usage is reported.

@@ -22,7 +22,7 @@ from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.reference import LossModule
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import make_optimizer
-from tests.test_memory import QWEN3_8B
+from tests.training.test_memory import QWEN3_8B
 
 LENGTH = 8192
 SETTINGS = TrainingSettings(

@@ -10,8 +10,8 @@ from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
 from coterie.runs.run import Step
 from coterie.training.trainer import Trainer
-from tests.reinforcing import made, run_whole, telling_words
-from tests.separate_engine import SpellingEngine, use_separate_engines
+from tests.helpers.run_rl import informative_overrides, make_recipe, run_to_end
+from tests.helpers.separate_engines import SpellingEngine, use_separate_engines
 
 pytestmark = pytest.mark.cluster
 STEPS = 6
@@ -22,9 +22,14 @@ TRAINING = 2.4
 def seconds(folder: Path, staleness: int) -> float:
     """Return the seconds of the stage that samples and trains."""
     folder.mkdir()
-    words = [*telling_words(folder), "engine.kind=vllm", "loss.kl_coef=0", "evaluate.tasks=1"]
+    words = [
+        *informative_overrides(folder),
+        "engine.kind=vllm",
+        "loss.kl_coef=0",
+        "evaluate.tasks=1",
+    ]
     words += [f"steps.count={STEPS}", f"rollout.max_staleness={staleness}", "steps.save_every=99"]
-    records = run_whole(made("rl/grpo", words), folder / "run").values()
+    records = run_to_end(make_recipe("rl/grpo", words), folder / "run").values()
     assert not sum(int(record["paths_stale"]) for record in records)
     with Store.open(folder / "run/store.sqlite", read_only=True) as store:
         return float(store.metrics(0, REINFORCE)[Step(0, REINFORCE).key]["seconds"])

@@ -25,7 +25,7 @@ from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from tests.cluster.conftest import STUB, add_node, node_of, processes
-from tests.stub_server import StubBackend
+from tests.helpers.stub_server import StubBackend
 
 WIDE = VLLMSettings(
     servers=2,

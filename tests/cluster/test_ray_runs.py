@@ -20,9 +20,9 @@ from coterie.runs.loop import REINFORCE
 from coterie.training.ranks import Ranks
 from tests.cluster.conftest import RANK, STUB, add_node, node_of, processes
 from tests.conftest import SMALL
-from tests.reinforcing import made, recorded, run_whole, telling_words
-from tests.stub_server import StubBackend
-from tests.test_rank_runs import APART, difference
+from tests.helpers.run_rl import informative_overrides, make_recipe, read_record, run_to_end
+from tests.helpers.stub_server import StubBackend
+from tests.runs.test_rank_runs import APART, difference
 from tests.vllm.test_recipe import VLLM
 
 STEPS = 3
@@ -108,8 +108,9 @@ def items(folder: Path) -> dict[str, list[str]]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on this machine, with two ranks and the engine in process."""
     folder = tmp_path_factory.mktemp("plain")
-    run_whole(
-        made("rl/grpo", [*telling_words(folder), *PLAIN, "train.processes=2"]), folder / "run"
+    run_to_end(
+        make_recipe("rl/grpo", [*informative_overrides(folder), *PLAIN, "train.processes=2"]),
+        folder / "run",
     )
     return folder
 
@@ -132,8 +133,8 @@ def test_a_run_completes_whatever_is_killed_and_equals_the_run_on_one_machine(
     own_exchange, own_load = Ranks.exchange, ServerPool.load
     monkeypatch.setattr(Ranks, "exchange", exchange)
     monkeypatch.setattr(ServerPool, "load", load)
-    words = [*telling_words(plain), *PLAIN, *ON_RAY]
-    run_whole(made("rl/grpo", words), tmp_path / "run", faults)
+    words = [*informative_overrides(plain), *PLAIN, *ON_RAY]
+    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", faults)
     assert not faults.left
     assert items(tmp_path / "run") == items(plain / "run")
     final = "run/training/policy/iteration-00/final/model.safetensors"
@@ -148,9 +149,9 @@ def test_a_run_by_ray_client_equals_the_run_on_one_machine(
     import ray
 
     ray.shutdown()
-    words = [*telling_words(plain), *PLAIN, *ON_RAY, f"cluster={cluster.client}"]
+    words = [*informative_overrides(plain), *PLAIN, *ON_RAY, f"cluster={cluster.client}"]
     words += ["steps.count=1", "engine.vllm.servers=1"]
-    run_whole(made("rl/grpo", words), tmp_path / "run")
+    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
     ray.shutdown()
     ours, theirs = items(tmp_path / "run"), items(plain / "run")
     first = [key for key in ours if key.startswith(f"0/{REINFORCE}")]
@@ -162,10 +163,10 @@ def test_optima_trains_on_ranks_and_servers_of_ray_as_on_one_machine(
     cluster: Any, tmp_path: Path
 ) -> None:
     words = [*SMALL, "train.processes=2"]
-    run_whole(made("optima/isft", words), tmp_path / "plain")
+    run_to_end(make_recipe("optima/isft", words), tmp_path / "plain")
     on_ray = [word for word in ON_RAY if not word.startswith("train")]
-    run_whole(made("optima/isft", [*words, *on_ray]), tmp_path / "run")
-    assert recorded(tmp_path / "run") == recorded(tmp_path / "plain")
+    run_to_end(make_recipe("optima/isft", [*words, *on_ray]), tmp_path / "run")
+    assert read_record(tmp_path / "run") == read_record(tmp_path / "plain")
     assert difference(tmp_path / "run", tmp_path / "plain") < APART
 
 
@@ -173,8 +174,8 @@ def test_vllm_on_nodes_of_ray_samples_by_each_version(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "VLLMBackend", VLLMBackend)
-    words = [*telling_words(tmp_path), *PLAIN, *ON_RAY, *VLLM, "steps.count=2"]
-    run_whole(made("rl/grpo", words), tmp_path / "run")
+    words = [*informative_overrides(tmp_path), *PLAIN, *ON_RAY, *VLLM, "steps.count=2"]
+    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
     with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
         versions = [
             {turn.sample.version for tree in trees for turn in tree.turns.values() if turn.sample}
@@ -186,8 +187,8 @@ def test_vllm_on_nodes_of_ray_samples_by_each_version(
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(cluster: Any, tmp_path: Path) -> None:
-    words = [*telling_words(tmp_path), *ON_RAY, "engine.vllm.tensor_parallel_size=8"]
+    words = [*informative_overrides(tmp_path), *ON_RAY, "engine.vllm.tensor_parallel_size=8"]
     with pytest.raises(
         UserError, match="a server needs 8 GPUs in one node; the largest node has 4"
     ):
-        made("rl/grpo", words).plan()
+        make_recipe("rl/grpo", words).plan()

@@ -13,7 +13,7 @@ from coterie.clusters.slurm import batch_file
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
 from tests.cluster.slurm_daemons import slurm
-from tests.reinforcing import telling_words
+from tests.helpers.run_rl import informative_overrides
 
 VLLM = (
     "engine.kind=vllm", "engine.vllm.dtype=float32", "engine.vllm.enforce_eager=true",
@@ -50,7 +50,13 @@ def test_a_submitted_run_trains_on_ranks_and_samples_from_a_vllm_server(
     nodes: None, tmp_path: Path
 ) -> None:
     words = [
-        *(*telling_words(tmp_path), *VLLM, "train.processes=2", "steps.count=2", "loss.kl_coef=0"),
+        *(
+            *informative_overrides(tmp_path),
+            *VLLM,
+            "train.processes=2",
+            "steps.count=2",
+            "loss.kl_coef=0",
+        ),
         *("engine.device=cpu", "train.learning_rate=1e-3", "cluster=slurm", "--folder", "run"),
     ]
     words = [*{word.partition("=")[0]: word for word in words}.values()]

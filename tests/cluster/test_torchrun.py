@@ -9,8 +9,8 @@ import pytest
 
 from coterie.engines.server_process import free_port
 from tests.conftest import SMALL
-from tests.reinforcing import made, recorded, run_whole, telling_words
-from tests.test_rank_runs import TWO, difference
+from tests.helpers.run_rl import informative_overrides, make_recipe, read_record, run_to_end
+from tests.runs.test_rank_runs import TWO, difference
 
 
 def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
@@ -42,12 +42,12 @@ def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
 def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Path) -> None:
     words = [*SMALL, "train.processes=2"]
     if method == "rl/grpo":
-        words = [*telling_words(tmp_path), *TWO, "steps.count=2"]
+        words = [*informative_overrides(tmp_path), *TWO, "steps.count=2"]
     words = [*{word.partition("=")[0]: word for word in words}.values()]
     for status, output in nodes(method, words, tmp_path / "nodes"):
         assert status == 0, output
-    run_whole(made(method, words), tmp_path / "local")
-    assert recorded(tmp_path / "nodes") == recorded(tmp_path / "local")
+    run_to_end(make_recipe(method, words), tmp_path / "local")
+    assert read_record(tmp_path / "nodes") == read_record(tmp_path / "local")
     assert difference(tmp_path / "local", tmp_path / "nodes") == 0
 
 

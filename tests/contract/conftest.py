@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.engines.inprocess import InProcessEngine
-from tests.templates import TEMPLATES, model
+from tests.helpers.template_models import TEMPLATES, make_model
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -15,4 +15,4 @@ def template(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine(template: str) -> InProcessEngine:
     """A random model with that template, sampled in this process."""
-    return InProcessEngine(model(template), policy="random", version="0")
+    return InProcessEngine(make_model(template), policy="random", version="0")

@@ -5,7 +5,7 @@ from collections import Counter
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.record.rows import rows, view
-from tests.dialogue import AGENTS, Played, play
+from tests.helpers.recorded_dialogues import AGENTS, Played, play_exchange
 
 SETTINGS = (
     Sampling(max_tokens=20),
@@ -17,7 +17,9 @@ SETTINGS = (
 
 
 def played(engine: InProcessEngine, seed: int = 0) -> Played:
-    return play(engine, lambda number: SETTINGS[number % len(SETTINGS)], turns=8, seed=seed)
+    return play_exchange(
+        engine, lambda number: SETTINGS[number % len(SETTINGS)], turns=8, seed=seed
+    )
 
 
 def test_each_call_is_a_prefix_of_its_segment_up_to_what_it_returned(
@@ -71,7 +73,7 @@ def test_only_the_template_that_drops_thoughts_opens_new_segments(
 ) -> None:
     thought = engine.loaded.tokenizer.convert_tokens_to_ids("</think>")
     for seed in range(0, 400, 10):
-        game = play(engine, lambda _: Sampling(max_tokens=60), turns=8, seed=seed)
+        game = play_exchange(engine, lambda _: Sampling(max_tokens=60), turns=8, seed=seed)
         if any(thought in said.ids[:-1] for _, _, said in game.calls[:4]):
             break
     counts = [len(view(game.tree, game.leaf, agent).segments) for agent in AGENTS]

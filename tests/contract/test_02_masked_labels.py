@@ -15,7 +15,7 @@ from coterie.models import logprobs
 from coterie.record.rows import Row
 from coterie.training.losses import SFT
 from coterie.training.reference import LossModule
-from tests.training_models import some_rows, tiny_llama
+from tests.helpers.training_models import make_rows, tiny_llama
 
 
 def loss_and_gradients(rows: list[Row], parts: list[slice]) -> tuple[float, list[torch.Tensor]]:
@@ -43,27 +43,27 @@ ALL = [slice(0, None)]
 
 @pytest.mark.parametrize("junk", [0, 1, 31])
 def test_ids_after_the_last_target_change_nothing(junk):
-    rows = some_rows(6)
+    rows = make_rows(6)
     longer = [replace(row, ids=(*row.ids, *[junk] * (3 + n))) for n, row in enumerate(rows)]
     assert_same(loss_and_gradients(rows, ALL), loss_and_gradients(longer, ALL))
 
 
 def test_padding_and_company_change_nothing():
-    rows = some_rows(6)
+    rows = make_rows(6)
     alone = [slice(i, i + 1) for i in range(6)]
     assert len({len(row.ids) for row in rows}) > 1
     assert_same(loss_and_gradients(rows, ALL), loss_and_gradients(rows, alone))
 
 
 def test_the_id_that_pads_changes_nothing(monkeypatch):
-    rows = some_rows(6)
+    rows = make_rows(6)
     with_zeros = loss_and_gradients(rows, ALL)
     monkeypatch.setattr(logprobs, "PADDING", 7)
     assert_same(with_zeros, loss_and_gradients(rows, ALL))
 
 
 def test_only_targets_reach_the_vocabulary():
-    model, rows = tiny_llama(), some_rows(3)
+    model, rows = tiny_llama(), make_rows(3)
     seen: list[torch.Tensor] = []
     model.lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_only_targets_reach_the_vocabulary():
 
 
 def test_the_loss_is_that_of_transformers_with_masked_labels():
-    rows = [replace(row, weight=1.0) for row in some_rows(6)]
+    rows = [replace(row, weight=1.0) for row in make_rows(6)]
     model, total, count = tiny_llama(), 0.0, 0
     for row in rows:
         labels = [i if target else -100 for i, target in zip(row.ids, row.mask, strict=True)]

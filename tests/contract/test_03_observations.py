@@ -29,8 +29,8 @@ from coterie.tools.calls import Tag, Tags
 from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.reference import LossModule
-from tests.games import TOOLS
-from tests.templates import model
+from tests.helpers.script_games import TOOLS
+from tests.helpers.template_models import make_model
 
 AGENT = Speaker("agent", "agent")
 TAGS = Tags({"look": Tag("what")})
@@ -72,7 +72,7 @@ def told(loaded: LoadedModel, said: tuple[str, ...], observed: tuple[str, ...]) 
 
 def without_context(template: str) -> LoadedModel:
     """A model in which a token's log-prob depends on the token before it alone."""
-    loaded = model(template)
+    loaded = make_model(template)
     with torch.no_grad():
         for layer in loaded.model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -94,7 +94,7 @@ def observed(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 def test_targets_weights_and_counts_are_the_same(template: str, observed: tuple[str, ...]) -> None:
-    loaded = model(template)
+    loaded = make_model(template)
     one, other = told(loaded, SAID, OBSERVED["short"]), told(loaded, SAID, observed)
     assert targets_of(one) == targets_of(other)
     assert [sum(row.mask) for row in one] == [sum(row.mask) for row in other]
@@ -102,7 +102,7 @@ def test_targets_weights_and_counts_are_the_same(template: str, observed: tuple[
 
 
 def test_no_observation_is_a_target(template: str) -> None:
-    loaded = model(template)
+    loaded = make_model(template)
     (row,) = told(loaded, SAID, OBSERVED["own words"])
     trained = "".join(loaded.renderer.decode(row.ids[t.start : t.stop]) for t in row.targets)
     assert trained == "".join(SAID)
@@ -134,7 +134,7 @@ def advantaged(found: list[Row]) -> list[Row]:
 
 
 def test_advantages_and_returns_are_the_same(template: str, observed: tuple[str, ...]) -> None:
-    loaded = model(template)
+    loaded = make_model(template)
     one, other = (advantaged(told(loaded, SAID, words)) for words in (OBSERVED["short"], observed))
     assert [row.advantages for row in one] == [row.advantages for row in other]
     assert [row.returns for row in one] == [row.returns for row in other]

@@ -10,7 +10,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Tree
 from coterie.record.turn import Message, Part, Role, Speaker, ToolCall, ToolResult, Turn, make_turn
-from tests.templates import TEMPLATES, tokenizer
+from tests.helpers.template_models import TEMPLATES, make_tokenizer
 
 AGENT, TOOLS = Speaker("agent", "planner"), Speaker("tool", "tools")
 RESULTS = (
@@ -81,8 +81,8 @@ def test_a_prompt_shows_eleven_results_in_the_order_of_their_calls(name: str, ro
         tree = tree_of(tuple(arrived))
         asked, told, _ = tree.turns
         messages = (Message("assistant", turn=asked), Message(role, turn=told))
-        prompt = ChatRenderer(tokenizer(name)).render(messages, tree, "planner")
-        shown = re.findall(r"city (\d+)\.", tokenizer(name).decode(prompt))
+        prompt = ChatRenderer(make_tokenizer(name)).render(messages, tree, "planner")
+        shown = re.findall(r"city (\d+)\.", make_tokenizer(name).decode(prompt))
         assert shown == [str(place) for place in range(11)]
 
 

@@ -15,8 +15,15 @@ from coterie.record.rows import Pair, Row
 from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.trainer import train
-from tests.rounding import assert_same_weights, weight_bounds
-from tests.training_models import SETTINGS, main, some_pairs, start_ranks, statuses, tiny_llama
+from tests.helpers.compare_weights import assert_same_weights, weight_bounds
+from tests.helpers.training_models import (
+    SETTINGS,
+    main,
+    make_pairs,
+    start_ranks,
+    statuses,
+    tiny_llama,
+)
 
 OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll_coef=0.2)
 
@@ -68,7 +75,7 @@ def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> floa
 def test_the_loss_is_that_of_the_own_tokens_of_every_turn(settings, tmp_path):
     policy, reference = tiny_llama(1), tiny_llama(0)
     pairs = with_reference(
-        reference, some_pairs(), SETTINGS, tmp_path / "reference", reduction=settings.reduction
+        reference, make_pairs(), SETTINGS, tmp_path / "reference", reduction=settings.reduction
     )
     assert all(len(pair.chosen[0].targets) == 3 for pair in pairs), "three own turns a side"
     whole = SETTINGS.model_copy(update={"batch_size": len(pairs), "epochs": 1})
@@ -93,7 +100,7 @@ def assert_trained_alike(settings, folder):
     for name, own in (("flat", flat), ("other", settings)):
         model = tiny_llama()
         pairs = with_reference(
-            model, some_pairs(), own, folder / f"{name}-reference", reduction="none"
+            model, make_pairs(), own, folder / f"{name}-reference", reduction="none"
         )
         with weight_bounds(model) as bounds:
             report = train(model, pairs, own, folder / name, objective=DPO(OBJECTIVE))
@@ -115,7 +122,7 @@ def test_two_ranks_give_the_weights_of_one(tmp_path):
 
 def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
     model = tiny_llama()
-    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference", reduction="none")
+    pairs = with_reference(model, make_pairs(), SETTINGS, tmp_path / "reference", reduction="none")
     six = SETTINGS.model_copy(update={"batch_size": 6, "epochs": 1})
     report = train(model, pairs, six, tmp_path / "train", objective=DPO(OBJECTIVE))
     assert report.steps == 3
@@ -123,7 +130,7 @@ def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
 
 
 def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
-    model, pairs = tiny_llama(), some_pairs()
+    model, pairs = tiny_llama(), make_pairs()
     first = with_reference(model, pairs, SETTINGS, tmp_path / "reference", reduction="none")
     model.model.forward = None  # nothing can be computed now
     assert with_reference(model, pairs, SETTINGS, tmp_path / "reference", reduction="none") == first
@@ -137,7 +144,7 @@ def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
 
 
 def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_path):
-    model, pairs = tiny_llama(), some_pairs()
+    model, pairs = tiny_llama(), make_pairs()
     equal = replace(pairs[0], rejected=pairs[0].chosen)
     mute = replace(pairs[1], chosen=(replace(pairs[1].chosen[0], targets=()),))
     long = replace(pairs[2], rejected=(Row((3,) * 65, pairs[2].rejected[0].targets),))

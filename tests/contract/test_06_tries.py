@@ -31,8 +31,8 @@ from coterie.models.prefix_trie import CostRule, build, pack
 from coterie.record.rows import Row, Target
 from coterie.training.losses import DPO, SFT, DPOSettings, Objective
 from coterie.training.reference import LossModule, with_reference
-from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
-from tests.training_models import SHAPE as TINY
+from tests.helpers.training_models import SETTINGS, make_pairs, make_rows, tiny_llama
+from tests.helpers.training_models import SHAPE as TINY
 
 SHAPE = {**TINY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 FAMILIES = {
@@ -77,7 +77,7 @@ def awkward_rows() -> list[Row]:
         Row((*ids[:9], 30, 31), (Target(0, 2, "a"), Target(10, 11, "a"))),
         Row((31, *ids[1:]), (Target(4, 9, "a"),)),
         Row((7,), (Target(0, 1, "a"),)),
-        *some_rows(4),
+        *make_rows(4),
     ]
 
 
@@ -90,7 +90,7 @@ def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path
     else:
         settings = SETTINGS.model_copy(update={"packing": "flat"})
         items = with_reference(
-            model, some_pairs(), settings, tmp_path / "reference", reduction="none"
+            model, make_pairs(), settings, tmp_path / "reference", reduction="none"
         )
         found = DPO(DPOSettings(beta=0.5, label_smoothing=0.1, nll_coef=0.3))
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
     model = tiny_llama()
     sizes = []
     model.lm_head.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape)))
-    rows = some_rows(12)
+    rows = make_rows(12)
     places = [[p for p in range(1, len(row.ids)) if row.mask[p]] for row in rows]
     found = sequence_logprobs(model, [row.ids for row in rows], places, ALWAYS)
     torch.cat(found).sum().backward()

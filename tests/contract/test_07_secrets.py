@@ -9,7 +9,7 @@ from coterie.engines.protocol import Sampling
 from coterie.record.rows import Edit, recontext, rows, view
 from coterie.record.tree import Secret, Tree
 from coterie.record.turn import Message, Part, PrivilegeError
-from tests.dialogue import AGENTS, Played, opening, play
+from tests.helpers.recorded_dialogues import AGENTS, Played, opening_messages, play_exchange
 
 GOLD = "heliotrope"
 SECRET = Secret(GOLD, name="gold", readers=frozenset({"critic"}))
@@ -25,7 +25,7 @@ def talk(engine: InProcessEngine) -> Played:
         hidden = Part(f"{MINE}{agent}", audience=frozenset({agent}))
         return (Part(text, source="sampled"), hidden)
 
-    return play(engine, lambda _: Sampling(max_tokens=12), turns=6, say=say)
+    return play_exchange(engine, lambda _: Sampling(max_tokens=12), turns=6, say=say)
 
 
 def test_a_secret_redacts_itself() -> None:
@@ -61,7 +61,7 @@ def test_recontext_for_an_agent_refuses_it_too(engine: InProcessEngine) -> None:
 def test_a_critic_reads_the_secret_around_the_agents_turns_as_sampled(
     engine: InProcessEngine,
 ) -> None:
-    game = play(engine, lambda _: Sampling(max_tokens=12), say=thinking_aloud)
+    game = play_exchange(engine, lambda _: Sampling(max_tokens=12), say=thinking_aloud)
     render = engine.loaded.renderer.render
     hint = Message("user", (Part("The answer: "), SECRET.part("critic")))
     with pytest.raises(PrivilegeError, match="secret:gold"):
@@ -99,9 +99,9 @@ def test_no_prompt_or_row_has_what_its_reader_may_not_see(engine: InProcessEngin
     for agent, other in (AGENTS, AGENTS[::-1]):
         texts = [decode(prompt) for who, prompt, _ in game.calls if who == agent]
         texts += [decode(row.ids) for row in rows(view(game.tree, game.leaf, agent))]
-        private = opening(other)[0].parts[1].text
+        private = opening_messages(other)[0].parts[1].text
         for text in texts:
             assert GOLD not in text
             assert MINE + other not in text
             assert private not in text
-        assert opening(agent)[0].parts[1].text in texts[0]
+        assert opening_messages(agent)[0].parts[1].text in texts[0]

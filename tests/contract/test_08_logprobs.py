@@ -8,9 +8,9 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.models.logprobs import token_logprobs
 from coterie.record.rows import rows, view
-from tests.dialogue import AGENTS, play
-from tests.templates import model, targets
-from tests.training_models import SHAPE
+from tests.helpers.recorded_dialogues import AGENTS, play_exchange
+from tests.helpers.template_models import make_model, targets
+from tests.helpers.training_models import SHAPE
 
 TOLERANCE = 1e-4
 OWN_WAYS = {
@@ -26,8 +26,8 @@ def test_behaviour_logprobs_are_those_of_the_trainer(
     template: str, engine: InProcessEngine, temperature: float
 ) -> None:
     sampling = Sampling(max_tokens=70, temperature=temperature)
-    game = play(engine, lambda _: sampling, turns=6)
-    trainer = model(template).model
+    game = play_exchange(engine, lambda _: sampling, turns=6)
+    trainer = make_model(template).model
     for agent in AGENTS:
         for row in rows(view(game.tree, game.leaf, agent)):
             ids = torch.tensor([row.ids])
@@ -40,9 +40,9 @@ def test_behaviour_logprobs_are_those_of_the_trainer(
 def test_the_trainers_forward_agrees(template: str, engine: InProcessEngine) -> None:
     from coterie.training.reference import row_logprobs
 
-    game = play(engine, lambda _: Sampling(max_tokens=40), turns=4)
+    game = play_exchange(engine, lambda _: Sampling(max_tokens=40), turns=4)
     batch = [row for agent in AGENTS for row in rows(view(game.tree, game.leaf, agent))]
-    for row, found in zip(batch, row_logprobs(model(template).model, batch), strict=True):
+    for row, found in zip(batch, row_logprobs(make_model(template).model, batch), strict=True):
         assert (found - torch.tensor(row.logprobs)).abs().max() < TOLERANCE
 
 

@@ -13,8 +13,8 @@ from coterie.record.tree import Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Message, Turn
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt
-from tests.dialogue import AGENTS, opening
-from tests.exports import read_back
+from tests.helpers.read_exports import read_export
+from tests.helpers.recorded_dialogues import AGENTS, opening_messages
 
 SAID = (
     "The river is blue; is it?",
@@ -37,7 +37,7 @@ def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
             Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
             for turn in turns
         )
-        prompt = Prompt(tree, node, agent, (*opening(agent), *heard), 0, 0)
+        prompt = Prompt(tree, node, agent, (*opening_messages(agent), *heard), 0, 0)
         response = recorded_response(prompt, contexts[agent], text, AUTHOR, renderer)
         contexts[agent] = contexts[agent].after(response.turn, response.request)
         tree.add(response.turn, response.request)
@@ -88,6 +88,6 @@ def test_it_goes_through_the_store_and_jsonl_unchanged(
         store.finish(ItemKey(0, "rollout", "task", "0"), tree=tree)
         export(store, tmp_path / "a.jsonl")
         assert store.tree(0, "rollout", "task") == tree
-    read_back(tmp_path / "a.jsonl", tmp_path / "b.db")
+    read_export(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         assert store.tree(0, "rollout", "task") == tree

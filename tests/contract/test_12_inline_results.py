@@ -13,8 +13,8 @@ from coterie.record.rows import recontext
 from coterie.record.turn import Sample, ToolResult
 from coterie.tools.calls import Tag, Tags
 from tests.contract.test_11_native_calls import played, renderer
-from tests.native_games import THOUGHTS, call_and_result, odd_ids, syntax_of
-from tests.native_templates import SHAPES
+from tests.helpers.native_templates import SHAPES
+from tests.helpers.play_native_calls import THOUGHTS, call_and_result, odd_ids, syntax_of
 
 NAMES = [name for name in SHAPES if name not in THOUGHTS]
 """Without those that rewrite thoughts; see the last test."""

@@ -29,9 +29,16 @@ from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, TreeGrower
 from coterie.tools.calls import Function, NativeCalls, Tag
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
-from tests.games import Base
-from tests.native_games import OFFERED, THOUGHTS, WRITE, Prepared, Said, prepared_completion
-from tests.native_templates import NATIVE, SHAPES, tokenizer
+from tests.helpers.native_templates import NATIVE, SHAPES, make_native_tokenizer
+from tests.helpers.play_native_calls import (
+    OFFERED,
+    THOUGHTS,
+    WRITE,
+    Prepared,
+    Said,
+    prepared_completion,
+)
+from tests.helpers.script_games import Base
 
 WAYS = [
     *((name, name) for name in NATIVE),
@@ -96,7 +103,7 @@ class Calling(Prepared):
 @cache
 def grown(name: str, way: str) -> tuple[Tree, Heard]:
     """A tree of two ways at the first steps, each gone to its end, and what the engine was given and gave."""
-    renderer, source = ChatRenderer(tokenizer(name)), Things()
+    renderer, source = ChatRenderer(make_native_tokenizer(name)), Things()
     engine = Calling(renderer, [], policy=name)
     engine.way = "tags" if way == "inline" else way
     syntax: Any = NativeCalls()
@@ -185,7 +192,7 @@ def test_shortened_prompts_are_the_same_when_they_are_read_and_rendered_again(
     shortened: tuple[Tree, Heard], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     tree, heard = shortened
-    renderer = ChatRenderer(tokenizer(request.node.callspec.params["shortened"][0]))
+    renderer = ChatRenderer(make_native_tokenizer(request.node.callspec.params["shortened"][0]))
     with Store.open(tmp_path / "store.sqlite") as store:
         store.finish(ItemKey(0, "rollout", tree.task, "0000"), tree=tree)
         again = store.tree(0, "rollout", tree.task)

@@ -28,9 +28,9 @@ from coterie.tools.calls import Tags
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval import build_index
 from coterie.tools.search import RetrieverSettings, RetrieverTool
-from tests.native_games import Prepared, Said
-from tests.talking import finished
-from tests.templates import TEMPLATES, model
+from tests.helpers.play_native_calls import Prepared, Said
+from tests.helpers.play_scripts import finish_episodes
+from tests.helpers.template_models import TEMPLATES, make_model
 
 pytest.importorskip("bm25s")
 
@@ -115,7 +115,7 @@ def play(tool: RetrieverTool, row: QuestionRow, sampler: Sampler) -> EpisodeResu
         task = Task(row.id, {"question": row.question, "gold": row.answer})
         async with open_toolbox([tool], settings) as box:
             driver = Driver(environment, {"solver": sampler}, seed=0, shared=Shared(box))
-            (one,) = await finished(driver, Episode(task, "expert", 0, 0))
+            (one,) = await finish_episodes(driver, Episode(task, "expert", 0, 0))
         return one
 
     return asyncio.run(played())
@@ -146,7 +146,7 @@ def row(request: pytest.FixtureRequest) -> QuestionRow:
 def test_all_that_the_expert_says_is_a_target_once_and_nothing_else_is(
     name: str, row: QuestionRow, form: TraceForm, tool: RetrieverTool
 ) -> None:
-    renderer = model(name).renderer
+    renderer = make_model(name).renderer
     tree, path = path_of(scripted(tool, renderer, row, messages_of(row, form)))
     said = trace_of(row).messages(form)
     (trained,) = rows(view(tree, path[-1].id, "solver"))
@@ -167,7 +167,7 @@ def test_all_that_the_expert_says_is_a_target_once_and_nothing_else_is(
 def test_between_the_expert_s_turns_stand_the_results_alone(
     name: str, row: QuestionRow, form: TraceForm, tool: RetrieverTool
 ) -> None:
-    renderer = model(name).renderer
+    renderer = make_model(name).renderer
     tree, path = path_of(scripted(tool, renderer, row, messages_of(row, form)))
     seen = [turn for turn in path if turn.speaker.kind == "tool"]
     assert [len(turn.results) for turn in seen] == (
@@ -193,7 +193,7 @@ def test_between_the_expert_s_turns_stand_the_results_alone(
 def test_a_policy_that_says_the_same_has_the_same_tokens(
     name: str, row: QuestionRow, form: TraceForm, tool: RetrieverTool
 ) -> None:
-    renderer = model(name).renderer
+    renderer = make_model(name).renderer
     script = messages_of(row, form)
     engine = Policy(renderer, list(map(Said, trace_of(row).messages(form))))
     sampled = play(tool, row, TokenSampler(engine, renderer.render, Sampling(), 100_000))
@@ -209,7 +209,7 @@ def test_a_policy_that_says_the_same_has_the_same_tokens(
 def test_the_prompts_are_those_that_a_policy_would_be_given(
     name: str, row: QuestionRow, tool: RetrieverTool
 ) -> None:
-    renderer = model(name).renderer
+    renderer = make_model(name).renderer
     tree, path = path_of(scripted(tool, renderer, row, messages_of(row, "parallel")))
     recorded = view(tree, path[-1].id, "solver")
     again = recontext(
@@ -219,7 +219,7 @@ def test_the_prompts_are_those_that_a_policy_would_be_given(
 
 
 def test_the_answer_is_graded_as_any_other(row: QuestionRow, tool: RetrieverTool) -> None:
-    one = scripted(tool, model("chatml").renderer, row, messages_of(row, "parallel"))
+    one = scripted(tool, make_model("chatml").renderer, row, messages_of(row, "parallel"))
     tree, path = path_of(one)
     (outcome,) = tree.outcomes.values()
     assert (outcome.answer, outcome.score) == (row.answer, 1.0)
@@ -240,14 +240,14 @@ def test_the_answer_is_graded_as_any_other(row: QuestionRow, tool: RetrieverTool
 def test_what_could_not_be_sampled_so_fails_its_episode(
     said: Sequence[str], why: str, row: QuestionRow, tool: RetrieverTool
 ) -> None:
-    one = scripted(tool, model("chatml").renderer, row, lambda task: said)
+    one = scripted(tool, make_model("chatml").renderer, row, lambda task: said)
     assert one.tree is None
     with pytest.raises(EngineError, match=why):
         raise EngineError(one.failure)
 
 
 def test_a_message_without_a_stop_string_ends_as_a_turn_does() -> None:
-    renderer = model("chatml").renderer
+    renderer = make_model("chatml").renderer
     sampler = ScriptedSampler(renderer, lambda task: ["Hello.", "Bye."], author="script:me")
 
     async def asked() -> Response:
@@ -265,7 +265,7 @@ def test_a_message_without_a_stop_string_ends_as_a_turn_does() -> None:
 def test_a_template_that_drops_thoughts_trains_each_turn_once(
     row: QuestionRow, form: TraceForm, tool: RetrieverTool
 ) -> None:
-    renderer = model("thinking").renderer
+    renderer = make_model("thinking").renderer
     tree, path = path_of(scripted(tool, renderer, row, messages_of(row, form)))
     found: list[Row] = list(rows(view(tree, path[-1].id, "solver")))
     trained = [one.ids[target.start : target.stop] for one in found for target in one.targets]

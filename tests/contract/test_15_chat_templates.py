@@ -1,7 +1,8 @@
 """Contract 15: on every chat template that TRL ships, prompts are those that the template itself writes.
 
 Turns are sampled as a model of that family writes them: as the template writes them after its own generation prompt.
-Tokenizers have the marks of each template (``tests.published_templates``). Vision templates are used with text alone.
+Tokenizers have the marks of each template (``tests.helpers.published_templates``). Vision templates are used
+with text alone.
 """
 
 import json
@@ -30,9 +31,9 @@ from coterie.record.turn import (
     Turn,
     make_turn,
 )
-from tests.published_templates import PLAIN
-from tests.published_templates import PUBLISHED as NAMES
-from tests.published_templates import published as tokenizer
+from tests.helpers.published_templates import PLAIN
+from tests.helpers.published_templates import PUBLISHED as NAMES
+from tests.helpers.published_templates import published_tokenizer as tokenizer
 
 KEYS = ("reasoning_content", "reasoning", "thinking")
 """Message keys under which families take thoughts; which one a template reads is found by trying."""

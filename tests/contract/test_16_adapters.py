@@ -23,9 +23,9 @@ from coterie.runs.loop import Role
 from coterie.runs.roles import Learner, Roles
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
-from tests.engine_models import CHATML, engine_of, loaded
-from tests.reinforcing import SMALL, made
-from tests.training_models import LOW
+from tests.helpers.engine_models import CHATML, open_engine, random_model
+from tests.helpers.run_rl import SMALL, make_recipe
+from tests.helpers.training_models import LOW
 
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0],
@@ -82,7 +82,7 @@ def test_merged_exported_loaded_and_sampled_weights_are_the_adapters(
 ) -> None:
     experts = {} if tied else EXPERTS
     config = family(**CHATML, head_dim=8, tie_word_embeddings=tied, **experts)
-    base = loaded(config)
+    base = random_model(config)
     base.model.save_pretrained(tmp_path / "base")
     base.tokenizer.save_pretrained(tmp_path / "base")
     before = logits(base.model)
@@ -101,7 +101,7 @@ def test_merged_exported_loaded_and_sampled_weights_are_the_adapters(
     exported = load(tmp_path / "merged")
     assert torch.equal(logits(exported.model), logits(merged.model))
 
-    engine = engine_of(load(tmp_path / "base"))
+    engine = open_engine(load(tmp_path / "base"))
     prompt = IDS[0].tolist()
     for weights, model in (("adapter", again), ("base", load(tmp_path / "base").model)):
         asyncio.run(engine.load(tmp_path / weights, weights))
@@ -118,7 +118,7 @@ def test_merged_exported_loaded_and_sampled_weights_are_the_adapters(
 def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_references(
     tmp_path: Path, kind: str
 ) -> None:
-    base = loaded(LlamaConfig(**CHATML, head_dim=8, tie_word_embeddings=True))
+    base = random_model(LlamaConfig(**CHATML, head_dim=8, tie_word_embeddings=True))
     base.model.bfloat16().save_pretrained(tmp_path / "base")
     base.tokenizer.save_pretrained(tmp_path / "base")
     save_adapter(adapter(load(tmp_path / "base").model, kind), tmp_path / "final")
@@ -164,10 +164,10 @@ def test_weights_that_can_not_be_trained_so_are_refused_before_the_run(
 ) -> None:
     few = [one for one in SMALL if method.startswith("rl/") or not one.startswith(("st", "up"))]
     with pytest.raises(UserError, match=said) as e:
-        made(method, [*few, *words.split()]).check()
+        make_recipe(method, [*few, *words.split()]).check()
     assert "\n" not in e.value.what
     if method == "rl/grpo":
-        made(method, [*few, "train.method=lora", "train.lora_targets=[all-linear]"]).check()
+        make_recipe(method, [*few, "train.method=lora", "train.lora_targets=[all-linear]"]).check()
 
 
 def test_trainings_of_two_dtypes_are_refused_before_the_run() -> None:
@@ -177,9 +177,9 @@ def test_trainings_of_two_dtypes_are_refused_before_the_run() -> None:
 
 
 def test_an_adapter_of_another_architecture_is_refused_in_one_line(tmp_path: Path) -> None:
-    trained = adapter(loaded(LlamaConfig(**CHATML)).model, "mlp")
+    trained = adapter(random_model(LlamaConfig(**CHATML)).model, "mlp")
     trained.save_pretrained(str(tmp_path))
-    wide = loaded(LlamaConfig(**{**CHATML, "intermediate_size": 48})).model
+    wide = random_model(LlamaConfig(**{**CHATML, "intermediate_size": 48})).model
     with pytest.raises(UserError, match="does not fit this model") as e:
         load_adapter(wide, tmp_path)
     assert "\n" not in e.value.what

@@ -33,7 +33,7 @@ from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.runs.loop import Stage, load_selections, run_steps
 from coterie.runs.run import Run, open_run
-from tests.separate_engine import use_separate_engines
+from tests.helpers.separate_engines import use_separate_engines
 
 WORDS = [
     "iterations=2", "rollout.tasks=3", "rollout.rollouts_per_task=2", "rollout.max_tokens=12",

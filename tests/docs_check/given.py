@@ -21,22 +21,15 @@ from coterie.tools.retrieval import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
-from tests.hub import Hub, serve
-from tests.row_files import table
-from tests.row_programs import (
-    CODEFORCES,
-    EXAMS,
-    HUMANEVAL,
-    LIVE,
-    METHOD,
-    PROGRAM_TRACES,
-)
-from tests.serving import started
-from tests.templates import model
-from tests.test_pddl import write_game
-from tests.test_python_maths import FUNCTIONS
-from tests.test_sweet_steps import ROWS
-from tests.web_tasks import write
+from tests.environments.games.test_pddl import write_game
+from tests.environments.plans.test_python_maths import FUNCTIONS
+from tests.helpers.program_rows import CODEFORCES, EXAMS, HUMANEVAL, LIVE, METHOD, PROGRAM_TRACES
+from tests.helpers.serve_command import serve_command
+from tests.helpers.serve_hub import Hub, serve_files
+from tests.helpers.template_models import make_model
+from tests.helpers.web_tasks import write_tasks
+from tests.helpers.write_rows import write_parquet
+from tests.recipes.test_sweet_steps import ROWS
 
 SAMPLES = Path(str(resources.files("coterie") / "assets/data"))
 RUNS = {
@@ -157,7 +150,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/howto/data-and-models.md": {
         "hotpot_dev_distractor_v1.json": whole(SAMPLES / "hotpot_qa/heldout.jsonl"),
-        "errands.jsonl": lambda _, path: write(path), "backend_tasks": upstream_tasks,
+        "errands.jsonl": lambda _, path: write_tasks(path), "backend_tasks": upstream_tasks,
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"), "runs/rl": run("rl"),
@@ -165,7 +158,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "pddl": pddl_game, "m3": tool_tasks,
     },
     "docs/recipes/moat.md": {
-        "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write(path), "pages": index_of_pages,
+        "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write_tasks(path), "pages": index_of_pages,
     },
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
     "docs/recipes/gap.md": {"tools.yaml": text(SEARCH)},
@@ -206,7 +199,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
     the hub's address."""
     home = folder / HOME
     with (folder / "home.lock").open("a") as lock, ExitStack() as stack:
-        hub = serve(Hub(_hub_files(), revision=REVISIONS[0]))
+        hub = serve_files(Hub(_hub_files(), revision=REVISIONS[0]))
         stack.callback(hub.server_close)
         stack.callback(hub.shutdown)
         variables.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
@@ -215,7 +208,9 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
         if not home.exists():
             _put_model(home / "models/smollm2")
         fcntl.flock(lock, fcntl.LOCK_UN)
-        _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0", logs=True))
+        _, server = stack.enter_context(
+            serve_command("model", "tiny-exchange", "--port", "0", logs=True)
+        )
         yield House(folder, server)
 
 
@@ -228,7 +223,7 @@ def _hub_files() -> dict[str, bytes]:
     }
     with TemporaryDirectory() as own:  # two workers of pytest have one folder
         tables = {
-            name: table(Path(own) / "made.parquet", *rows).read_bytes()
+            name: write_parquet(Path(own) / "made.parquet", *rows).read_bytes()
             for name, rows in parts.items()
         }
     folder = SAMPLES / "colbench_code"
@@ -241,7 +236,7 @@ def _hub_files() -> dict[str, bytes]:
 
 def _put_model(folder: Path) -> None:
     """A random model in the place of ``smollm2``, as ``coterie models get`` leaves it."""
-    made = model("smollm2", context=8192)
+    made = make_model("smollm2", context=8192)
     made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     files = {file.name: sha256(file) for file in folder.iterdir()}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.forking import FORKS
+from tests.helpers.fork_server import FORKS
 
 SECONDS = 300
 """How long a command may take."""

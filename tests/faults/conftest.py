@@ -15,7 +15,7 @@ from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
-from tests.stub_server import stub_process
+from tests.helpers.stub_server import stub_process
 
 MODEL = "tiny-exchange"
 QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=4)

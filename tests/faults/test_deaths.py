@@ -20,7 +20,7 @@ from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import MODEL, QUICK, Played, at, play
-from tests.stub_server import StubBackend
+from tests.helpers.stub_server import StubBackend
 
 
 @pytest.fixture(autouse=True)

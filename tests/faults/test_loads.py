@@ -13,7 +13,7 @@ from coterie.errors import UserError
 from coterie.models.loading import load
 from tests.faults.conftest import MODEL, QUICK, at
 from tests.faults.test_deaths import opened, server_process
-from tests.stub_server import served
+from tests.helpers.stub_server import serve_stub
 from tests.vllm.references import adapter, other_checkpoint
 
 ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
@@ -95,7 +95,7 @@ def test_servers_with_different_weights_or_raw_logprobs_are_refused(tmp_path: Pa
                 await use()
             with pytest.raises(UserError, match="log-probs before temperature"):
                 async with (
-                    served(MODEL, "talker", raw=True) as url,
+                    serve_stub(MODEL, "talker", raw=True) as url,
                     running_servers(model.renderer, at(url), policy="talker", version="0"),
                 ):
                     pass

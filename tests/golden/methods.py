@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from tests import row_programs, web_tasks
+from tests.helpers import program_rows as row_programs
+from tests.helpers import web_tasks
 
 EVALUATION = "seed=7 evaluate.tasks=2 engine.device=cpu"
 OPTIMA = (
@@ -124,7 +125,7 @@ def write_inputs(folder: Path, wiki: list[dict]) -> None:
     (folder / "sums").mkdir()
     for split, numbers in (("train", range(11, 31)), ("heldout", range(31, 39))):
         lines(f"sums/{split}.jsonl", [sum_row(n) for n in numbers])
-    web_tasks.write(folder / "errands.jsonl")
+    web_tasks.write_tasks(folder / "errands.jsonl")
     lines("pages.jsonl", PAGES)
     passages = {one["title"]: " ".join(one["sentences"]) for row in wiki for one in row["context"]}
     lines(

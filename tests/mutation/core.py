@@ -29,14 +29,14 @@ CONTRACT = "tests/contract/test_"
 VIEWS, TRAINING, TRAINER = (f"tests/test_{name}.py" for name in ("views", "training", "trainer"))
 PAIRS, TRIES = f"{CONTRACT}05_preferences.py", f"{CONTRACT}06_tries.py"
 LOSSES = (
-    "tests/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin",
-    "tests/test_value_head.py::test_losses_of_given_values_are_those_worked_out_by_hand",
+    "tests/training/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin",
+    "tests/training/test_value_head.py::test_losses_of_given_values_are_those_worked_out_by_hand",
     PAIRS,
 )
-POLICY = ("tests/test_policy_terms.py",)
-STORE = ("tests/test_store.py", "tests/test_jsonl.py")
+POLICY = ("tests/training/test_policy_terms.py",)
+STORE = ("tests/record/test_store.py", "tests/record/test_jsonl.py")
 CHAT = (
-    "tests/test_chat.py",
+    "tests/models/test_chat.py",
     f"{CONTRACT}09_templates_with_tools.py",
     f"{CONTRACT}15_chat_templates.py",
 )
@@ -44,12 +44,12 @@ TURNS = (f"{CONTRACT}04_parallel_tool_results.py", f"{CONTRACT}07_secrets.py")
 CORE: dict[str, tuple[str, ...]] = {
     "models/chat.py": CHAT,
     "models/logprobs.py": (f"{CONTRACT}08_logprobs.py", TRIES, *POLICY),
-    "models/prefix_trie.py": (TRIES, "tests/test_trie_blocks.py"),
-    "rewards/advantages.py": ("tests/test_advantages.py",),
-    "rollout/branches.py": ("tests/test_branches.py", "tests/test_grower.py"),
-    "selection.py": ("tests/test_selection.py", "tests/test_tree_search.py"),
+    "models/prefix_trie.py": (TRIES, "tests/models/test_trie_blocks.py"),
+    "rewards/advantages.py": ("tests/rewards/test_advantages.py",),
+    "rollout/branches.py": ("tests/rollout/test_branches.py", "tests/rollout/test_grower.py"),
+    "selection.py": ("tests/test_selection.py", "tests/rollout/test_tree_search.py"),
     "training/batches.py": (TRAINING, *LOSSES),
-    "training/losses.py": (*LOSSES, TRAINING, "tests/test_value_head.py"),
+    "training/losses.py": (*LOSSES, TRAINING, "tests/training/test_value_head.py"),
     "training/policy_gradient.py": POLICY,
     "training/distributed.py": (TRAINING,),
     "training/trainer.py": (TRAINING, TRAINER),

@@ -3,11 +3,13 @@
 from tests.mutation.fault import Fault, becomes, given, returns
 
 D = "coterie.datasets."
-FORMS = "tests/test_published_forms.py::"
+FORMS = "tests/datasets/test_published_forms.py::"
 CHATS = f"{FORMS}test_conversations_train_what_their_form_means"
 PAIRS = f"{FORMS}test_preferences_train_what_their_form_means"
 QUESTIONS = f"{FORMS}test_questions_show_and_grade_what_their_form_means"
-SHARES = "tests/test_conversations.py::test_a_share_of_rows_is_held_out_even_if_they_open_alike"
+SHARES = (
+    "tests/datasets/test_conversations.py::test_a_share_of_rows_is_held_out_even_if_they_open_alike"
+)
 FAULTS = [
     Fault(f"{D}columns:message_is_trained", returns(True), [CHATS]),
     Fault(f"{D}columns:check_training_keys", returns(None), [CHATS]),

@@ -1,6 +1,6 @@
 """A fault: a callable or constant of the package, how it goes wrong, and the tests that notice.
 
-    Fault("coterie.rewards.advantages:gae", given(lam=1.0), killed_by=["tests/test_advantages.py"])
+    Fault("coterie.rewards.advantages:gae", given(lam=1.0), killed_by=["tests/rewards/test_advantages.py"])
 
 A fault changes objects at run time, never source text, so it survives renames inside functions. A
 change is a function from the original to its replacement; the makers below cover most faults.

@@ -16,20 +16,20 @@ from tests.mutation.fault import (
 )
 
 R = "coterie.recipes."
-OPTIMA = "tests/test_optima.py::"
+OPTIMA = "tests/recipes/test_optima.py::"
 SEEDED = f"{OPTIMA}test_each_iterations_training_has_its_own_settings_and_seed"
 FORMATS = f"{OPTIMA}test_formats_are_drawn_for_each_dialogue_of_iteration_0_and_not_trained_on"
 PROBE = f"{OPTIMA}test_the_token_term_of_trees_is_relative_to_the_probe"
 VALUES = f"{OPTIMA}test_pairs_are_siblings_and_prefer_the_higher_mean_of_rollouts"
-SWEET = "tests/test_sweet_steps.py::"
+SWEET = "tests/recipes/test_sweet_steps.py::"
 REWARD = f"{SWEET}test_a_candidates_reward_is_its_mean_log_ratio_given_the_reference"
-MOAT = "tests/test_moat.py::"
+MOAT = "tests/recipes/test_moat.py::"
 WORTH = f"{MOAT}test_a_plan_is_worth_what_the_grounder_makes_of_the_right_actions"
 RIGHT = (
     f"{MOAT}test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows"
 )
-GAP = "tests/test_gap.py::"
-DENSE = "tests/test_dense_tree.py::"
+GAP = "tests/recipes/test_gap.py::"
+DENSE = "tests/recipes/test_dense_tree.py::"
 GATE_DPO = f"{OPTIMA}test_the_score_gate_and_thresholds_of_pairs"
 TASKS_DRAWN = f"{OPTIMA}test_tasks_are_drawn_once_and_each_sample_has_its_own_seed"
 FIRST_DIALOGUE = (

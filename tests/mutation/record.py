@@ -20,25 +20,25 @@ from tests.mutation.fault import (
 )
 
 R = "coterie.record."
-VIEWS = "tests/test_views.py::"
+VIEWS = "tests/record/test_views.py::"
 ENGINE = f"{VIEWS}test_a_view_is_what_went_through_the_engine"
 TURN = f"{VIEWS}test_a_turn_is_told_from_others_by_what_it_is"
 PATHS = f"{VIEWS}test_a_trees_paths_run_from_the_beginning_in_order_of_sample"
 CONTEXT = f"{VIEWS}test_recontext_changes_what_is_around_the_same_turns"
 PAIR = f"{VIEWS}test_a_pair_has_the_better_side_first"
-SEGMENTS = "tests/test_policy_terms.py::test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled"
-FIRST = "tests/test_training.py::test_a_target_at_the_first_token_is_not_trained"
+SEGMENTS = "tests/training/test_policy_terms.py::test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled"
+FIRST = "tests/training/test_training.py::test_a_target_at_the_first_token_is_not_trained"
 SECRETS = "tests/contract/test_07_secrets.py::"
 RENDERED = f"{SECRETS}test_rendering_a_secret_for_another_reader_is_refused"
-STORE = "tests/test_store.py::"
+STORE = "tests/record/test_store.py::"
 EQUAL = f"{STORE}test_a_tree_comes_back_equal_whatever_order_its_samples_finish_in"
 ITEMS = f"{STORE}test_items_metrics_and_failures"
 REFUSED = f"{STORE}test_a_record_that_contradicts_the_store_is_refused_whole"
-LEFT_OUT = "tests/test_export.py::test_a_row_that_a_program_would_train_other_tokens_of_is_left_out"
-HOME = "tests/test_jsonl.py::test_secrets_stay_home_unless_asked_for"
-TURN_CUT = (
-    "tests/test_jsonl.py::test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not"
+LEFT_OUT = (
+    "tests/cli/test_export.py::test_a_row_that_a_program_would_train_other_tokens_of_is_left_out"
 )
+HOME = "tests/record/test_jsonl.py::test_secrets_stay_home_unless_asked_for"
+TURN_CUT = "tests/record/test_jsonl.py::test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not"
 ARRIVAL = "tests/contract/test_04_parallel_tool_results.py::"
 EVERY_ORDER = f"{ARRIVAL}test_every_order_of_arrival_gives_the_same_turns_with_the_same_ids"
 REQUEST_TOLD = f"{VIEWS}test_a_request_is_told_from_others_by_its_tools"

@@ -22,16 +22,16 @@ A = "coterie.rewards.advantages:"
 W = "coterie.rewards."
 S = "coterie.selection."
 C = "coterie.config.user_code:"
-USER, QUESTION = "tests/test_user_code.py::", "tests/test_question.py::"
-ADV = "tests/test_advantages.py"
-REWARDS = "tests/test_rewards.py"
-OPTIMA = "tests/test_optima.py::"
+USER, QUESTION = "tests/config/test_user_code.py::", "tests/environments/test_question.py::"
+ADV = "tests/rewards/test_advantages.py"
+REWARDS = "tests/rewards/test_rewards.py"
+OPTIMA = "tests/recipes/test_optima.py::"
 FROZEN = f"{OPTIMA}test_losses_are_those_of_the_frozen_base_without_formats"
-CRITIC = "tests/test_step_critic.py"
-TARGET = "tests/test_target_likelihood.py"
-REPLY = "tests/test_corrections.py::test_a_reply_is_read_as_what_it_says"
+CRITIC = "tests/rewards/test_step_critic.py"
+TARGET = "tests/rewards/test_target_likelihood.py"
+REPLY = "tests/rewards/test_corrections.py::test_a_reply_is_read_as_what_it_says"
 SELECT = "tests/test_selection.py"
-BATCH = "tests/test_reinforce_batch.py::"
+BATCH = "tests/runs/test_reinforce_batch.py::"
 DIVERGENCE_COSTS = (
     f"{BATCH}test_a_divergence_costs_each_token_what_it_is_likelier_than_its_reference"
 )
@@ -128,7 +128,7 @@ FAULTS = (
     Fault(
         "coterie.environments.mathematics:_same_in_order",
         given(question=""),
-        ["tests/test_mathematics.py::test_the_question_tells_of_ratios_and_matrices"],
+        ["tests/environments/test_mathematics.py::test_the_question_tells_of_ratios_and_matrices"],
     ),
     # Optima's reward, equation 1.
     Fault(f"{W}dialogue_reward:rewards", settings(lambda_token=lambda weight: -weight), [REWARDS]),

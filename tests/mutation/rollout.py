@@ -18,42 +18,49 @@ from tests.mutation.fault import (
 
 R = "coterie.rollout."
 M = "coterie.models."
-SEARCH = "tests/test_tree_search.py::"
+SEARCH = "tests/rollout/test_tree_search.py::"
 VALUE = f"{SEARCH}test_a_value_is_the_mean_over_the_rollouts_through_a_node"
 SOFTMAX = f"{SEARCH}test_a_node_is_drawn_by_softmax_of_its_value"
 NEAR = f"{SEARCH}test_only_the_best_that_are_not_near_earlier_starts_are_drawn"
 WHOLE = f"{SEARCH}test_every_rollout_ends_every_turn_is_where_it_was_sampled_and_near_siblings_are_one[0.5]"
-GROWER = "tests/test_grower.py::"
+GROWER = "tests/rollout/test_grower.py::"
 SEEDS = f"{GROWER}test_every_turn_of_every_rollout_is_drawn_by_a_seed_of_its_own"
-DENSE = "tests/test_dense_search.py::"
+DENSE = "tests/rollout/test_dense_search.py::"
 ROLLOUTS = f"{DENSE}test_a_value_is_the_mean_over_rollouts_each_counted_once"
 PROMISE = f"{DENSE}test_a_node_promises_by_contrast_depth_and_visits"
 ONCE = f"{DENSE}test_a_child_is_sampled_once_and_nothing_is_played_twice"
 ENOUGH = f"{DENSE}test_a_search_ends_with_its_pairs_or_its_rollouts"
 FIRST = f"{DENSE}test_the_first_search_varies_the_first_step_and_is_greedy_then"
-BRANCHES = "tests/test_branches.py::"
-PLAY = "tests/test_play.py::test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn"
-WIDTH = "tests/test_play.py::test_the_dialogues_in_flight_follow_the_width_of_the_engine"
-CANDIDATES = "tests/test_sweet_steps.py::"
+BRANCHES = "tests/rollout/test_branches.py::"
+PLAY = (
+    "tests/rollout/test_play.py::test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn"
+)
+WIDTH = "tests/rollout/test_play.py::test_the_dialogues_in_flight_follow_the_width_of_the_engine"
+CANDIDATES = "tests/recipes/test_sweet_steps.py::"
 PROMPT = f"{CANDIDATES}test_candidates_are_the_base_policys_under_the_prompt_of_the_turn"
-OPTIMA = "tests/test_optima.py::"
-FORGED = "tests/test_forged_turns.py::"
+OPTIMA = "tests/recipes/test_optima.py::"
+FORGED = "tests/models/test_forged_turns.py::"
 OWN_TURNS = f"{FORGED}test_own_turns_stay_as_sampled_in_any_company"
-ROLES = "tests/test_roles.py::"
-DRAWS = "tests/test_inprocess_engine.py::test_draws_follow_the_distribution_and_top_p_cuts_its_tail"
-SPANS = "tests/test_inprocess_engine.py::test_a_completion_in_flight_spans_a_load_and_leaves_no_old_keys"
-SEEDS_DIFFER = "tests/test_inprocess_engine.py::test_one_call_with_many_seeds_equals_many_calls"
+ROLES = "tests/training/test_roles.py::"
+DRAWS = "tests/engines/test_inprocess_engine.py::test_draws_follow_the_distribution_and_top_p_cuts_its_tail"
+SPANS = "tests/engines/test_inprocess_engine.py::test_a_completion_in_flight_spans_a_load_and_leaves_no_old_keys"
+SEEDS_DIFFER = (
+    "tests/engines/test_inprocess_engine.py::test_one_call_with_many_seeds_equals_many_calls"
+)
 VALUE_CAN = f"{DENSE}test_a_value_can_be_the_mean_of_the_children"
 FIRST_CHILD = f"{DENSE}test_the_first_child_is_greedy_and_the_others_take_the_temperatures_in_turn"
 SAMPLES_TASK = f"{OPTIMA}test_tasks_are_drawn_once_and_each_sample_has_its_own_seed"
-WHAT_PERSON = (
-    "tests/test_coding.py::test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn"
-)
+CODING = "tests/environments/test_coding.py::"
+WHAT_PERSON = f"{CODING}test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn"
 PROBE_SAYS = f"{OPTIMA}test_the_token_term_of_trees_is_relative_to_the_probe"
 PLAYERS_WHO = f"{BRANCHES}test_players_who_act_at_the_same_time_do_not_see_each_other"
 LIMIT_ENDS = f"{BRANCHES}test_a_limit_ends_a_path_truncated"
-DATA_CAN = "tests/test_environment_faults.py::test_data_that_can_be_changed_fails_its_item"
-REWARD_BELONGS = "tests/test_play.py::test_a_reward_belongs_to_all_that_is_said_at_the_same_time"
+DATA_CAN = (
+    "tests/environments/test_environment_faults.py::test_data_that_can_be_changed_fails_its_item"
+)
+REWARD_BELONGS = (
+    "tests/rollout/test_play.py::test_a_reward_belongs_to_all_that_is_said_at_the_same_time"
+)
 N_CANDIDATES = f"{CANDIDATES}test_of_n_candidates_the_one_with_the_highest_score_is_said"
 EVERY_CONTENT = f"{FORGED}test_every_content_leaves_the_templates_control_tokens_as_they_are"
 NO_TOOL_TEXT = f"{FORGED}test_no_text_of_a_tool_can_forge_a_turn"
@@ -63,13 +70,13 @@ ORDERS = (
 )
 KEPT_THOUGHT = f"{TEMPLATES}test_thoughts_are_kept_or_dropped_as_the_template_does_it[qwen3_8]"
 ROWS = f"{TEMPLATES}test_rows_of_two_questions_are_the_templates_own_prompts_and_whole_replies"
-STRANGER = "tests/test_relay.py::test_a_stranger_reaches_no_route"
+STRANGER = "tests/engines/test_relay.py::test_a_stranger_reaches_no_route"
 PARSER = f"{TEMPLATES}test_the_reasoning_parser_says_whether_templates_without_thoughts_have_any"
 LACKS = f"{TEMPLATES}test_a_prompt_that_lacks_a_message_is_refused_with_the_message"
 HIDDEN_THOUGHT = (
     f"{TEMPLATES}test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it[qwen3_6]"
 )
-SAMPLED_IDS = "tests/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
+SAMPLED_IDS = "tests/models/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
 ADAPTERS = "tests/contract/test_16_adapters.py::test_merged_exported_loaded_and_sampled_weights_are_the_adapters"
 SCALE_ADAPTER = f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r"
 FROZEN_COPY = f"{ROLES}test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from"

@@ -15,10 +15,10 @@ from tests.mutation.fault import (
 )
 
 V = "coterie.evaluation"
-REINFORCE = "tests/test_reinforce.py::"
+REINFORCE = "tests/runs/test_reinforce.py::"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
 FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
-BATCH = "tests/test_reinforce_batch.py::"
+BATCH = "tests/runs/test_reinforce_batch.py::"
 ORDER = f"{BATCH}test_the_minibatches_of_an_epoch_have_each_group_once"
 STALE = f"{BATCH}test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
 CRITIC = f"{BATCH}test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off"
@@ -29,14 +29,12 @@ PATH_CUT = f"{BATCH}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
 INFORMATIVE = f"{BATCH}test_a_task_is_informative_if_one_of_its_agents_groups_is"
 WHITENING = f"{BATCH}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
 STATISTICS = "tests/test_statistics.py::"
-CONSISTENCY = "tests/test_self_consistency.py::"
+CONSISTENCY = "tests/runs/test_self_consistency.py::"
 BY_HAND = f"{CONSISTENCY}test_by_hand_with_equal_answers"
-SCALING = "tests/test_test_time_scaling.py::"
-ROLES = "tests/test_two_roles.py::"
-RESUMING = "tests/test_resuming.py::"
-NEXT_RUN = (
-    "tests/test_data_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
-)
+SCALING = "tests/runs/test_test_time_scaling.py::"
+ROLES = "tests/recipes/test_two_roles.py::"
+RESUMING = "tests/runs/test_resuming.py::"
+NEXT_RUN = "tests/cli/test_data_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
 ROLES_CANNOT = f"{ROLES}test_roles_that_cannot_be_are_refused"
 STAGES_CANNOT = f"{ROLES}test_stages_that_cannot_run_are_refused"
 NOTHING_RECORDED = f"{RESUMING}test_nothing_is_recorded_if_everything_fails"
@@ -53,10 +51,10 @@ DIFFERENCES = (
     f"{STATISTICS}test_the_interval_of_differences_is_of_pairs_and_reaches_both_sides_of_equal_ones"
 )
 COMPARED = (
-    "tests/test_evaluate_benchmark.py::"
+    "tests/cli/test_evaluate_benchmark.py::"
     "test_policies_are_compared_task_by_task_and_by_the_values_of_a_column"
 )
-CHECKPOINTS = "tests/test_rl_checkpoints.py::"
+CHECKPOINTS = "tests/runs/test_rl_checkpoints.py::"
 BY_ROLE = f"{CHECKPOINTS}test_each_role_has_its_own_numbers_in_lines_and_on_the_page"
 STEP_WEIGHTS = f"{CHECKPOINTS}test_a_step_has_the_weights_that_sampled_the_next_one"
 BEST = f"{CHECKPOINTS}test_the_best_step_is_kept_and_becomes_the_result"

@@ -18,20 +18,20 @@ from tests.mutation.fault import (
 
 T = "coterie.training."
 M = "coterie.models."
-TRAINING = "tests/test_training.py::"
+TRAINING = "tests/training/test_training.py::"
 LOSS = f"{TRAINING}test_loss_is_one_weighted_mean_over_the_step"
 FIRST = f"{TRAINING}test_a_target_at_the_first_token_is_not_trained"
 ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
 ROUNDED = f"{TRAINING}test_updates_smaller_than_bfloat16_resolves_count_in_the_mean"
 ORDER = f"{TRAINING}test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
-MARGIN = "tests/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin"
+MARGIN = "tests/training/test_value_head.py::test_the_bradley_terry_loss_is_that_of_the_margin"
 DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_tokens_of_every_turn"
 DROPPED = "tests/contract/test_05_preferences.py::test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused"
-HEAD = "tests/test_value_head.py::"
+HEAD = "tests/training/test_value_head.py::"
 HEADS = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
 POLICY = f"{T}policy_gradient:PolicyGradient.__init__"
-FORMULA = "tests/test_policy_terms.py::test_the_loss_is_that_of_the_formula[0.5]"
-TERMS = "tests/test_policy_terms.py::"
+FORMULA = "tests/training/test_policy_terms.py::test_the_loss_is_that_of_the_formula[0.5]"
+TERMS = "tests/training/test_policy_terms.py::"
 CLIPS = f"{TERMS}test_each_side_has_its_clip_and_bad_tokens_a_second_one"
 MEANS = f"{TERMS}test_means_are_of_tokens_or_of_paths_and_never_of_rows"
 IMPORTANCE = (
@@ -42,23 +42,23 @@ PACKED = (
     "tests/contract/test_06_tries.py::test_packed_loss_and_gradients_are_the_flat_ones[sft-llama]"
 )
 TRIES = "tests/contract/test_06_tries.py::test_random_tries_are_those_of_their_sequences"
-QLORA = "tests/test_qlora.py::"
+QLORA = "tests/training/test_qlora.py::"
 IN_4_BITS = f"{QLORA}test_the_memory_plan_counts_the_bytes_of_4_bits"
 FULL_BASE = f"{QLORA}test_reinforcement_learning_and_its_merged_policy"
 ONCE = "tests/contract/test_06_tries.py::test_a_trie_holds_each_shared_token_once"
 CHEAPER = "tests/contract/test_06_tries.py::test_sequences_are_packed_only_where_it_is_cheaper"
-COUNTED = "tests/test_trainer.py::test_a_training_that_is_cut_counts_what_it_leaves_out_once"
+COUNTED = (
+    "tests/training/test_trainer.py::test_a_training_that_is_cut_counts_what_it_leaves_out_once"
+)
 ENTROPY_GRADIENT = f"{TERMS}test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss"
 RATIOS_ONE = (
     f"{TERMS}test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling[0.7]"
 )
 ROWS_ANOTHER = f"{TERMS}test_rows_of_another_distribution_are_refused"
 RATIOS_WOULD = f"{TERMS}test_ratios_that_would_overflow_are_held_and_finite"
-LOSS_FORMULA = "tests/test_policy_terms.py::test_the_loss_is_that_of_the_formula"
-WHAT_MEASURED = "tests/test_value_head.py::test_what_is_measured_and_what_is_refused"
-LOSS_GRADIENT = (
-    "tests/test_value_head.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
-)
+LOSS_FORMULA = "tests/training/test_policy_terms.py::test_the_loss_is_that_of_the_formula"
+WHAT_MEASURED = "tests/training/test_value_head.py::test_what_is_measured_and_what_is_refused"
+LOSS_GRADIENT = "tests/training/test_value_head.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
 ENTROPIES_THOSE = f"{TERMS}test_entropies_are_those_of_the_models_own_distributions"
 BEHAVIOUR_LOGPROBS = (
     "tests/contract/test_08_logprobs.py::test_behaviour_logprobs_are_those_of_the_trainer"
@@ -72,8 +72,8 @@ LOSS_GRADIENTS = (
 ITEMS_ONE = f"{TRAINING}test_items_of_one_group_are_drawn_into_one_step"
 ROWS_CANNOT = f"{TRAINING}test_rows_that_cannot_be_trained_are_dropped_and_counted"
 RATE_EVERY = f"{TRAINING}test_the_rate_of_every_schedule"
-CHECKPOINTS = "tests/test_training_checkpoints.py::"
-ENDS = "tests/test_ends.py::test_other_settings_and_a_pad_that_is_no_end_are_kept"
+CHECKPOINTS = "tests/training/test_training_checkpoints.py::"
+ENDS = "tests/models/test_ends.py::test_other_settings_and_a_pad_that_is_no_end_are_kept"
 NEWEST = f"{CHECKPOINTS}test_the_newest_of_several_checkpoints_is_gone_on_with"
 ANOTHER = f"{CHECKPOINTS}test_another_training_in_the_folder_is_refused_and_can_be_replaced"
 RANKS_GET = f"{TRAINING}test_ranks_get_equally_many_micro_batches"

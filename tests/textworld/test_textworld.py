@@ -25,9 +25,15 @@ from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from coterie.tools.sandbox.pool import Sandbox
 from tests.conftest import Cli, refused
-from tests.games import Script
-from tests.test_branches import say, step
-from tests.text_games import check_death, children, grow_tree, kill, replies
+from tests.helpers.play_text_games import (
+    check_death,
+    children,
+    game_replies,
+    grow_tree,
+    kill_worker,
+)
+from tests.helpers.script_games import Script
+from tests.rollout.test_branches import say, step
 
 Say = Callable[[Prompt], str]
 
@@ -48,7 +54,7 @@ def test_the_solution_of_a_game_wins_it(size: tuple[int, int, int]) -> None:
         tasks = environment.tasks(split, 2, 0)  # type: ignore[arg-type]
         rows = coterie.demonstrate(environment, tasks, environment.expert)  # each scores 1
         assert [len(row["messages"]) for row in rows] == [1 + 2 * length] * 2
-        _, outcome, result = replies(environment, tasks[0], environment.expert(tasks[0]))
+        _, outcome, result = game_replies(environment, tasks[0], environment.expert(tasks[0]))
         assert (outcome.ending, result.metrics["steps"]) == (SOLVED, length)
         assert result.metrics["success"] == 1
 
@@ -98,10 +104,10 @@ def test_a_part_of_the_quest_has_its_share_of_the_score() -> None:
     environment = world(steps=5)
     (task,) = environment.tasks("heldout", 1, 0)
     first, *_ = environment.expert(task)
-    _, outcome, result = replies(environment, task, [first, *[write_action("look")] * 4])
+    _, outcome, result = game_replies(environment, task, [first, *[write_action("look")] * 4])
     assert (outcome.ending, outcome.score) == (TURNS, 0.25)
     assert (result.metrics["success"], result.metrics["steps"]) == (0, 5)
-    _, outcome, _ = replies(environment, task, [write_action("look")] * 5)
+    _, outcome, _ = game_replies(environment, task, [write_action("look")] * 5)
     assert outcome.score == 0
 
 
@@ -117,7 +123,7 @@ def test_a_lost_quest_ends_the_episode_with_score_0() -> None:
 
     game = Losing(environment.game(task).game, textworld._WORKERS)
     environment.open = lambda *_: nullcontext(game)  # type: ignore[method-assign]
-    _, outcome, result = replies(environment, task, environment.expert(task))
+    _, outcome, result = game_replies(environment, task, environment.expert(task))
     assert (outcome.ending, outcome.score) == (LOST, 0)
     assert (result.metrics["success"], result.metrics["steps"]) == (0, 2)
 
@@ -128,7 +134,7 @@ def test_what_is_not_possible_costs_a_step_alone_and_replies_tell_what_is_there(
     commands = solution(environment, task)
     actions = ["jump", "LOOK", "inventory", f"  {commands[0].upper()} "]
     messages = [write_answer("done"), *map(write_action, actions), "I wait."]
-    texts, _, result = replies(environment, task, messages)
+    texts, _, result = game_replies(environment, task, messages)
     first, answer, jump, look, inventory, done, _ = texts
     view = look
     assert first.endswith(view) and view.startswith("You are in the ")
@@ -138,11 +144,11 @@ def test_what_is_not_possible_costs_a_step_alone_and_replies_tell_what_is_there(
     assert result.metrics["steps"] == 3, "look, inventory and the first command"
     assert "Possible actions" not in first
     told = world(rooms=1, objects=4, quest_length=3, steps=1, admissible=True)
-    (first, _), _, _ = replies(told, task, [write_action("look")])
+    (first, _), _, _ = game_replies(told, task, [write_action("look")])
     possible = first.partition(" Possible actions: ")[2].rstrip(".").split(", ")
     assert {"look", "inventory", commands[0]} <= set(possible)
     examine = next(one for one in possible if one.startswith("examine "))
-    (_, text, *_), _, _ = replies(environment, task, [write_action(examine)] * 6)
+    (_, text, *_), _, _ = game_replies(environment, task, [write_action(examine)] * 6)
     assert text.endswith(view) and "[" not in text.removesuffix(view).strip() != ""
 
 
@@ -199,7 +205,7 @@ def test_a_game_that_its_new_process_repeats_differently_fails() -> None:
     game.ask()
     environment.game(other).ask()
     meets.ask()
-    kill(textworld._WORKERS[0])
+    kill_worker(textworld._WORKERS[0])
     with pytest.raises(GameLost, match="ended"):
         meets.ask("look")
     path = Path(game.game["path"])

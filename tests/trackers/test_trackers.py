@@ -16,8 +16,8 @@ from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce import step_records
 from coterie.runs.run import FINISHED
 from tests.conftest import FEW, Cli, once, refused
-from tests.reinforcing import SMALL as REINFORCED
-from tests.row_files import jsonl
+from tests.helpers.run_rl import SMALL as REINFORCED
+from tests.helpers.write_rows import write_jsonl
 
 pytest.importorskip("swanlab", reason="make test-trackers installs the trackers")
 
@@ -168,7 +168,7 @@ def stage_values(run: Path) -> dict[str, list[float]]:
 @pytest.mark.parametrize("tracker", READERS)
 def test_all_metrics_of_a_run_arrive(tracker: str, recipe: str, cli: Cli, tmp_path: Path) -> None:
     """Also those of roles that are trained on the same steps."""
-    jsonl(tmp_path / "rows.jsonl", *(PAIRS if recipe == "dpo" else CHATS))
+    write_jsonl(tmp_path / "rows.jsonl", *(PAIRS if recipe == "dpo" else CHATS))
     result = cli("run", *RECIPES[recipe], f"tracker={tracker}", "--folder", "run")
     assert result.code == 0, result.err
     ((_, points),) = READERS[tracker](Path("run/tracking")).items()

@@ -22,7 +22,7 @@ from coterie.runs.reinforce_batch import paths_of
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from tests.reinforcing import Killed, Killing, run_whole, telling_words
+from tests.helpers.run_rl import Killed, Killing, informative_overrides, run_to_end
 from tests.vllm.conftest import MODEL
 from tests.vllm.references import TOLERANCE, apart
 
@@ -46,15 +46,15 @@ def test_the_server_speaks_by_each_version_that_the_trainer_makes(
     _note_adapters(monkeypatch, served)
     monkeypatch.setattr(pool, "TRAINER_TOLERANCE", 5 * TOLERANCE)  # both compute in float32
     words = [
-        *(*telling_words(tmp_path), *VLLM, *own, "loss.kl_coef=0"),
+        *(*informative_overrides(tmp_path), *VLLM, *own, "loss.kl_coef=0"),
         *(f"steps.count={STEPS}", f"rollout.temperature={TEMPERATURE}"),
     ]
     words = [*{word.partition("=")[0]: word for word in words}.values()]
     folder = tmp_path / "run"
     with pytest.raises(Killed):  # in the middle of the second step
-        run_whole(recipe_of(settings("rl/grpo", words)), folder, Killing(1, sampled=2))
+        run_to_end(recipe_of(settings("rl/grpo", words)), folder, Killing(1, sampled=2))
     before = len(served)
-    records = run_whole(recipe_of(settings("rl/grpo", words)), folder)
+    records = run_to_end(recipe_of(settings("rl/grpo", words)), folder)
     assert [one["paths_stale"] for one in records.values()] == [0] * STEPS
     assert [one["policy/updates"] for one in records.values()] == [1, 2, 3]
     for step in range(STEPS):

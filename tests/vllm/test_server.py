@@ -19,9 +19,9 @@ from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
 from coterie.training.trainer import train
-from tests.serving import started
-from tests.stopping import BARELY, WORD, rows, save_stopping
-from tests.templates import tokenizer
+from tests.helpers.serve_command import serve_command
+from tests.helpers.stopping_models import BARELY, WORD, save_stopping, stopping_rows
+from tests.helpers.template_models import make_tokenizer
 from tests.vllm.conftest import MODEL, SETTINGS
 from tests.vllm.references import (
     TOLERANCE,
@@ -146,7 +146,7 @@ def test_an_argument_that_vllm_does_not_have_is_refused_in_its_own_words(
 
 def test_a_packaged_model_is_served_by_vllm_until_ctrl_c() -> None:
     words = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16")
-    with started("model", MODEL, "--port", "0", "--", *words, logs=True) as (child, url):
+    with serve_command("model", MODEL, "--port", "0", "--", *words, logs=True) as (child, url):
         client = OpenAI(base_url=f"{url}/v1", api_key="none")
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
         reply = client.chat.completions.create(**asked, n=2, max_tokens=8, logprobs=True)  # type: ignore[call-overload]
@@ -162,15 +162,15 @@ def test_a_served_model_stops_at_the_end_of_turn_that_was_trained(
     method: str, tmp_path: Path
 ) -> None:
     """An adapter needs an option, because vLLM reads generation settings of the base alone."""
-    base = save_stopping(tmp_path / "base", tokenizer("chatml"), "<|im_end|>", "<|endoftext|>")
+    base = save_stopping(tmp_path / "base", make_tokenizer("chatml"), "<|im_end|>", "<|endoftext|>")
     settings = BARELY.model_copy(update={"method": method})
-    final = train(load(base).model, rows(), settings, tmp_path / "run").final
+    final = train(load(base).model, stopping_rows(), settings, tmp_path / "run").final
     words = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4"]
     if method == "lora":
         words += ["--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"adapter={final}"]
         words += ["--generation-config", str(final)]
     served = base if method == "lora" else final
-    with started("model", str(served), "--port", "0", "--", *words, logs=True) as (_, url):
+    with serve_command("model", str(served), "--port", "0", "--", *words, logs=True) as (_, url):
         asked: dict[str, Any] = {
             "model": "adapter" if method == "lora" else "final",
             "messages": [{"role": "user", "content": "How?"}],

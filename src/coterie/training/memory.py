@@ -4,7 +4,8 @@ Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with 
 ``eager``; other architectures are estimated in the same way.
 
 Factors are bytes for each element of the tensors that are alive at the peak. To change one, measure:
-``tests/test_memory.py`` compares the estimate with the live tensors of real steps, ``bench/gpu_memory.py`` with a GPU.
+``tests/training/test_memory.py`` compares the estimate with the live tensors of real steps, ``bench/gpu_memory.py``
+with a GPU.
 """
 
 from collections import Counter

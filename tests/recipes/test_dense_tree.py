@@ -1,0 +1,210 @@
+"""Dense trees: whole small runs, their pairs and controls, outside preference sets, and the report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.dense_tree import DenseTree, histogram
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
+from coterie.reports.page import write_page
+from coterie.runs.loop import fork, load_selections, run_steps
+from coterie.runs.run import Run, Step, open_run
+from coterie.runs.search_items import rollouts
+from experiments.dense_tree import RandomSides, Successes
+from tests.datasets.test_conversations import ours
+
+SMALL = (
+    "rollout.tasks=6", "search.rollouts_per_task=30", "search.rollouts_per_search=6", "search.pairs=12",
+    "pairs.margin=0.2",
+    "budget.pairs=8", "evaluate.tasks=4", "train.batch_size=8",
+)  # fmt: skip
+
+
+SUMS = ("dataset.source=sample", "environment.shots=0", "train.max_length=1024")
+
+
+def dense(*words: str) -> DenseTree:
+    recipe = recipe_of(settings("dense_tree/tiny", [*SMALL, *words]))
+    assert isinstance(recipe, DenseTree)
+    return recipe
+
+
+def play(recipe: DenseTree, folder: Path, *stages: str) -> None:
+    steps = [Step(0, stage) for stage in stages] or None
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), steps)
+    recipe.close()
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose trees have grown, and whose pairs are selected."""
+    folder = tmp_path_factory.mktemp("dense") / "run"
+    play(dense(), folder, "rollout", "reward", "select")
+    return folder
+
+
+@pytest.fixture
+def run(grown: Path) -> Iterator[Run]:
+    recipe = dense()
+    with open_run(grown, recipe.name, recipe.settings, write=False) as found:
+        yield found
+
+
+def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
+    recipe, s = dense(), dense().settings
+    found = list(load_selections(run, 0))
+    assert len(found) == 8 == run.metrics(Step(0, "select"))["selected"]
+    for tree, one in found:
+        assert one.rejected is not None
+        better, worse = tree.turns[one.leaf], tree.turns[one.rejected]
+        values = recipe.values(run, tree)
+        assert better.parent == worse.parent and better.text != worse.text
+        assert values[better.id].mean - values[worse.id].mean >= s.pairs.margin
+    for tree in run.store.trees(0, "rollout"):
+        pairs = recipe.tree_pairs(run, tree)
+        assert all(pair.difference >= s.pairs.margin for pair in pairs)
+
+
+def test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes(
+    grown: Path, run: Run, tmp_path: Path
+) -> None:
+    selections = {}
+    for kind in (RandomSides, Successes):
+        recipe, folder = kind(dense().settings), tmp_path / kind.__name__
+        fork(recipe, grown, folder, recipe.settings)
+        play(recipe, folder, "select")
+        with open_run(folder, recipe.name, recipe.settings, write=False) as control:
+            selections[kind] = [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
+    pairs = [(one.leaf, one.rejected) for _, one in load_selections(run, 0)]
+    turned = selections[RandomSides]
+    assert [set(one) for one in turned] == [set(one) for one in pairs]
+    assert 0 < sum(one != other for one, other in zip(turned, pairs, strict=True)) < len(pairs)
+    successes = selections[Successes]
+    assert len(successes) == 8
+    leaves = {leaf: o for t in run.store.trees(0, "rollout") for leaf, o in t.outcomes.items()}
+    assert all(rejected is None and leaves[leaf].score == 1.0 for leaf, rejected in successes)
+    expected = min(8, sum(o.score == 1 for o in leaves.values()))
+    assert len({leaf for leaf, _ in successes}) == expected
+
+
+def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
+    grown: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coterie.runs import search_items
+
+    recorded, whole = 0, search_items.TreeWriter.record
+
+    def until(self: search_items.TreeWriter, *given: object) -> None:
+        nonlocal recorded
+        whole(self, *given)  # type: ignore[arg-type]
+        recorded += 1
+        if recorded == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_items.TreeWriter, "record", until)
+    with pytest.raises(KeyboardInterrupt):
+        play(dense(), tmp_path / "run", "rollout")
+    monkeypatch.undo()
+    play(dense(), tmp_path / "run", "rollout", "reward", "select")
+    recipe = dense()
+    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as again:
+        assert rollouts(again.store, 0) == rollouts(run.store, 0)
+        assert list(again.store.trees(0, "rollout")) == list(run.store.trees(0, "rollout"))
+        assert again.store.selections(0) == run.store.selections(0)
+
+
+def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
+    grown: Path, tmp_path: Path
+) -> None:
+    recipe = dense()
+    fork(recipe, grown, tmp_path / "run", recipe.settings)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        assert run.metrics(Step(0, "train"))["rows"] == 8
+        assert run.metrics(Step(1, "evaluate"))["n"] == 4
+        report = run_report(recipe, run)
+        write_page(report, tmp_path / "page.html")
+    recipe.close()
+    sections = {one.id: one for one in report.sections}
+    assert sum(int(count) for _, count in sections["density"].rows) == 6
+    for one in sections["selected"].examples:
+        values = [float(dict(sample.facts)["value"]) for sample in one.samples]
+        assert values == sorted(values, reverse=True)
+        assert {sample.side for sample in one.samples if sample.trained} == {"chosen", "rejected"}
+    page = (tmp_path / "page.html").read_text()
+    assert "Selected pairs of a task" in page and "density-chart" in page
+    assert "right answer" not in page, "a game has none"
+
+
+def test_settings_that_cannot_work_are_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks"):
+        dense("rollout.shard=[6,7]").plan()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"openbmb/UltraFeedback .* is not in the cache"):
+        dense("mix={ultra_feedback: 14000}").plan()
+
+
+def test_bins_of_a_histogram_hold_every_count() -> None:
+    assert histogram([0, 0, 1, 2, 3]) == [("0", 2), ("1", 1), ("2", 1), ("3", 1)]
+    assert sum(count for _, count in histogram(list(range(100)))) == 100
+
+
+# -- outside preference sets ------------------------------------------------------------------
+
+
+def on_sums(*words: str) -> DenseTree:
+    recipe = recipe_of(settings("dense_tree/gsm8k", ["model=tiny-problems", *SUMS, *words]))
+    assert isinstance(recipe, DenseTree)
+    return recipe
+
+
+@pytest.mark.usefixtures("own_home")
+def test_outside_pairs_that_ask_held_out_questions_are_left_out(tmp_path: Path) -> None:
+    question = str(on_sums().environment.tasks("heldout", 1, 0)[0].public["question"])
+    own = ours(tmp_path / "own.jsonl", 4)
+    other = ours(tmp_path / "other.jsonl", 2, question=f"Step by step!\n{question}")
+    recipe = on_sums(f"mix={{{own}: 2, {other}: 2}}")
+    pairs, counts = recipe.mixed_pairs(0, Silent())
+    assert counts == {"mixed_own.jsonl": 2, "mixed_other.jsonl": 0, "held_out_other.jsonl": 2}
+    drawn = {one.name for one in pairs}
+    assert len(drawn) == 2
+    others = [{one.name for one in recipe.mixed_pairs(i, Silent())[0]} for i in range(8)]
+    assert others[0] == drawn and any(names != drawn for names in others), "each iteration draws"
+
+
+def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
+    own = ours(tmp_path / "own.jsonl", 4)
+    plain = on_sums().fingerprint(Step(0, "train"))
+    mixed = on_sums(f"mix={{{own}: 2}}").fingerprint(Step(0, "train"))
+    assert len({plain, mixed, on_sums(f"mix={{{own}: 3}}").fingerprint(Step(0, "train"))}) == 3
+    moved = tmp_path / "elsewhere" / "own.jsonl"
+    moved.parent.mkdir()
+    own.rename(moved)
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) == mixed, "wherever it lies"
+    ours(moved, 5)
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) != mixed
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "select")) == on_sums().fingerprint(
+        Step(0, "select")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["mix={ultra_interac: 5}"], "did you mean 'ultra_interact'?"),
+        (["mix={ultra_interact: 0}"], "must be at least 1"),
+        (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "have the same name x.jsonl"),
+    ],
+)
+def test_outside_sets_that_cannot_be_mixed(words: list[str], problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        on_sums(*words)
+    assert problem in error.value.what

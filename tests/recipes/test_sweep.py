@@ -1,0 +1,190 @@
+"""``coterie sweep``: runs over the values of one key, what they share, and what is printed of them."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.sweep import (
+    Point,
+    SweepRow,
+    mean_of_seeds,
+    plan_sweep,
+    run_sweep,
+    split_values,
+)
+from coterie.runs.evaluation import evaluation
+from coterie.runs.run import Step, open_run
+from tests.conftest import Cli
+from tests.helpers.write_rows import write_jsonl
+from tests.recipes.test_moat import SMALL
+
+PLANS = f"dataset={Path(__file__).parents[1]}/helpers/plans.py:Plans"
+TINY = (PLANS, *(word for word in SMALL if not word.startswith("dataset=")), "parts=grounder")
+ISFT = ("rollout.tasks=4", "evaluate.tasks=4", "engine.device=cpu")
+
+
+def done(sweep: list[Point]) -> tuple[list[SweepRow], list[str]]:
+    lines: list[str] = []
+    return run_sweep(sweep, lines.append, Silent()), lines
+
+
+def seconds(point: Point) -> dict[Step, object]:
+    """Return the time of each finished stage; equal times are of one stage that was copied."""
+    with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
+        steps = [step for step in point.recipe.steps() if run.is_finished(step)]
+        return {step: run.metrics(step)["seconds"] for step in steps}
+
+
+@pytest.mark.slow
+def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
+    words = [*TINY, "rollout.rollouts_per_task=2,3"]
+    sweep = plan_sweep("moat/maths", words, tmp_path, 1)
+    assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]
+    first, second = sweep
+    common = [Step(0, "align"), Step(0, "improve"), Step(1, "measure"), Step(1, "evaluate")]
+    assert (first.source, first.shared) == (None, [])
+    assert second.source is first and list(second.shared) == common
+    rows, lines = done(sweep)
+    assert lines[0] == "run 1 of 2: rollout.rollouts_per_task=2 seed=0"
+    assert "kept from" in lines[-1] and "align of iteration 0" in lines[-1]
+    times = list(map(seconds, sweep))
+    assert all(set(some) == set(first.recipe.steps()) for some in times)
+    assert all(times[0][step] == times[1][step] for step in common)
+    for point, row in zip(sweep, rows, strict=True):
+        with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
+            last = evaluation(run.store, 2)
+            assert (row.iteration, row.n) == (2, 2)
+            figures = pytest.approx((last.score, *last.interval), abs=5e-5)
+            assert (row.score, row.low, row.high) == figures
+            assert run.metrics(Step(1, "rollout"))["n"] == 4 * int(row.value)
+            assert run.report.is_file()
+    again, _ = done(plan_sweep("moat/maths", words, tmp_path, 1))
+    assert again == rows and list(map(seconds, sweep)) == times
+    with pytest.raises(UserError, match="under other settings"):
+        plan_sweep("moat/maths", [*words, "rollout.tasks=3"], tmp_path, 1)
+
+
+def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> None:
+    """The third has another number of iterations than the first two, which differ in the last one."""
+    one, three, two = plan_sweep("optima/isft", [*ISFT, "iterations=1,3,2"], tmp_path, 1)
+    assert three.source is one and two.source is three
+    assert len(two.shared) == len(two.recipe.steps())
+    other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
+    assert other[1].source is None
+    words = [*ISFT, "iterations=1,2", "rollout.rollouts_per_task=4,5"]
+    sweep = plan_sweep("optima/isft", words, tmp_path, 1)
+    names = [point.folder.name for point in sweep]
+    assert names == ["1_4-seed-0", "1_5-seed-0", "2_4-seed-0", "2_5-seed-0"]
+    last = sweep[-1].recipe.settings.model_dump()
+    assert (last["iterations"], last["rollout"]["rollouts_per_task"]) == (2, 5)
+    assert sweep[-1].source is sweep[1]
+
+
+def test_seeds_follow_that_of_the_settings_and_share_nothing(tmp_path: Path) -> None:
+    words = [*ISFT, "reward.lambda_token=0,0.5", "seed=5"]
+    sweep = plan_sweep("optima/isft", words, tmp_path, 2)
+    values = [(one.value, one.seed, one.recipe.settings.seed) for one in sweep]
+    assert values == [("0", 5, 5), ("0.5", 5, 5), ("0", 6, 6), ("0.5", 6, 6)]
+    assert [one.source and one.source.seed for one in sweep] == [None, 5, None, 6]
+    rows = [
+        SweepRow("2", 0, 1, 2, 0.5, 0, 1, 10.0, "a"), SweepRow("2", 1, 1, 2, 1.0, 1, 1, 20.0, "b"),
+        SweepRow("5", 0, 1, 2, 0.0, 0, 0, 90.0, "c"),
+    ]  # fmt: skip
+    assert mean_of_seeds("2", rows[:2], {"a": [0.0, 1.0]}).loss is None
+    losses = [
+        replace(rows[0], loss=1.0, loss_low=0.0, loss_high=3.0),
+        replace(rows[1], loss=2.0, loss_low=1.0, loss_high=4.0),
+    ]
+    last = mean_of_seeds("2", losses, {"a": [0.0, 1.0]})
+    assert (last.loss, last.loss_low, last.loss_high) == (1.5, 0.5, 3.5)
+    mean = mean_of_seeds("2", rows, {"a": [0.0, 1.0], "b": [1.0, 1.0]})
+    assert (mean.value, mean.seed, mean.n, mean.score, mean.tokens) == ("2", None, 2, 0.75, 15)
+    assert (mean.low, mean.high) == (0.5, 1.0)
+
+
+def test_runs_on_files_are_compared_by_their_held_out_loss_and_linked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": "It is."},
+            ]
+        }
+        for n in range(20)
+    ]
+    file = write_jsonl(tmp_path / "chats.jsonl", *chats)
+    words = [
+        f"dataset.source={file}",
+        "model=tiny-exchange",
+        "evaluate.tasks=1",
+        "engine.device=cpu",
+    ]
+    swept = cli("sweep", "sft", *words, "train.learning_rate=1e-6,1e-3", "--folder", "sweep")
+    assert swept.code == 0, swept.err
+    slow, fast = json.loads(swept.out.splitlines()[-1])["rows"]
+    assert fast["loss_low"] < fast["loss"] < fast["loss_high"] < slow["loss"]
+    page = Path("sweep/sweep.html").read_text()
+    assert f"train.learning_rate=1e-3: held-out loss {fast['loss']:.3f}" in page
+    for link in re.findall(r'href="([^"]*report.html)"', page):
+        assert Path("sweep", link).is_file()
+    assert page.count("report.html") == 2 and "report.html" not in swept.out
+
+
+def test_commas_divide_values_but_not_in_brackets_and_quotes() -> None:
+    assert split_values("2,[0.9,0.95],'a,b',c") == ["2", "[0.9,0.95]", "'a,b'", "c"]
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "problem"),
+    [
+        (["iterations=2"], 1, "no key has several values"),
+        (["iterations=1,,2"], 1, "empty or repeated value"),
+        (["reward.lambda_token=1,1.0"], 1, "=1 and reward.lambda_token=1.0 are the same"),
+        (["seed=1,2"], 2, "given twice"),
+        (["rollout.rollouts_per_task=2,many"], 1, "rollout.rollouts_per_task"),
+        (["model=tiny-exchange,nowhere/at-all"], 1, "nowhere"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(
+    tmp_path: Path, words: list[str], seeds: int, problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        plan_sweep("optima/isft", [*ISFT, *words], tmp_path / "sweep", seeds)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_runs_that_evaluate_nothing_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    words = [*TINY[1:], "dataset=lumos_web", "dataset.source=sample", "environment.turns=8"]
+    with pytest.raises(UserError, match="=2: moat/web on lumos_web has no evaluation"):
+        plan_sweep("moat/web", [*words, "rollout.rollouts_per_task=2,3"], tmp_path / "sweep", 1)
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_plan_and_ends_with_one_json_object(
+    cli: Cli, tmp_path: Path
+) -> None:
+    words = ["sweep", "moat/maths", *TINY, "correct.critic.model=script,tiny-exchange",
+             "correct.critic.max_tokens=8", "--seeds", "2"]  # fmt: skip
+    plan = cli(*words, "--dry-run")
+    assert plan.code == 0 and "plan of moat/maths over correct.critic.model" in plan.out, plan.err
+    assert not list(tmp_path.iterdir())
+    swept = cli(*words, "--folder", tmp_path / "critics")
+    assert swept.code == 0, swept.err
+    result = json.loads(swept.out.splitlines()[-1])
+    assert (result["recipe"], result["key"]) == ("moat/maths", "correct.critic.model")
+    values = [(row["value"], row["seed"]) for row in result["rows"]]
+    assert values == [
+        (value, seed) for seed in (0, 1, None) for value in ("script", "tiny-exchange")
+    ]
+    assert {row["n"] for row in result["rows"]} == {2}
+    assert len(list((tmp_path / "critics").iterdir())) == 5
+    page = (tmp_path / "critics" / "sweep.html").read_text()
+    assert "correct.critic.model=tiny-exchange: " in page and "all seeds together" in page
+    assert "held-out results over correct.critic.model" in swept.out
