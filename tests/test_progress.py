@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from coterie.progress import Pace, Silent, StagePlace, duration
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.loop import run_steps
 from coterie.runs.run import Step, open_run
-from coterie.terminal import ConsoleProgress
+from coterie.terminal import ConsoleProgress, notes, results
 from tests.conftest import FEW
 
 
@@ -73,3 +75,13 @@ def test_places_have_times_of_finished_stages_of_the_same_kind(tmp_path: Path) -
     assert first.seconds is None and first.again == 1 and first.later is not None
     assert by_stage["train1"].seconds == trained and by_stage["train1"].again == 0
     assert by_stage["evaluate2"].number is None and by_stage["evaluate2"].later == 0
+
+
+def test_no_text_sends_commands_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "a\x1b[2J\x1b]0;owned\x07\x9b31m\x08b"
+    for console in (results(), notes()):
+        console.print(text)
+        console.print(Text(text, "bold"), Padding(Text(text), 1))
+        ConsoleProgress(console).say(text)
+    output = "".join(capsys.readouterr()).replace("\n", "")
+    assert output.count("a\ufffd[2J") == 8 and output.isprintable()

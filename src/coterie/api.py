@@ -7,16 +7,14 @@
 The functions also work inside a running event loop, such as in a notebook.
 """
 
-import asyncio
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from coterie.config.folders import expanded
 from coterie.config.plugins import object_name
@@ -24,7 +22,7 @@ from coterie.config.resolve import nested
 from coterie.datasets.columns import Columns
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Sampling
+from coterie.engines.protocol import Sampling, run_now
 from coterie.environments.conversation import with_tags
 from coterie.environments.protocol import Environment, agents_of
 from coterie.environments.registry import PlayedSettings, make_environment
@@ -62,7 +60,6 @@ from coterie.training.losses import DPO, SFT, Objective
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
 
-Result = TypeVar("Result")
 Sampled = LoadedModel | InProcessEngine
 """Model of an agent."""
 DATASET_KEYS = ("source", "heldout", "question", "answer", "ignore")
@@ -352,16 +349,6 @@ def by_task(rollouts: Sequence[Played]) -> list[list[Played]]:
     return [
         list(group) for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.task.id)
     ]
-
-
-def run_now(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run asynchronous work and return its result. Uses a new thread inside a running event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
 
 
 async def _play(

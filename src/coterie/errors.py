@@ -6,6 +6,9 @@ The command line prints a ``UserError`` without a traceback and exits with statu
 import difflib
 from collections.abc import Iterable
 
+CONTROL_CHARACTERS = dict.fromkeys({*range(32), *range(127, 160)} - {*b"\t\n"}, "\ufffd")
+"""Table for ``str.translate``. Texts of models and servers must not send commands to a terminal."""
+
 
 class UserError(Exception):
     """Error that the user can fix.

@@ -4,10 +4,11 @@ Markup is off, so ``coterie[wandb]``, names and text of models are printed uncha
 """
 
 import time
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (  # fmt: skip
     BarColumn,
     MofNCompleteColumn,
@@ -16,22 +17,34 @@ from rich.progress import (  # fmt: skip
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 
-from coterie.errors import UserError
+from coterie.errors import CONTROL_CHARACTERS, UserError
 from coterie.progress import Pace, StagePlace, duration
 from coterie.progress import Progress as Receiver
 
 
+class TextConsole(Console):
+    """Console that shows control characters of a text as U+FFFD; Rich prints most of them as they are."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text.translate(CONTROL_CHARACTERS)
+            yield segment if segment.control else Segment(text, segment.style)
+
+
 def results(width: int = 0) -> Console:
     """Return standard output for tables, at least ``width`` columns wide so that no number is cut."""
-    console = Console(markup=False, emoji=False)
+    console = TextConsole(markup=False, emoji=False)
     console.width = max(console.width, width)
     return console
 
 
 def notes() -> Console:
     """Return standard error for messages, without line wrapping so that paths stay intact."""
-    return Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    return TextConsole(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
 def once(words: list[str] | None) -> list[str] | None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -35,6 +37,29 @@ def failed(**data: Any) -> str:
 TEXT = {"properties": {"text": {"type": "string"}}}
 PINGS = (b"\x89\x7d" + bytes(125)) * 1000
 """Frames of pings, whose answers are as long."""
+
+
+def deflated(mebibytes: int) -> bytes:
+    """Return zeros as the payload of a compressed message, a thousandth of their size."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    pieces = [packer.compress(bytes(MIB)) for _ in range(mebibytes)]
+    return b"".join((*pieces, packer.flush(zlib.Z_SYNC_FLUSH)))[:-4]
+
+
+def frames(payload: bytes, size: int) -> Callable[[ServerConnection], None]:
+    """Send a compressed message in frames of ``size`` bytes."""
+
+    def send(connection: ServerConnection) -> None:
+        for start in range(0, len(payload), size):
+            piece = payload[start : start + size]
+            # The first frame is compressed text, the others continue it, and the last one ends it.
+            first = (0x40 | 1) * (start == 0) | 0x80 * (start + size >= len(payload))
+            connection.socket.sendall(struct.pack(">BBH", first, 126, len(piece)) + piece)
+
+    return send
+
+
+BOMB = deflated(48)
 
 
 def flood(connection: ServerConnection) -> None:
@@ -113,6 +138,9 @@ def play(url: str) -> float | None:
         (failed(code="VALIDATION_ERROR", errors=[1]), "valid dictionary"),
         (failed(message="broken", code="EXECUTION_ERROR"), "broken (EXECUTION_ERROR)"),
         (failed(message="\x1b" + "x" * 100_000, code="x" * 100_000), "\ufffdxxx"),
+        (frames(BOMB, 65_000), "frame exceeds limit of 1048576 bytes"),
+        (frames(BOMB, 5000), "frame exceeds limit of 1048576 bytes"),
+        (frames(b"\xff" * 100, 100), "decompression failed"),
         (flood, "lost: ConnectionClosedError"),
         (None, "connection to the OpenEnv server is lost: TimeoutError"),
     ],

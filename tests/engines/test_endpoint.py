@@ -314,6 +314,11 @@ def test_retry_after_is_in_seconds_or_a_date_and_bounded() -> None:
     ):
         assert retry_after(value, "Sat, 21 Nov 2026 15:00:00 GMT") == seconds
     assert retry_after("Sat, 21 Nov 2026 15:00:30 GMT", None) is None
+    for date in (
+        "Sat, 21 Nov 99999999999999999999 15:00:30 GMT",
+        "Sat, 21 Nov 2026 15:00:30 +" + "9" * 20,
+    ):
+        assert retry_after(date, "Sat, 21 Nov 2026 15:00:00 GMT") is None
 
 
 def test_invalid_settings_are_refused() -> None:

@@ -26,11 +26,11 @@ def reply_with(body: object, status: int = 200, **headers: str) -> Reply:
     return reply
 
 
-def reply_in_pieces(piece: bytes, seconds: float) -> Reply:
+def reply_in_pieces(piece: bytes, seconds: float, status: int = 200) -> Reply:
     """Send a piece again and again until the client has gone."""
 
     def reply(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
+        handler.send_response(status)
         handler.end_headers()
         for _ in range(200):
             handler.wfile.write(piece)
@@ -51,6 +51,9 @@ HOSTILE: Mapping[str, tuple[Reply, str]] = {
     "half": (reply_with(b"{}", Content_Length="100"), "peer closed connection"),
     "redirect": (reply_with(b"", 302, Location="http://127.0.0.1:9/x"), "redirects to http"),
     "status": (reply_with(b"no\x1b[2J", 500), "status 500: no\ufffd[2J"),
+    "busy": (reply_with(b"\xff\x1b[2J", 503), "status 503: \ufffd\ufffd[2J"),
+    "endlessly busy": (reply_in_pieces(bytes(MIB), 0, 503), "more than 1 MiB"),
+    "too many": (reply_with(b"", 429, Retry_After="99999999"), "status 429"),
     "deep": (reply_with(b"[" * 100_000 + b"]" * 100_000), "recursion limit"),
     "many lists": (reply_with(b'{"a": [' + b"[]," * 200_000 + b"1]}"), "200000 lists and objects"),
     "not json": (reply_with(b"<html>\x1b]0;\x07\x9b"), "Invalid JSON"),

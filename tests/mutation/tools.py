@@ -36,6 +36,8 @@ NORMALISATION_DROPS = (
 )
 SERVERS = "tests/environments/bridges/test_environment_servers.py::"
 HOSTILE_REPLY = f"{SERVERS}test_a_hostile_reply_ends_early_in_an_error_with_the_url"
+SENT_AGAIN = f"{SERVERS}test_an_action_is_sent_again_only_if_the_server_did_not_carry_it_out"
+COMMANDS_OF_TERMINALS = "tests/test_progress.py::test_no_text_sends_commands_to_a_terminal"
 LAST_MARK = "tests/environments/test_extraction.py::test_the_last_mark_counts"
 EXACT_MATCH_1 = f"{REWARDS}test_exact_match_is_1_if_every_part_of_the_last_answer_is_right"
 FIRST_ANSWER = f"{REWARDS}test_with_the_first_answer_alone_the_others_do_not_count"
@@ -194,4 +196,6 @@ FAULTS = (
     Fault(f"{E}plans.plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
     # Replies of environment servers.
     Fault(f"{E}bridges.server_client:CONTAINERS", becomes(10**9), [HOSTILE_REPLY]),
+    Fault(f"{E}bridges.server_client:BUSY", becomes((429, 500, 503)), [SENT_AGAIN]),
+    Fault("coterie.errors:CONTROL_CHARACTERS", becomes({}), [COMMANDS_OF_TERMINALS]),
 )

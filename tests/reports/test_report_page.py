@@ -84,7 +84,8 @@ def test_the_page_is_well_formed_and_its_text_is_only_text(tmp_path: Path) -> No
     assert page.open == [] and page.tags["script"] == page.tags["img"] == 0
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert page.text["h1"] == page.text["mark"][:1] == [HOSTILE]
-    assert "\ufffd" not in render(sample_report("\ud83d \x00"), tmp_path), "surrogates are replaced"
+    odd = render(sample_report("\ud83d \x1b[2J\x9b\x00"), tmp_path)
+    assert "? \ufffd[2J\ufffd\ufffd" in odd, "surrogates and commands for terminals are replaced"
 
 
 def test_marks_are_exactly_the_target_tokens() -> None:

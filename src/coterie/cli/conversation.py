@@ -15,6 +15,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.environments.protocol import Shared
+from coterie.errors import CONTROL_CHARACTERS
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
@@ -246,12 +247,16 @@ def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
         elif line:
             history.append(Message.of("user", line))
             try:
-                runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
+                runner.run(conversation.reply(_print))
                 print(flush=True)
             except EngineError as error:
                 # A message without a reply is removed.
                 history.pop()
                 notes().print(str(error), style="yellow")
+
+
+def _print(text: str) -> None:
+    print(text.translate(CONTROL_CHARACTERS), end="", flush=True)
 
 
 def _lines() -> Iterator[str]:

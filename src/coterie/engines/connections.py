@@ -25,6 +25,8 @@ from urllib.parse import urlsplit
 import h11
 import httpx2
 
+from coterie.engines.protocol import cancel
+
 IDLE_SECONDS = 2.0
 """Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
 READ_BYTES = 1 << 16
@@ -207,7 +209,5 @@ async def _join(client: Streams, server: Streams) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
         server[1].close()

@@ -132,7 +132,7 @@ def retry_after(value: str | None, date: str | None) -> float | None:
         try:
             until, since = parsedate_to_datetime(value), parsedate_to_datetime(date or "")
             seconds = (until - since).total_seconds()
-        except (ValueError, TypeError):  # no date, or one without a time zone
+        except (ValueError, TypeError, OverflowError):  # no date, or one without a time zone
             return None
     return min(max(seconds, 0.0), MAX_WAIT) if seconds == seconds else None
 
@@ -173,8 +173,10 @@ class FinalFault(ServerFault):
         self.fatal, self.status = fatal, status
 
 
-def quote(text: str) -> str:
+def quote(text: str | bytes) -> str:
     """Return the beginning of a stranger's text in one line, without characters that control a terminal."""
+    if isinstance(text, bytes):
+        text = text[: 4 * SHOWN].decode(errors="replace")
     text = " ".join(text.split())
     shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:SHOWN])
     return shown if len(text) <= SHOWN else f"{shown} ..."

@@ -547,7 +547,6 @@ class InProcessEngine:
             self._fail([scoring], f"log-probs of given tokens are {NO_NUMBERS}")
             self._runner.forget()
             return
-        self.stats.scored_tokens += sum(map(len, scores))
         scoring.future.set_result(scores)
 
     def _fail(

@@ -11,7 +11,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterator,
     Sequence,
 )
@@ -20,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coterie.engines.connections import Address
 from coterie.engines.endpoint import ServerFault, TransientFault, backoff
@@ -31,6 +30,7 @@ from coterie.engines.protocol import (
     Sampling,
     Stats,
     check_length,
+    gather_or_cancel,
     scored_sequences,
 )
 from coterie.engines.sequence import block_keys
@@ -196,7 +196,9 @@ class ServerPool:
             sampling.check()
             ids = tuple(prompt)
             self._check(ids, sampling.max_tokens)
-            completions = await _all(self._complete(ids, seed, sampling) for seed in seeds)
+            completions = await gather_or_cancel(
+                self._complete(ids, seed, sampling) for seed in seeds
+            )
             present = {self.version}
             return [
                 replace(completion, versions=())
@@ -213,7 +215,7 @@ class ServerPool:
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self._check(ids, 1)  # servers score only if they sample one more token
-            return await _all(self._score(ids, len(prefix)) for ids in sequences)
+            return await gather_or_cancel(self._score(ids, len(prefix)) for ids in sequences)
 
     async def load(
         self,
@@ -351,7 +353,6 @@ class ServerPool:
             return result
 
         _, logprobs = await self._answer(block_keys(ids), timeout, score)
-        self._stats.scored_tokens += len(logprobs)
         return logprobs
 
     async def _answer(
@@ -464,17 +465,6 @@ class ServerPool:
             yield
 
 
-async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Return all results in order. On a failure, cancel and await the remaining work first."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @asynccontextmanager
 async def vllm_pool(
     model: str | Path,
@@ -513,7 +503,7 @@ async def vllm_pool(
     process = process or (lambda i: ServerProcess(backend, i, logs / f"{members[i].name}.log"))
     try:
         try:
-            await _all(
+            await gather_or_cancel(
                 member.start(process(index), connect, partial(pool.router.forget, index))
                 for index, member in enumerate(members)
             )

@@ -5,21 +5,49 @@ All three are asynchronous and take tokens, never text, so that trajectories hav
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from coterie.record.turn import Finish
 
+Result = TypeVar("Result")
 POLICY = "policy"
 """Role of a run with one policy, in its record and in its folder."""
 LEFT_OUT = "left out: "
 """Beginning of the failure of a task that can't be graded, whatever an agent does. Evaluations leave it out."""
+
+
+def run_now(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run asynchronous work and return its result. Uses a new thread inside a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def cancel(tasks: Collection["asyncio.Future[Any]"]) -> None:
+    """Cancel tasks, and wait until all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return all results in order. On a failure, cancel and await the remaining work first."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel(tasks)
 
 
 class EngineError(Exception):
@@ -97,7 +125,6 @@ class Stats:
     cached_tokens: int = 0
     """Prompt tokens with cached keys and values from earlier requests."""
     sampled_tokens: int = 0
-    scored_tokens: int = 0
     retries: int = 0
     restarts: int = 0
     """Starts of servers that died."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coterie.engines.connections import Address
 from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault, backoff
-from coterie.engines.protocol import EngineError, RequestSlots
+from coterie.engines.protocol import EngineError, RequestSlots, cancel
 from coterie.engines.server_process import POLL_SECONDS, ServerProcess
 from coterie.engines.transfer import ServedWeights, Transfer, from_files
 from coterie.engines.vllm import ServerClient, VLLMBackend
@@ -204,8 +204,7 @@ class Server:
     async def close(self) -> None:
         for task in (self._watch, self._examination, self._catching_up):
             if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await cancel([task])
         if self._process is not None:
             await self._process.end()
         await self.client.close()
@@ -242,9 +241,7 @@ class Server:
                 raise EngineError(f"{death.result()} before it answered; {words}")
             await beginning
         finally:
-            for task in (beginning, death):
-                task.cancel()
-            await asyncio.gather(beginning, death, return_exceptions=True)
+            await cancel([beginning, death])
 
     async def _begin(self, weights: ServedWeights) -> None:
         """Use the weights with which the server was started, or newer ones that came meanwhile."""

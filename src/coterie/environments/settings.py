@@ -177,8 +177,14 @@ def draw(
     rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
 ) -> list[QuestionRow]:
     """Return the first held-out rows, or a draw of training rows (see :func:`last_draw`)."""
-    all_rows = rows.split(split)
-    return all_rows[:count] if split == "heldout" else last_draw(all_rows, (*after, count), seed)
+    return draw_rows(rows.split(split), split, count, seed, after)
+
+
+def draw_rows(
+    rows: Sequence[Row], split: Split, count: int, seed: int, after: Sequence[int] = ()
+) -> list[Row]:
+    """Return the first of the held-out rows ``rows``, or a draw of training rows (see :func:`last_draw`)."""
+    return [*rows[:count]] if split == "heldout" else last_draw(rows, (*after, count), seed)
 
 
 def last_draw(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[Row]:

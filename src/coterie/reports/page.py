@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
+from coterie.errors import CONTROL_CHARACTERS
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number, score_point, svg
 from coterie.reports.examples import Example
@@ -130,7 +131,8 @@ def write_page(report: Report, path: Path) -> None:
     # The page is renamed at the end, so that a browser never loads half of it.
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # A model's text may contain a lone surrogate, which cannot be encoded.
+        # A model's text may contain a lone surrogate, which cannot be encoded, and commands for terminals.
+        text = text.translate(CONTROL_CHARACTERS)
         partial.write_bytes(text.encode("utf-8", errors="replace"))
         partial.replace(path)
     finally:

@@ -20,7 +20,7 @@ from os.path import commonprefix
 from typing import Literal, Protocol
 
 from coterie.engines.endpoint import Utterance
-from coterie.engines.protocol import Engine, EngineError, LikelihoodModel
+from coterie.engines.protocol import Engine, EngineError, LikelihoodModel, gather_or_cancel
 from coterie.models.loading import LoadedModel
 from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.record.rows import Segment, View
@@ -72,15 +72,8 @@ class Judge:
         """
         pairs = self._pairs(situation.key, len(replies))
         sides = ((replies[a], replies[b]) for a, b in pairs)
-        # All comparisons run at once. If one fails, the others are canceled and awaited, so that no
-        # request continues in the background.
-        tasks = [asyncio.ensure_future(self._first_wins(situation, *both)) for both in sides]
-        try:
-            results = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        # If a comparison fails, no request of another one continues in the background.
+        results = await gather_or_cancel(self._first_wins(situation, *both) for both in sides)
         won = [0.0] * len(replies)
         for (a, b), share in zip(pairs, results, strict=True):
             won[a] += share

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from coterie.config.user_code import in_steps
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, gather_or_cancel
 from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
@@ -410,13 +410,8 @@ class Branches:
         prompts = [self.prompt(position, actor, seed, draw) for actor, seed in seeds.items()]
         if len(prompts) == 1:  # a task would double the cost of a step
             return (await self._sample(position, prompts[0]),)
-        tasks = [asyncio.ensure_future(self._sample(position, prompt)) for prompt in prompts]
-        try:
-            return tuple(await asyncio.gather(*tasks))
-        finally:  # stop the others when one fails
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        work = (self._sample(position, prompt) for prompt in prompts)
+        return tuple(await gather_or_cancel(work))
 
     async def _sample(self, position: Position, prompt: Prompt) -> Response:
         sampler, context = self.samplers[prompt.agent], context_at(position, prompt.agent)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import WORK_NUMBER, EngineError, EngineGone
+from coterie.engines.protocol import WORK_NUMBER, EngineError, EngineGone, cancel
 from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
@@ -66,9 +66,7 @@ async def bounded_gather(
     try:
         yield results()
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel(running)
 
 
 _thresholds: list[tuple[int, int, int]] = []

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
-from coterie.engines.protocol import RequestSlots
+from coterie.engines.protocol import RequestSlots, cancel
 from coterie.environments.protocol import draw_tasks
 from coterie.progress import Progress
 from coterie.record.store import Store
@@ -234,9 +234,7 @@ class GroupQueue:
         return self.rollout.rounds == 1 or bool(informative_tasks(self._paths[group]))
 
     async def close(self) -> None:
-        for task in self._playing:
-            task.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
+        await cancel(self._playing)
 
 
 def _writers(path: AgentPath) -> list[tuple[str, int]]:

@@ -15,7 +15,6 @@ import shlex
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +27,8 @@ from pydantic import field_validator
 import coterie
 from coterie.config.settings import Settings, key, server_url
 from coterie.engines.child_guard import guarded
-from coterie.engines.endpoint import find_key
-from coterie.engines.protocol import EngineError
+from coterie.engines.endpoint import find_key, quote
+from coterie.engines.protocol import EngineError, run_now
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolCall, call_id
 from coterie.tools.calls import (
@@ -148,9 +147,7 @@ class McpSource:
 
     def __init__(self, settings: McpSettings) -> None:
         self._settings = settings
-        # In a thread, since an event loop may be running here.
-        with ThreadPoolExecutor(1) as thread:
-            self._listed = thread.submit(asyncio.run, _first_list(settings)).result()
+        self._listed = run_now(_first_list(settings))
         self.tools = self._listed.tools
         self.identity = self._listed.identity
         arguments = {tool.name: _only_text(tool.parameters) for tool in self.tools}
@@ -562,7 +559,7 @@ class ToolServer:
                 (result,) = await run_calls(calls, self._tools, functions, self._limits)
         except (EngineError, UserError) as error:
             # Details go into the log of this machine, not to the client.
-            logger.warning("%s: %s", request.name, error)
+            logger.warning("%s: %s", request.name, quote(str(error)))
             raise MCPError(types.INTERNAL_ERROR, f"{request.name} can't be reached") from error
         content = types.TextContent(text=result.text)
         return types.CallToolResult(content=[content], is_error=result.error)

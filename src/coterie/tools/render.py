@@ -38,7 +38,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 import psutil
 
 from coterie.config.settings import Settings, key
-from coterie.engines.protocol import EngineGone
+from coterie.engines.protocol import EngineGone, cancel
 from coterie.errors import UserError
 from coterie.tools.sandbox import worker as sandbox
 from coterie.tools.sandbox.inside.confine import NUMBERS, filter_program
@@ -396,9 +396,7 @@ class _Slot:
                 raise _Fault(f"the page took more than {self.settings.memory_mib} MiB")
             raise _Fault(f"the page did not finish within {seconds:g} s")
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(tasks)
 
     async def prepare(self) -> None:
         """Start a browser, context and page if there are none, or none that may be used again."""
@@ -497,8 +495,7 @@ class _Slot:
         await asyncio.wait([task, self._leaves], return_when="FIRST_COMPLETED")
         if not self._leaves.done():
             return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel([task])
         self._page = None
         raise _Fault(f"the page goes to {self._leaves.result()}")
 
@@ -560,7 +557,7 @@ class Renderer:
                 slot = _Slot(self)
                 stack.push_async_callback(slot.close)
                 self._slots.put_nowait(slot)
-            stack.push_async_callback(self._cancel)
+            stack.push_async_callback(cancel, self._running.values())
             try:
                 problem = (await self.render("<p>ready")).failure
             except EngineGone as error:
@@ -573,11 +570,6 @@ class Renderer:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-
-    async def _cancel(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def render(self, html: str, patience: float = 1) -> Screenshot:
         """Return the screenshot of a page, at most ``MAX_HEIGHT`` high. Equal pages are rendered once.

@@ -32,7 +32,7 @@ from coterie.engines.endpoint import (
     find_key,
     request,
 )
-from coterie.engines.protocol import EngineGone
+from coterie.engines.protocol import EngineGone, cancel
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
 from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable
@@ -216,9 +216,7 @@ class Batches:
         return answers[query]
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
     async def _run(self) -> dict[str, Answer]:
         await asyncio.sleep(self._window)

@@ -10,6 +10,7 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.acting import write_action
+from coterie.environments.bridges import agentgym as agentgym_bridge
 from coterie.environments.bridges.agentgym import AgentGym, AgentGymSettings
 from coterie.environments.bridges.nemo_gym import NemoGym, NemoGymSettings
 from coterie.environments.bridges.server_client import EnvironmentServerError, ServerClient
@@ -17,7 +18,13 @@ from coterie.environments.protocol import Environment, Shared
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from tests.helpers.converse import converse
-from tests.helpers.environment_server import HOSTILE, Reply, reply_with, serve_replies
+from tests.helpers.environment_server import (
+    HOSTILE,
+    Reply,
+    reply_in_pieces,
+    reply_with,
+    serve_replies,
+)
 
 NAN = b'{"reward": NaN}'
 
@@ -26,12 +33,14 @@ NAN = b'{"reward": NaN}'
 def test_a_hostile_reply_ends_early_in_an_error_with_the_url(name: str) -> None:
     reply, expected = HOSTILE[name]
 
+    seconds = 0.5 if "within" in expected else 5
+
     async def ask(url: str) -> dict[str, Any]:
-        async with ServerClient(url, 0.5) as server:
+        async with ServerClient(url, seconds) as server:
             return await server.ask("POST", "/step", dict[str, Any], json={})
 
     with serve_replies({"/step": reply}) as url, pytest.raises(EnvironmentServerError) as caught:
-        asyncio.run(asyncio.wait_for(ask(url), 5))
+        asyncio.run(asyncio.wait_for(ask(url), 10))
     assert str(caught.value).startswith(f"{url}/step") and expected in str(caught.value)
     assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
 
@@ -79,6 +88,9 @@ NEMO_GYM: Mapping[str, Reply] = {
         ("/seed_session", *HOSTILE["null"]),
         ("/look", *HOSTILE["bomb"]),
         ("/look", *HOSTILE["redirect"]),
+        ("/look", *HOSTILE["busy"]),
+        ("/look", *HOSTILE["too many"]),
+        ("/verify", HOSTILE["endlessly busy"][0], "more than 4 MiB"),
     ],
 )
 def test_nemo_gym_servers(path: str, reply: Reply, expected: str, tmp_path: Path) -> None:
@@ -141,8 +153,69 @@ def test_agentgym_servers(path: str, reply: Reply, expected: str) -> None:
     assert url in str(caught.value) and expected in str(caught.value)
 
 
-def test_an_agentgym_server_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.environments.bridges.agentgym.CLOSE_SECONDS", 0.2)
-    with serve_replies({**AGENTGYM, "/close": HOSTILE["drip"][0]}) as url:
+@pytest.mark.parametrize(
+    "reply",
+    [
+        HOSTILE["drip"][0],
+        reply_with(b"", 503),
+        reply_with(b"", 429, Retry_After="100"),
+        reply_in_pieces(b" ", 0.05, 503),
+    ],
+    ids=["drip", "busy", "too many", "busy drip"],
+)
+def test_an_agentgym_server_that_does_not_close_is_left(
+    reply: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agentgym_bridge, "CLOSE_SECONDS", 0.2)
+    with serve_replies({**AGENTGYM, "/close": reply}) as url:
         environment, task = agentgym(url)
-        assert play(environment, task, write_action("get it")) == 1
+        dialogue = converse(environment, task, [write_action("get it")], Shared())
+        _, grade = asyncio.run(asyncio.wait_for(dialogue, 5))
+    assert grade is not None and grade.score == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "requests"),
+    [
+        (503, {}, 3),
+        (429, {}, 3),
+        (429, {"Retry_After": "0"}, 3),
+        (429, {"Retry_After": "soon"}, 3),
+        (500, {}, 1),
+        (502, {}, 1),
+    ],
+)
+def test_an_action_is_sent_again_only_if_the_server_did_not_carry_it_out(
+    status: int, headers: dict[str, str], requests: int
+) -> None:
+    steps: list[Reply] = [*[reply_with(b"busy", status, **headers)] * 2, reply_with(STEP)]
+    waiting = iter(steps)
+
+    def step(handler: Any) -> None:
+        next(waiting)(handler)
+
+    with serve_replies({**AGENTGYM, "/step": step}) as url:
+        if requests == 3:
+            assert play(*agentgym(url), write_action("get it")) == 1
+        else:
+            with pytest.raises(EngineError, match=f"{url}/step: status {status}: busy"):
+                play(*agentgym(url), write_action("get it"))
+    assert len([*waiting]) == 3 - requests
+
+
+def test_all_tries_of_a_busy_server_together_have_the_time_limit_of_a_request() -> None:
+    async def ask(url: str) -> None:
+        async with ServerClient(url, 0.5) as server:
+            await server.request("GET", "/", tries=100)
+
+    with serve_replies({"/": reply_with(b"", 429, Retry_After="100")}) as url:
+        late = rf"{url}/ did not answer within 0.5 s, and status 429 before"
+        with pytest.raises(EnvironmentServerError, match=late):
+            asyncio.run(asyncio.wait_for(ask(url), 5))
+
+
+def test_a_greeting_with_commands_for_a_terminal_is_shown_without_them() -> None:
+    with serve_replies({"/": reply_with("\x1b[2J\x1b]0;owned\x07\x9b31mHello" * 1000)}) as url:
+        with pytest.raises(UserError, match="no AgentGym server of textcraft") as caught:
+            agentgym_bridge.check_server(url, "textcraft", 0)
+        assert caught.value.what.isprintable() and len(caught.value.what) < 1000

@@ -19,21 +19,19 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.catalogue import Split
-from coterie.engines.endpoint import backoff, quote
-from coterie.engines.protocol import EngineError
+from coterie.engines.endpoint import quote
+from coterie.engines.protocol import EngineError, run_now
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
-    QUOTED_BYTES,
     EnvironmentServerError,
     Finite,
     ServerClient,
     check_type,
     parse_json,
-    run_in_thread,
 )
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import last_draw
+from coterie.environments.settings import draw_rows
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
@@ -92,8 +90,8 @@ WORLDS: Mapping[str, World] = TypeAdapter(dict[str, World]).validate_python(
 )
 SECONDS = 300.0
 """Timeout of a request, as in AgentGym."""
-TRIES, PAUSE = 8, 0.1
-"""Tries of a request while the server replies with status 503, and seconds before the second one."""
+TRIES = 8
+"""Tries of a request while the server is busy."""
 FAILED = Ending("failed")
 """The server ended the episode without success."""
 DONE = Ending("done")
@@ -205,16 +203,12 @@ class GymSession:
         path = f"{self.world.prefix}{route}"
         content = {"json" if method == "POST" else "params": values}
         try:
-            for attempt in range(TRIES):
-                status, body = await self.server.request(method, path, seconds=seconds, **content)
-                if status != 503:
-                    break
-                await asyncio.sleep(backoff(attempt, PAUSE))
-            url = f"{self.server.url}{path}"
-            reply = parse_json(url, Any, body) if status == 200 else None
+            status, body = await self.server.request(
+                method, path, seconds=seconds, tries=TRIES, **content
+            )
+            reply = parse_json(f"{self.server.url}{path}", Any, body) if status == 200 else None
             if reply is None or (isinstance(reply, dict) and "error" in reply):
-                text = body[:QUOTED_BYTES].decode(errors="replace")
-                raise EnvironmentServerError(f"{url}: status {status}: {quote(text)}")
+                raise self.server.failure(path, status, body)
         except BaseException:  # also of a cancelled request, which may be carried out
             self.failed = True
             raise
@@ -236,7 +230,7 @@ def check_server(url: str, name: str, index: int) -> None:
     async def begin() -> None:
         async with connect(url, world) as session:
             try:
-                says = quote((await session.server.request("GET", "/"))[1].decode(errors="replace"))
+                says = quote((await session.server.request("GET", "/"))[1])
             except EngineError as error:
                 says = f"no answer ({error})"
             if world.greeting not in says:
@@ -255,7 +249,7 @@ def check_server(url: str, name: str, index: int) -> None:
             if world.closes:
                 await session.close()
 
-    run_in_thread(begin())
+    run_now(begin())
 
 
 class Progress(NamedTuple):
@@ -302,7 +296,7 @@ class AgentGym(Acting):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         every, name = self.indices(split), self.settings.world
-        indices = every[:count] if split == "heldout" else last_draw(every, (*after, count), seed)
+        indices = draw_rows(every, split, count, seed, after)
         if not indices:
             raise UserError(
                 f"AgentGym has no {split} tasks of {name}",

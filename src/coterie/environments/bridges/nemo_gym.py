@@ -35,7 +35,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
+from coterie.environments.settings import EnvironmentSettings, draw_rows, split_of_key
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Role, Speaker, Tool, Turn, digest
@@ -54,6 +54,8 @@ from coterie.tools.calls import (
 SECONDS = 120.0
 REPLY_BYTES = 4 << 20
 """Maximum size of a reply: ``/verify`` returns the row and all messages. Texts for the policy are cut."""
+UNAVAILABLE = (429, 502, 503, 504)
+"""Statuses of a server or its proxy that no arguments of a call can cause. As in NeMo Gym, agents see all others."""
 SERVER = Speaker("tool", "resources server")
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
@@ -117,6 +119,8 @@ class ServerSession:
             except EnvironmentServerError as error:
                 raise ToolUnavailable(str(error)) from error
             text = body.decode(errors="replace")
+            if status in UNAVAILABLE:
+                raise ToolUnavailable(str(self.server.failure(f"/{name}", status, body)))
             if status >= 300:
                 raise ToolError(text)
             return text
@@ -190,11 +194,7 @@ class NemoGym(OneAgent):
             for name, text in questions.items()
             if (name in ids if split == "heldout" else text not in prompts)
         ]
-        return (
-            split_tasks[:count]
-            if split == "heldout"
-            else last_draw(split_tasks, (*after, count), seed)
-        )
+        return draw_rows(split_tasks, split, count, seed, after)
 
     @cached_property
     def _heldout(self) -> tuple[set[str], set[str]]:

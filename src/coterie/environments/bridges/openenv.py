@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from coterie.config.settings import ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import quote
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.protocol import EngineError, EngineGone, run_now
 from coterie.environments.acting import Acting, ActingSettings, saying
 from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
@@ -30,7 +30,6 @@ from coterie.environments.bridges.server_client import (
     ask_now,
     check_type,
     parse_json,
-    run_in_thread,
 )
 from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, distinct, series, split_random
@@ -242,7 +241,7 @@ def check_sessions(url: str, sessions: int, reset: str) -> None:
                 await session.ask("reset", json.loads(reset), StepReply)
 
     try:
-        run_in_thread(check())
+        run_now(check())
     except EngineError as error:
         raise UserError(
             f"the server at {url} can't open {sessions} sessions of environment=openenv: {error}",

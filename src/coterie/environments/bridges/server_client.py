@@ -5,16 +5,15 @@ neither the policy nor coterie is blamed for it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar
 
 import httpx2
 from pydantic import Field, TypeAdapter, ValidationError
 
-from coterie.engines.endpoint import quote
-from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.endpoint import backoff, quote, retry_after
+from coterie.engines.protocol import EngineError, EngineGone, run_now
 
 Value = TypeVar("Value")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -23,22 +22,19 @@ REPLY_BYTES = 1 << 20
 """Maximum size of a reply. A text of this size is longer than any context, and takes 200 MiB to tokenize."""
 CONTAINERS = 200_000
 """Maximum number of lists and objects in JSON, each of which takes 70 times the memory of its two brackets."""
-QUOTED_BYTES = 1000
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 30.0
 """Maximum time for the end of a session, which a run waits for."""
+BUSY = (429, 503)
+"""Statuses of a server that did not carry out a request."""
+PAUSE = 0.1
+"""Maximum seconds before a request to a busy server is sent again, if the server requests no other pause."""
 IDLE_SECONDS = 2.0
 """Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
 
 
 class EnvironmentServerError(EngineError):
     """A server that failed or sent an invalid reply. Only its branch fails."""
-
-
-def run_in_thread(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run asynchronous work to its end, also where the caller has an event loop."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
 
 
 _adapter: Any = cache(TypeAdapter)
@@ -65,9 +61,7 @@ def _validated(url: str, validate: Callable[[], Value], reply: object) -> Value:
         return validate()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        text = str(reply)
-        if isinstance(reply, bytes):
-            text = reply[:QUOTED_BYTES].decode(errors="replace")
+        text = reply if isinstance(reply, bytes) else str(reply)
         key = "".join(f"{quote(str(name))}: " for name in first["loc"])
         raise EnvironmentServerError(
             f"{url} sent an invalid reply: {key}{first['msg']}: {quote(text)}"
@@ -96,47 +90,71 @@ class ServerClient:
         await self._http.aclose()
 
     async def request(
-        self, method: str, path: str, *, seconds: float | None = None, **content: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        seconds: float | None = None,
+        tries: int = 1,
+        **content: Any,
     ) -> tuple[int, bytes]:
-        """Return the status and the body of a reply.
+        """Return the status and the body of a reply, after up to ``tries`` requests while the server is busy.
 
-        Raises ``EngineGone`` if nothing listens, and :class:`EnvironmentServerError` for other faults.
+        All tries together end within ``seconds``. Raises ``EngineGone`` if nothing listens, and
+        :class:`EnvironmentServerError` for other faults.
         """
-        url, limit = f"{self.url}{path}", seconds or self._seconds
+        url, limit, status = f"{self.url}{path}", seconds or self._seconds, 0
         try:
-            async with (
-                asyncio.timeout(limit),
-                self._http.stream(method, url, **content) as response,
-            ):
-                if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
-                    raise EnvironmentServerError(
-                        f"{url} packs its reply as {quote(coding)}, which was not asked for"
-                    )
-                if response.has_redirect_location:
-                    target = quote(response.headers["Location"])
-                    raise EnvironmentServerError(f"{url} redirects to {target}; use that address")
-                body = bytearray()
-                async for piece in response.aiter_raw():
-                    body += piece
-                    if len(body) > self._reply_bytes:
-                        raise EnvironmentServerError(
-                            f"{url} sent more than {self._reply_bytes >> 20} MiB in a reply"
-                        )
-                return response.status_code, bytes(body)
+            async with asyncio.timeout(limit):
+                for attempt in range(tries):
+                    status, body, pause = await self._send(method, url, content)
+                    if status not in BUSY or attempt == tries - 1:
+                        break
+                    await asyncio.sleep(backoff(attempt, PAUSE) if pause is None else pause)
+                return status, body
         except TimeoutError as error:
-            raise EnvironmentServerError(f"{url} did not answer within {limit:g} s") from error
+            busy = f", and status {status} before" if status else ""
+            raise EnvironmentServerError(
+                f"{url} did not answer within {limit:g} s{busy}"
+            ) from error
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise EngineGone(f"no environment server answers at {self.url}: {error}") from error
         except (httpx2.HTTPError, OSError) as error:
             raise EnvironmentServerError(f"{url}: {quote(repr(error))}") from error
 
+    async def _send(
+        self, method: str, url: str, content: dict[str, Any]
+    ) -> tuple[int, bytes, float | None]:
+        """Return the status and the body of a reply, and the seconds after which the server wants the next request."""
+        async with self._http.stream(method, url, **content) as response:
+            headers = response.headers
+            if (coding := headers.get("Content-Encoding", "identity")) != "identity":
+                raise EnvironmentServerError(
+                    f"{url} packs its reply as {quote(coding)}, which was not asked for"
+                )
+            if response.has_redirect_location:
+                target = quote(headers["Location"])
+                raise EnvironmentServerError(f"{url} redirects to {target}; use that address")
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > self._reply_bytes:
+                    raise EnvironmentServerError(
+                        f"{url} sent more than {self._reply_bytes >> 20} MiB in a reply"
+                    )
+            pause = retry_after(headers.get("Retry-After"), headers.get("Date"))
+            return response.status_code, bytes(body), pause
+
     async def ask(self, method: str, path: str, kind: type[Value], **content: Any) -> Value:
         """Return the JSON of a reply with status 200. Raises as :meth:`request`."""
         status, body = await self.request(method, path, **content)
         if status != 200:
-            text = body[:QUOTED_BYTES].decode(errors="replace")
-            raise EnvironmentServerError(f"{self.url}{path}: status {status}: {quote(text)}")
+            raise self.failure(path, status, body)
         return parse_json(f"{self.url}{path}", kind, body)
+
+    def failure(self, path: str, status: int, body: bytes) -> EnvironmentServerError:
+        """Return the error of a reply, which quotes the body."""
+        return EnvironmentServerError(f"{self.url}{path}: status {status}: {quote(body)}")
 
 
 def ask_now(url: str, path: str, kind: type[Value], seconds: float) -> Value:
@@ -146,4 +164,4 @@ def ask_now(url: str, path: str, kind: type[Value], seconds: float) -> Value:
         async with ServerClient(url, seconds) as server:
             return await server.ask("GET", path, kind)
 
-    return run_in_thread(ask())
+    return run_now(ask())

@@ -23,7 +23,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import Grade, State
 from coterie.environments.question import OneReply
-from coterie.environments.settings import EnvironmentSettings, last_draw, split_of_key
+from coterie.environments.settings import EnvironmentSettings, draw_rows, split_of_key
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Task
 from coterie.record.turn import Message, digest
@@ -138,11 +138,7 @@ class Verifiers(OneReply):
             for name, task in self._tasks.items()
             if (split_of_key(digest(task.data.prompt_text)) == "heldout") == (split == "heldout")
         ]
-        return (
-            split_tasks[:count]
-            if split == "heldout"
-            else last_draw(split_tasks, (*after, count), seed)
-        )
+        return draw_rows(split_tasks, split, count, seed, after)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = (Message.of(m.role, m.content) for m in _prompt(self._tasks[state.task.id]))
