@@ -1,6 +1,7 @@
 """Command, environment and weights of vLLM servers, without vLLM (``tests/vllm`` runs it)."""
 
 import ast
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from coterie.engines import run_engines
 from coterie.engines.run_engines import RunEngines
+from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import EngineSettings, VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
@@ -70,6 +72,30 @@ def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_re
     engines.close()
     assert [path.name for path in shared.iterdir()] == [f"{prefix}-link"]
     assert (tmp_path / "theirs" / "file").exists()
+
+
+class ListeningBackend(VLLMBackend):
+    """A server that only listens on its socket."""
+
+    def command(self, model: str, name: str, listen: Any) -> list[str]:
+        listens = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])"
+        return [sys.executable, "-c", f"{listens}; s.listen(); time.sleep(100)", listen["uds"]]
+
+
+def test_a_server_listens_in_a_folder_that_only_this_user_can_enter(tmp_path: Path) -> None:
+    backend = ListeningBackend(VLLMSettings(grace_seconds=1), [])
+
+    async def launch() -> Path:
+        process = ServerProcess(backend, 0, tmp_path / "server.log")
+        try:
+            address = await process.launch("model", "policy")
+            folder = Path(address.url.removeprefix("unix:")).parent
+            assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.getuid()
+        finally:
+            await process.end()
+        return folder
+
+    assert not asyncio.run(launch()).exists()
 
 
 @pytest.mark.parametrize(
