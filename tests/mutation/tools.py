@@ -197,5 +197,5 @@ FAULTS = (
     # Replies of environment servers.
     Fault(f"{E}bridges.server_client:CONTAINERS", becomes(10**9), [HOSTILE_REPLY]),
     Fault(f"{E}bridges.server_client:BUSY", becomes((429, 500, 503)), [SENT_AGAIN]),
-    Fault("coterie.errors:CONTROL_CHARACTERS", becomes({}), [COMMANDS_OF_TERMINALS]),
+    Fault("coterie.terminal:CONTROL_CHARACTERS", becomes({}), [COMMANDS_OF_TERMINALS]),
 )
