@@ -15,8 +15,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.acting import write_action
-from coterie.environments.games.textworld import TextWorld, TextWorldSettings, seeds
+from coterie.environments.games.textworld import TextWorld, TextWorldSettings
 from coterie.environments.games.textworld_worker import DIRECTIONS, Play, start
+from coterie.environments.settings import game_seeds
 from coterie.record.rows import Row
 from coterie.record.tree import Task
 from scripts.tiny.world import World, chat_row, split_by
@@ -91,7 +92,7 @@ def thing_of(action: str) -> str:
 def _played(number: int, stage: Stage, seed: int) -> Iterator[list[Step]]:
     """Yield games of the corpus, as the script plays them."""
     rng = random.Random(f"textworld/games/{stage}/{seed}")
-    for one in seeds("corpus", 0)[:number]:
+    for one in game_seeds("textworld", "corpus", 0)[:number]:
         game = start(**GAMES.game(Task("", {"seed": one})).game)
         yield play(game, stage, rng)
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coterie.environments.qa_metrics import Similarity, Vote
+from coterie.environments.settings import doubling
 
 Floats = NDArray[np.float64]
 
@@ -194,7 +195,7 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
         coverage, majority, tokens, fractions, averages = zip(*of_tasks, strict=True)
         # Bootstrap intervals take most of the time, so only the reported numbers of dialogues have
         # one.
-        marked = k in marks(max_samples)
+        marked = k in doubling(max_samples)
         # Some tasks have tests: those without a result failed in all dialogues.
         tested = any(fraction is not None for fraction in fractions)
         points.append(
@@ -209,12 +210,6 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
             )
         )
     return points
-
-
-def marks(max_samples: int) -> list[int]:
-    """Return the numbers of dialogues to report: powers of two up to ``max_samples``, and ``max_samples``."""
-    powers = [2**power for power in range(max_samples.bit_length())]
-    return powers if powers[-1] == max_samples else [*powers, max_samples]
 
 
 def estimate(values: Sequence[float], with_interval: bool = True) -> Estimate:

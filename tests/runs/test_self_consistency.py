@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.qa_metrics import Vote, exact_match, f1
-from coterie.evaluation import Draw, marks, mean_interval, scaling, task_curve
+from coterie.environments.settings import doubling
+from coterie.evaluation import Draw, mean_interval, scaling, task_curve
 from coterie.reports.charts import svg
 from coterie.reports.evaluation import scaling_section
 from coterie.runs.evaluation import Evaluation
@@ -69,7 +70,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
     assert [point.majority.mean for point in points] == [0.5, 0.5, 0.5]
     assert [point.tokens for point in points] == [3, 6, 9]
     assert points[1].coverage.interval == mean_interval([1, 1], seed=0)
-    assert [marks(n) for n in (1, 3, 8)] == [[1], [1, 2, 3], [1, 2, 4, 8]]
+    assert [doubling(n) for n in (0, 1, 3, 8)] == [[], [1], [1, 2, 3], [1, 2, 4, 8]]
     result = Evaluation(0, {"t": [right, wrong] * 3, "u": [wrong] * 6}, similarity=equal)
     shown = [1, 2, 4, 6]
     assert [point.k for point in result.points if point.coverage.interval] == shown

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.games.textworld import seeds
+from coterie.environments.settings import game_seeds
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.loop import run_steps
@@ -42,7 +42,11 @@ def test_the_script_wins_by_the_solution_and_its_habit_is_to_examine_first(tmp_p
     from scripts.tiny.textworld import GAMES, Stage, play
 
     def actions(habit: float) -> list[str]:
-        game = start(str(tmp_path / "game.json"), seed=seeds("corpus", 0)[:1][0], **GAMES.size)
+        game = start(
+            str(tmp_path / "game.json"),
+            seed=game_seeds("textworld", "corpus", 0)[:1][0],
+            **GAMES.size,
+        )
         return [one.action for one in play(game, Stage(habit, 0.0), random.Random(0))]
 
     right, habitual = actions(0.0), actions(1.0)

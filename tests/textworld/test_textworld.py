@@ -15,9 +15,9 @@ from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_
 from coterie.environments.baselines import REFLECT, by_method
 from coterie.environments.games import text_games, textworld
 from coterie.environments.games.text_games import LOST, Game, GameLost
-from coterie.environments.games.textworld import COMMANDS, TextWorld, TextWorldSettings, seeds
+from coterie.environments.games.textworld import COMMANDS, TextWorld, TextWorldSettings
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import Method, split_of_key
+from coterie.environments.settings import Method, game_seeds, split_of_key
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
@@ -153,7 +153,9 @@ def test_what_is_not_possible_costs_a_step_alone_and_replies_tell_what_is_there(
 
 
 def test_splits_share_no_seed_and_draws_go_on() -> None:
-    drawn = {split: seeds(split, 3)[:300] for split in ("train", "heldout", "corpus")}  # type: ignore[arg-type]
+    drawn = {
+        split: game_seeds("textworld", split, 3)[:300] for split in ("train", "heldout", "corpus")
+    }  # type: ignore[arg-type]
     for split, some in drawn.items():
         assert {split_of_key(str(one)) for one in some} == {split}
     assert len({one for some in drawn.values() for one in some}) == 900

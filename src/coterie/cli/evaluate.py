@@ -24,7 +24,7 @@ from coterie.config.plugins import absolute_name
 from coterie.config.resolve import flatten
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.engines.chat_model import check_chat
+from coterie.engines.chat_model import NOBODY, check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import POLICY, EngineError
 from coterie.engines.settings import EngineSettings, OptionValue
@@ -62,7 +62,7 @@ from coterie.runs.benchmark import (
 )
 from coterie.runs.evaluation import Evaluation, compare_stores
 from coterie.runs.loop import EVALUATION
-from coterie.runs.picker import NOBODY, PickerSettings, pick_best
+from coterie.runs.picker import PickerSettings, pick_best
 from coterie.runs.reinforce_record import step_folder
 from coterie.runs.run import Run, find_run, read_config
 from coterie.terminal import ConsoleProgress
@@ -207,7 +207,7 @@ class EvaluatedSettings(BenchmarkSettings):
 
     @model_validator(mode="after")
     def _check_samples(self) -> Self:
-        if self.picker.picks and self.samples == 1:
+        if self.picker.judges and self.samples == 1:
             raise ValueError("picker chooses among several dialogues; use samples=3")
         return self
 
@@ -217,13 +217,13 @@ async def _with_outputs(settings: EvaluatedSettings, result: Evaluation) -> Eval
     picker = settings.picker
     if (rival := rival_store(settings)) is not None:
         result = replace(result, wins=compare_stores(result.store, rival))
-    if settings.dump is None and not picker.picks:
+    if settings.dump is None and not picker.judges:
         return result
     with Store.open(result.store, read_only=True) as store:
         if settings.dump is not None:
             file = Path(f"{expanded(settings.dump)}_step_{result.version}.jsonl")
             await write_dialogues(file, store, settings, result.version)
-        if not picker.picks:
+        if not picker.judges:
             return result
         questions = {task: question_of(store.task(task)) for task in result.draws}
     # Picks are stored, so that a repeated command requests only the missing ones.

@@ -6,14 +6,16 @@ Example::
         answer = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import model_validator
 
+from coterie.config.folders import read_json
 from coterie.config.settings import key
 from coterie.engines.endpoint import (
     Endpoint,
@@ -26,10 +28,17 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import DEVICE, device_name
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Tree
-from coterie.record.turn import SAMPLED, Message
+from coterie.record.turn import SAMPLED, Message, digest
 
 if TYPE_CHECKING:
     from coterie.engines.inprocess import InProcessEngine
+
+T = TypeVar("T")
+NOBODY = "nobody"
+"""Model of a judge that is not used."""
+TRIES = 2
+"""Requests for a judgment, until one can be parsed."""
+_OBJECT = re.compile(r"\{[^{}]*\}")
 
 
 class ChatModelSettings(RequestSettings):
@@ -74,6 +83,22 @@ class ChatModelSettings(RequestSettings):
     def identity(self) -> tuple[object, ...]:
         args = [sorted(self.template_args.items())] if self.template_args else []
         return (self.model, self.url, self.temperature, self.max_tokens, *args)
+
+
+class JudgeSettings(ChatModelSettings):
+    """Settings of a chat model that judges answers."""
+
+    model: str = key(
+        NOBODY,
+        "`nobody` (no judge), a model that coterie loads, or, with `url`, the name of a model there.",
+        source="GAP: GPT-4.1 mini; AFM: Qwen2.5-72B-Instruct",
+        min_length=1,
+    )
+    max_tokens: int = key(256, "Maximum tokens of a judgment.", ge=1)
+
+    @property
+    def judges(self) -> bool:
+        return self.model != NOBODY
 
 
 def check_chat(key: str, settings: ChatModelSettings, unset: str) -> None:
@@ -165,3 +190,32 @@ async def open_chat(settings: ChatModelSettings) -> AsyncIterator[ChatModel]:
     device = device_name(settings.device)
     loaded = load(settings.model, device=device, template_args=settings.template_args)
     yield LoadedChat(InProcessEngine(loaded), settings)
+
+
+async def ask_judge(
+    chat: ChatModel, rules: str, prompt: str, read: Callable[[str], T | None], *seed: object
+) -> T | None:
+    """Return the judgment that ``read`` parses from a reply, or ``None`` if it can't be parsed.
+
+    Args:
+        chat: Judge.
+        rules: System prompt.
+        prompt: Prompt.
+        read: Parser of a reply, which returns ``None`` for a reply without a judgment.
+        seed: Values from which the seed is derived, so that equal questions get equal judgments.
+    """
+    messages = [Utterance("system", rules), Utterance("user", prompt)]
+    for attempt in range(TRIES):
+        # With the same seed the second try would repeat the unreadable reply.
+        reply = await chat.ask(messages, int(digest(*seed, attempt)[:8], 16) % 2**31)
+        if (judgment := read(reply.text)) is not None:
+            return judgment
+    return None
+
+
+def json_objects(reply: str) -> Iterator[dict[str, Any]]:
+    """Yield the flat JSON objects in a reply, the last one first, also those within prose or a fence."""
+    # Models may reason or draft before they decide, so the last object counts.
+    for text in reversed(_OBJECT.findall(reply)):
+        with suppress(ValueError):
+            yield read_json(text)

@@ -40,6 +40,7 @@ from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
+    Replayed,
     Shared,
     State,
     Transition,
@@ -294,7 +295,7 @@ _CHOOSING = Part(_CHOOSE, source=FORMAT_SOURCE)
 
 
 @dataclass(eq=False, slots=True)
-class Live:
+class Live(Replayed):
     """Session of the environment, which can be replaced by a new one."""
 
     shared: Shared
@@ -302,9 +303,6 @@ class Live:
     """Closes the session."""
     session: Any = None
     """What the environment's own methods get as ``live``: its session, or :class:`Shared` if it is pure."""
-
-    def fork(self) -> None:
-        """Return None, so branches are replayed."""
 
 
 class Renewable(Acting):

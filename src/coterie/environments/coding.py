@@ -24,7 +24,7 @@ from coterie.environments.collaboration import (
 )
 from coterie.environments.dialogue import LENGTH_RULE
 from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
-from coterie.environments.qa_metrics import GRADER
+from coterie.environments.qa_metrics import GRADER, grader_secret
 from coterie.environments.settings import RowTasks
 from coterie.record.tree import ANSWERED, Secret, Task
 from coterie.record.turn import Part
@@ -224,8 +224,8 @@ def coding_task(
     calls: Sequence[str],
     secrets: Mapping[str, Secret] | None = None,
 ) -> Task:
-    tests = Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER}))
-    return collaboration_task(id_, opening, reference, {TESTS: tests, **(secrets or {})})
+    tests = grader_secret(TESTS, json.dumps(list(calls)))
+    return collaboration_task(id_, opening, reference, {**tests, **(secrets or {})})
 
 
 def hidden_calls(task: Task) -> list[str]:

@@ -14,7 +14,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.dialogue import Dialogue, FormatSettings
 from coterie.environments.protocol import State, Transition
-from coterie.environments.qa_metrics import GRADER, exact_match, gold_answer
+from coterie.environments.qa_metrics import exact_match, gold_answer, grader_secret
 from coterie.environments.settings import (
     MicroSplit,
     series,
@@ -22,7 +22,7 @@ from coterie.environments.settings import (
     split_random,
     split_words,
 )
-from coterie.record.tree import ANSWERED, LENGTH, Secret, Task
+from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Part, Turn
 
 PEOPLE: tuple[str, ...] = split_words(
@@ -246,9 +246,8 @@ class Exchange(Dialogue):
         self.max_turns = settings.turns
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        tasks = generate_tasks(split, seed, self.levels)[start : start + count]
-        return [as_task(task) for task in tasks]
+        tasks = generate_tasks(split, seed, self.levels).draw(split, count, after)
+        return [as_task(task) for _, task in tasks]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self._prompt_parts(task, agent, (agent,))
@@ -278,8 +277,7 @@ def as_task(task: ExchangeTask) -> Task:
             for agent, facts in task.facts.items()
         },
     }
-    answer = Secret(task.answer, name="answer", readers=frozenset({GRADER}))
-    return Task(task.task_id, public, {"answer": answer})
+    return Task(task.task_id, public, grader_secret("answer", task.answer))
 
 
 class ExchangeAlone(Exchange):

@@ -322,8 +322,7 @@ class Persona(Coding):
         super().__init__(settings or PersonaSettings())
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        return [as_task(task) for task in generate_tasks(split, seed)[start : start + count]]
+        return [as_task(task) for _, task in generate_tasks(split, seed).draw(split, count, after)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(SYSTEM_PROMPT, source="task"),)

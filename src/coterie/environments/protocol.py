@@ -106,6 +106,15 @@ class Session(Protocol):
         """
 
 
+class Replayed:
+    """Base class of a session that can't be copied, so its branches are replayed."""
+
+    __slots__ = ()
+
+    def fork(self) -> None:
+        """Return None."""
+
+
 class Shared:
     """Resources that all branches of a run share (a sandbox, tool servers, a judge), indexed by class."""
 

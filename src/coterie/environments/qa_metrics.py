@@ -20,13 +20,14 @@ GRADER = "grader"
 """The only role that may read a gold answer."""
 
 
+def grader_secret(name: str, text: str) -> dict[str, Secret]:
+    return {name: Secret(text, name=name, readers=frozenset({GRADER}))}
+
+
 def secret_answers(row: QuestionRow) -> dict[str, Secret]:
-    readers = frozenset({GRADER})
-    secrets = {"answer": Secret(row.answer, name="answer", readers=readers)}
-    if aliases := getattr(row, "aliases", ()):
-        text = json.dumps(aliases, ensure_ascii=False)
-        secrets["aliases"] = Secret(text, name="aliases", readers=readers)
-    return secrets
+    aliases = getattr(row, "aliases", ())
+    text = json.dumps(aliases, ensure_ascii=False)
+    return grader_secret("answer", row.answer) | (grader_secret("aliases", text) if aliases else {})
 
 
 def gold_answer(task: Task) -> str:

@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache, partial, wraps
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import ClassVar, Generic, Literal, ParamSpec, TypeVar
 
@@ -73,6 +74,15 @@ def template_names(template: str) -> list[str]:
     return [name for name in names if name]
 
 
+def package_version(environment: str, package: str) -> str:
+    """Return the version of an installed package. Raises ``UserError`` if it is missing; its extra has its name."""
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        problem = f"environment={environment} needs the package {package}"
+        raise UserError(problem, f"pip install -e '.[{package}]'") from error
+
+
 class RowTasks:
     """Tasks of an environment whose data set has one task in each row."""
 
@@ -134,6 +144,11 @@ class Series(Generic[Item]):
             raise
         return self._items[indices]
 
+    def draw(self, split: str, count: int, after: Sequence[int]) -> list[tuple[int, Item]]:
+        """Return items with their numbers: the first held-out ones, or training items after earlier draws."""
+        start = sum(after) if split == "train" else 0
+        return list(enumerate(self[start : start + count], start))
+
 
 def series(generate: Callable[P, Iterator[Item]]) -> Callable[P, Series[Item]]:
     """Make a function that returns an iterator return a :class:`Series`, the same one for equal arguments."""
@@ -171,6 +186,20 @@ def distinct(
         {"train": "training", "heldout": "held-out"}.get(split, split),
     )
     raise UserError(f"this micro-world has only {n} {split_word} tasks", f"use at most {n}")
+
+
+def doubling(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... and ``limit``; nothing for a limit of 0."""
+    powers = [2**power for power in range(limit.bit_length())] if limit > 0 else []
+    return powers if powers[-1:] in ([], [limit]) else [*powers, limit]
+
+
+@series
+def game_seeds(game: str, split: MicroSplit, seed: int) -> Iterator[int]:
+    """Yield the seeds of a game's tasks. Splits share none, since a hash of the seed decides its split."""
+    # Both the identity of a seed and the key that decides its split are its digits.
+    rng = split_random(split, f"{game}/{split}/{seed}")
+    return distinct(split, lambda _: rng.randrange(2**31), str, str)
 
 
 def draw(

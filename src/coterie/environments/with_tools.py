@@ -26,6 +26,7 @@ from coterie.environments.protocol import (
     messages_of,
     openers_of,
 )
+from coterie.environments.settings import doubling
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn, digest
@@ -169,8 +170,8 @@ class WithTools:
         result_indices = [
             index for index, message in enumerate(messages) if message.turn in result_turns
         ]
-        # The newest result always stays.
-        for count in _doubling(len(result_indices) - 1):
+        # The newest result always stays. Few prompts are tried, and later ones omit the same results.
+        for count in doubling(len(result_indices) - 1):
             oldest = set(result_indices[:count])
             yield tuple(
                 _left_out(message) if index in oldest else message
@@ -337,13 +338,3 @@ def _left_out(message: Message) -> Message:
 def _key(call: ToolCall) -> tuple[str, str]:
     # Equal arguments in another order or spacing are the same call.
     return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
-
-
-def _doubling(limit: int) -> Iterator[int]:
-    """Yield 1, 2, 4, ... and ``limit``, so that later prompts omit the same results and few prompts are tried."""
-    count = 1
-    while count < limit:
-        yield count
-        count *= 2
-    if limit > 0:
-        yield limit

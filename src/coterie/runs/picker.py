@@ -1,24 +1,19 @@
 """Best of n: a judge picks one of several dialogues of a task (AFM, arXiv 2508.13167, table 4)."""
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from coterie.config.settings import key
 from coterie.datasets.files import append_line, numbered, resume_lines
-from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
-from coterie.engines.endpoint import Utterance
+from coterie.engines.chat_model import NOBODY, JudgeSettings, ask_judge, json_objects, open_chat
 from coterie.evaluation import Draw, Estimate, estimate
 from coterie.record.turn import digest
 
-NOBODY = "nobody"
-TRIES = 2
 TAIL = 1500
 """Number of last characters of a dialogue that the judge reads."""
-_OBJECT = re.compile(r"\{[^{}]*\}")
 _NUMBER = re.compile(r"\W*([0-9]{1,4})\W*")
 _RULES = (
     "Several students worked on the same task. You see the end of each one's work, and its answer. Decide which "
@@ -27,7 +22,7 @@ _RULES = (
 )
 
 
-class PickerSettings(ChatModelSettings):
+class PickerSettings(JudgeSettings):
     """Settings of the model that picks the best of several dialogues."""
 
     model: str = key(
@@ -37,11 +32,6 @@ class PickerSettings(ChatModelSettings):
         source="AFM: Qwen2.5-72B-Instruct, of 3",
         min_length=1,
     )
-    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
-
-    @property
-    def picks(self) -> bool:
-        return self.model != NOBODY
 
 
 async def pick_best(
@@ -85,7 +75,8 @@ async def pick_best(
             prompt = f"Task: {questions[task]}\n\n{students}"
             name = digest(digest(settings.identity()), _RULES, prompt)
             if name not in picks:
-                picks[name] = await ask(chat, prompt, len(listed))
+                read = partial(read_pick, count=len(listed))
+                picks[name] = await ask_judge(chat, _RULES, prompt, read, prompt) or 0
                 append_line(file, {"key": name, "best": picks[name]})
             return listed[max(picks[name], 1) - 1].score, picks[name] > 0
 
@@ -94,29 +85,12 @@ async def pick_best(
     return estimate(scores), readable.count(False)
 
 
-async def ask(chat: ChatModel, prompt: str, count: int) -> int:
-    """Return the judge's choice, from 1 to ``count``; 0 without a readable reply."""
-    messages = [Utterance("system", _RULES), Utterance("user", prompt)]
-    for attempt in range(TRIES):
-        # With the same seed the second try would repeat the unreadable reply.
-        seed = int(digest(prompt, attempt)[:8], 16) % 2**31
-        reply = await chat.ask(messages, seed)
-        if (best := read_pick(reply.text, count)) is not None:
-            return best
-    return 0
-
-
 def read_pick(reply: str, count: int) -> int | None:
     """Return the number in a reply: the last JSON object's, also within prose or a fence, or a number alone.
 
     ``None`` without a valid number.
     """
-    numbers = list[str]()
-    for text in _OBJECT.findall(reply):
-        with suppress(ValueError):
-            numbers.append(str(json.loads(text).get("best")))
-    if alone := _NUMBER.fullmatch(reply):
-        numbers.append(alone[1])
-    # Models often reason or draft before they decide, so the last valid number counts.
-    valid = (int(text) for text in reversed(numbers) if text.isdecimal())
-    return next((number for number in valid if 1 <= number <= count), None)
+    alone = _NUMBER.fullmatch(reply)
+    texts = [alone[1]] if alone else [str(choice.get("best")) for choice in json_objects(reply)]
+    numbers = (int(text) for text in texts if text.isdecimal())
+    return next((number for number in numbers if 1 <= number <= count), None)

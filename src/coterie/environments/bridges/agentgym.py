@@ -30,7 +30,7 @@ from coterie.environments.bridges.server_client import (
     check_type,
     parse_json,
 )
-from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.protocol import Grade, Replayed, Shared, State, Transition
 from coterie.environments.settings import draw_rows
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
@@ -126,7 +126,7 @@ class AgentGymSettings(ActingSettings):
 
 
 @dataclass(eq=False, slots=True)
-class GymSession:
+class GymSession(Replayed):
     """A session on a server, the session of a branch."""
 
     server: ServerClient
@@ -134,9 +134,6 @@ class GymSession:
     id: int = NO_ID
     failed: bool = False
     """True after an error. The session is not used again."""
-
-    def fork(self) -> None:
-        """Return None, so branches are replayed."""
 
     async def create(self) -> None:
         reply = await self._ask("POST", "/create", dict(self.world.create))

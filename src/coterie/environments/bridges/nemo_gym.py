@@ -31,6 +31,7 @@ from coterie.environments.protocol import (
     Grade,
     Observation,
     OneAgent,
+    Replayed,
     Shared,
     State,
     Transition,
@@ -103,13 +104,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSession:
+class ServerSession(Replayed):
     """A session on the server."""
 
     server: ServerClient
-
-    def fork(self) -> None:
-        """Return None, so branches are replayed."""
 
     def function(self, name: str) -> Function:
         async def call(arguments: Mapping[str, Any]) -> str:

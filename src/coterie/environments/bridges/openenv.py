@@ -9,7 +9,7 @@ branches are replayed, and a branch whose observations differ fails. The package
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +31,8 @@ from coterie.environments.bridges.server_client import (
     check_type,
     parse_json,
 )
-from coterie.environments.protocol import AGENT, Grade, Shared, State, Transition
-from coterie.environments.settings import MicroSplit, distinct, series, split_random
+from coterie.environments.protocol import AGENT, Grade, Replayed, Shared, State, Transition
+from coterie.environments.settings import game_seeds
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
@@ -46,21 +46,12 @@ except ImportError as error:
     ) from error
 
 Expected = TypeVar("Expected", bound=BaseModel)
-SEEDS = 2**31
 SECONDS = 120.0
 """Timeout of a request."""
 FRAMES = 10_000
 """Maximum frames of a reply, with the pings before it."""
 LOST = "the connection to the OpenEnv server is lost"
 DONE = Ending("done")
-
-
-@series
-def seeds(split: MicroSplit, seed: int) -> Iterator[int]:
-    """Yield the seeds of a split. Splits share none, since a hash of the seed decides its split."""
-    # Both the identity of a seed and the key that decides its split are its digits.
-    rng = split_random(split, f"openenv/{split}/{seed}")
-    return distinct(split, lambda _: rng.randrange(SEEDS), str, str)
 
 
 class OpenEnvSettings(ActingSettings):
@@ -140,15 +131,12 @@ class InvalidAction(EnvironmentServerError):
     """The server refuses an action, which the agent is told."""
 
 
-class Connection:
+class Connection(Replayed):
     """A session on the server."""
 
     def __init__(self, socket: Any, url: str) -> None:
         self._socket = socket
         self.url = url
-
-    def fork(self) -> None:
-        """Return None, so branches are replayed."""
 
     async def ask(
         self, kind: str, data: dict[str, Any] | None, expected: type[Expected]
@@ -289,11 +277,8 @@ class OpenEnv(Acting):
         self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        values = seeds(split, seed)[start : start + count]
-        tasks = [
-            Task(f"{split}-{seed}-{start + n}", {"seed": value}) for n, value in enumerate(values)
-        ]
+        seeds = game_seeds(self.name, split, seed).draw(split, count, after)
+        tasks = [Task(f"{split}-{seed}-{number}", {"seed": value}) for number, value in seeds]
         # Here and not in `__init__`, because a reset needs the seed of a task. The plan of a run draws
         # tasks, so a server with too few sessions stops it before anything is sampled.
         if tasks:

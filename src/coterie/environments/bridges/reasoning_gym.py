@@ -11,18 +11,23 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import WELL_FORMED, Answers, Grade, State
-from coterie.environments.qa_metrics import GRADER
+from coterie.environments.qa_metrics import grader_secret
 from coterie.environments.question import OneReply
-from coterie.environments.settings import EnvironmentSettings, distinct, series, split_of_key
+from coterie.environments.settings import (
+    EnvironmentSettings,
+    distinct,
+    package_version,
+    series,
+    split_of_key,
+)
 from coterie.errors import UserError, did_you_mean
-from coterie.record.tree import Secret, Task
+from coterie.record.tree import Task
 from coterie.record.turn import Message, Part
 from coterie.tools.line_process import LineProcess
 
@@ -69,10 +74,10 @@ def items(split: Split, dataset: str, config: str, seed: int) -> Iterator[Task]:
         # No model is pre-trained on these tasks, so the share of the corpus belongs to training.
         if (split_of_key(question) == "heldout") != (split == "heldout"):
             return None
-        secret = Secret(answer, name="answer", readers=frozenset({GRADER}))
         public = {"question": question, "number": number}
         # Some data sets accept several answers and have only a scorer.
-        return Task(f"{dataset}-{number}", public, {"answer": secret} if answer else {})
+        secrets = grader_secret("answer", answer) if answer else {}
+        return Task(f"{dataset}-{number}", public, secrets)
 
     return distinct(split, draw, lambda task: str(task.public["question"]))
 
@@ -86,15 +91,11 @@ class ReasoningGym(Answers, OneReply):
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self.dataset, self.config = settings.dataset, json.dumps(settings.config, sort_keys=True)
-        try:
-            self.version = f"1/reasoning-gym {version('reasoning-gym')}"
-        except PackageNotFoundError as error:
-            problem = "environment=reasoning_gym needs the package reasoning-gym"
-            raise UserError(problem, "pip install -e '.[reasoning-gym]'") from error
+        self.version = f"1/reasoning-gym {package_version(self.name, 'reasoning-gym')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        return items(split, self.dataset, self.config, seed)[start : start + count]
+        tasks = items(split, self.dataset, self.config, seed).draw(split, count, after)
+        return [task for _, task in tasks]
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         prompt = Part(f"{state.task.public['question']}{FORMAT}", source="task")

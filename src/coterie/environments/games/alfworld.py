@@ -21,7 +21,7 @@ from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, ActingSettings, write_action
 from coterie.environments.games.text_games import Game, TextGames, progress_of, workers
 from coterie.environments.protocol import SUCCESS_OF, Grade, State
-from coterie.environments.settings import last_draw
+from coterie.environments.settings import draw_rows
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest
@@ -160,9 +160,7 @@ class ALFWorld(TextGames):
         return chosen
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        every = self.games(split)
-        # Held-out games are always the same; training games continue after earlier draws.
-        chosen = last_draw(every, (*after, count), seed) if split == "train" else every[:count]
+        chosen = draw_rows(self.games(split), split, count, seed, after)
         return [Task(game.id, {"type": game.type, "file": game.content}) for game in chosen]
 
     def game(self, task: Task) -> Game:

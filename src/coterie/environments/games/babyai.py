@@ -245,12 +245,9 @@ class BabyAI(Acting):
         self.version = f"1/minigrid {version('minigrid')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        # Training games continue after earlier draws; held-out games are always the first ones.
-        start = sum(after) if split == "train" else 0
-        draws = games(self.level, split, seed)[start : start + count]
         return [
-            Task(f"{split}-{seed}-{start + n}", {"seed": game.seed, "mission": game.mission})
-            for n, game in enumerate(draws)
+            Task(f"{split}-{seed}-{number}", game._asdict())
+            for number, game in games(self.level, split, seed).draw(split, count, after)
         ]
 
     def system_prompt(self, task: Task) -> str:

@@ -17,7 +17,7 @@ from coterie.config.settings import PathText, key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.protocol import Grade, Pure, State, Transition
-from coterie.environments.settings import last_draw
+from coterie.environments.settings import draw_rows
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.record.turn import digest
@@ -250,8 +250,8 @@ class PDDL(Pure, Acting):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         ids = list(self.problems)
-        train = last_draw(ids[: self.train], (*after, count), seed)
-        chosen = train if split == "train" else ids[self.train :][:count]
+        every = ids[: self.train] if split == "train" else ids[self.train :]
+        chosen = draw_rows(every, split, count, seed, after)
         return [Task(id_, {"content": _content(self.problems[id_])}) for id_ in chosen]
 
     def problem(self, task: Task) -> Problem:

@@ -10,14 +10,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.acting import SOLVED, Acting, saying
-from coterie.environments.protocol import Shared, State, Transition
-from coterie.errors import UserError
+from coterie.environments.protocol import Replayed, Shared, State, Transition
+from coterie.environments.settings import package_version
 from coterie.record.tree import Ending, Task
 from coterie.tools.line_process import LineProcess
 
@@ -40,7 +39,7 @@ class GameLost(EngineError):
 
 
 @dataclass(eq=False, slots=True)
-class Game:
+class Game(Replayed):
     """A game in play, the session of a branch.
 
     Its process may have died or closed it for another session. Then the game is played again there.
@@ -52,9 +51,6 @@ class Game:
     number: int = field(default_factory=lambda: next(_numbers))
     commands: list[str] = field(default_factory=list)
     replies: list[dict[str, Any]] = field(default_factory=list)
-
-    def fork(self) -> None:
-        """Return None, so branches are replayed."""
 
     def ask(self, *command: str) -> dict[str, Any]:
         """Return the reply to a command; without one, to the beginning. Raises :class:`GameLost`."""
@@ -94,13 +90,7 @@ class TextGames(Acting):
     def __init__(self, steps: int, admissible: bool) -> None:
         super().__init__(steps)
         self.admissible = admissible
-        try:
-            self.installed = version(self.package)
-        except PackageNotFoundError as error:
-            raise UserError(
-                f"games of {self.package} need the package {self.package}",
-                f"pip install -e '.[{self.package}]'",
-            ) from error
+        self.installed = package_version(self.name, self.package)
         self.version = f"1/{self.package} {self.installed}"
 
     @abstractmethod

@@ -5,7 +5,7 @@ coterie's home folder. They are played by child processes, since the package is 
 of a game cost as much as 20 to 50 commands, so branches are replayed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coterie.config.folders import home
@@ -21,11 +21,10 @@ from coterie.environments.games.text_games import (
     workers,
 )
 from coterie.environments.protocol import Grade, State
-from coterie.environments.settings import MicroSplit, distinct, series, split_random
+from coterie.environments.settings import game_seeds
 from coterie.errors import UserError
 from coterie.record.tree import Task
 
-SEEDS = 2**31
 RULES = (
     "You are in a world of rooms with objects. You are told a quest: do it step by step.\n"
     "Actions: go north (east, south, west), open X, close X, unlock X with Y, lock X with Y, take X, take X from Y, "
@@ -37,13 +36,6 @@ COMMANDS = (
 )  # fmt: skip
 
 _WORKERS = workers("textworld_worker.py", "textworld")
-
-
-@series
-def seeds(split: MicroSplit, seed: int) -> Iterator[int]:
-    """Yield the seeds of the games of a split. Splits share none, since a hash of the seed decides its split."""
-    rng = split_random(split, f"textworld/{split}/{seed}")
-    return distinct(split, lambda _: rng.randrange(SEEDS), str, str)
 
 
 class TextWorldSettings(ActingSettings):
@@ -74,11 +66,8 @@ class TextWorld(TextGames):
         )
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        games = seeds(split, seed)[start : start + count]
-        tasks = [
-            Task(f"{split}-{seed}-{start + n}", {"seed": game}) for n, game in enumerate(games)
-        ]
+        games = game_seeds(self.name, split, seed).draw(split, count, after)
+        tasks = [Task(f"{split}-{seed}-{number}", {"seed": game}) for number, game in games]
         # The first game shows before the run whether games of this size can be made.
         if tasks and not self.folder.exists():
             self._check(tasks[0])

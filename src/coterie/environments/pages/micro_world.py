@@ -168,9 +168,8 @@ class Pages(Frontend):
         super().__init__(settings or PagesSettings())
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
         tasks = []
-        for number, design in enumerate(generate(split, seed)[start : start + count], start):
+        for number, design in generate(split, seed).draw(split, count, after):
             name, text = f"{split}-{seed}-{number}", json.dumps(asdict(design))
             hidden = {HIDDEN: Secret(text, name=HIDDEN, readers=frozenset({PERSON}))}
             tasks.append(collaboration_task(name, request(design), write_page(design), hidden))

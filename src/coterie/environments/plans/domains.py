@@ -30,7 +30,7 @@ from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat,
 from coterie.engines.endpoint import Utterance
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Openers, Shared
-from coterie.environments.qa_metrics import GRADER, gold_answer, normalize_answer
+from coterie.environments.qa_metrics import GRADER, gold_answer, grader_secret, normalize_answer
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
@@ -136,10 +136,6 @@ class Domain(ABC):
 
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
 """Fields of a task: pages to search, page elements by number of action, and the secret with the right operations."""
-
-
-def grader_secret(name: str, text: str) -> dict[str, Secret]:
-    return {name: Secret(text, name=name, readers=frozenset({GRADER}))}
 
 
 def page_fields(

@@ -24,7 +24,6 @@ from coterie.environments.plans.domains import (
     as_plan,
     domain_in,
     domain_of,
-    grader_secret,
     page_fields,
 )
 from coterie.environments.protocol import (
@@ -38,7 +37,7 @@ from coterie.environments.protocol import (
     Transition,
     openers_of,
 )
-from coterie.environments.qa_metrics import GRADER, secret_answers
+from coterie.environments.qa_metrics import GRADER, grader_secret, secret_answers
 from coterie.environments.settings import EnvironmentSettings, last_draw
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, Ending, Secret, Task

@@ -209,9 +209,9 @@ class Problems(PlanGround):
         self.far = settings.far
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
         form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
-        return [as_task(problem) for problem in generate(split, seed, *form)[start : start + count]]
+        problems = generate(split, seed, *form).draw(split, count, after)
+        return [as_task(problem) for _, problem in problems]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
         return self.tasks("heldout", count, seed)

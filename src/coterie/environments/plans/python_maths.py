@@ -36,7 +36,7 @@ from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
 from coterie.environments.qa_metrics import gold_answers, secret_answers
-from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
+from coterie.environments.settings import MicroSplit, distinct, doubling, draw, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, Ending, Task
 from coterie.record.turn import Message, Part, Role, digest
@@ -271,16 +271,11 @@ class PythonMaths(Acting):
             "answers": len(attempts.answers),
             "cells": attempts.cells,
             "failed_cells": attempts.failed_cells,
-            **{f"within_{mark}": attempts.within(mark) for mark in self._marks()},
+            **{f"within_{mark}": attempts.within(mark) for mark in doubling(self.most_answers)},
         }
         if attempts.right and not attempts.right[0]:
             metrics["corrected"] = attempts.within(self.most_answers)
         return Grade(float(attempts.right[-1:] == (True,)), metrics)
-
-    def _marks(self) -> list[int]:
-        """Return the numbers t of the metrics ``within_t``: 1, 2, 4, ... and the maximum."""
-        powers = (2**n for n in range(self.most_answers.bit_length()))
-        return list(dict.fromkeys([*powers, self.most_answers]))
 
 
 def _read_functions(name: str) -> str:
@@ -433,8 +428,9 @@ class Sums(PythonMaths):
         self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        return [sums_task(problem) for problem in generate(split, seed)[start : start + count]]
+        return [
+            sums_task(problem) for _, problem in generate(split, seed).draw(split, count, after)
+        ]
 
     def system_prompt(self, task: Task) -> str:
         return PROMPT

@@ -19,10 +19,10 @@ from typing import Any, Self
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.plans.domains import Domain, Form, grader_secret
+from coterie.environments.plans.domains import Domain, Form
 from coterie.environments.plans.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
-from coterie.environments.qa_metrics import GRADER
+from coterie.environments.qa_metrics import GRADER, grader_secret
 from coterie.environments.settings import EnvironmentSettings, series, split_of_key
 from coterie.record.tree import Task
 from coterie.record.turn import digest

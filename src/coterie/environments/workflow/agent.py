@@ -19,12 +19,10 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from coterie.config.folders import read_json
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
-from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
-from coterie.engines.endpoint import Utterance
+from coterie.engines.chat_model import ChatModel, JudgeSettings, ask_judge, json_objects, open_chat
 from coterie.environments.protocol import (
     AGENT,
     VIOLATIONS,
@@ -56,7 +54,7 @@ from coterie.environments.workflow.plan_graph import (
 )
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, LENGTH, Ending, Task
-from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
+from coterie.record.turn import Message, Part, Tool, ToolResult, Turn
 from coterie.tools.calls import NativeCalls, Tags
 from coterie.tools.registry import ToolsSettings
 
@@ -292,9 +290,6 @@ Glass Harbour is a rock band from England, founded in Leeds in 2004.
 
 
 _RULE = "Answer with as few words as possible; several answers are divided by |."
-TRIES = 2
-NOBODY = "nobody"
-_OBJECT = re.compile(r"\{[^{}]*\}")
 _ALONE = re.compile(r"\W*(correct|incorrect|yes|no)\W*", re.IGNORECASE)
 _RIGHT, _WRONG = ("correct", "yes", "true"), ("incorrect", "no", "false")
 _RULES = (
@@ -304,22 +299,6 @@ _RULES = (
     'Reply with JSON and nothing else: {"reason": "a few words", "judgement": "correct"} or '
     '{"reason": "a few words", "judgement": "incorrect"}'
 )
-
-
-class JudgeSettings(ChatModelSettings):
-    """Settings of the judge."""
-
-    model: str = key(
-        NOBODY,
-        "`nobody` (no judge), a model that coterie loads, or, with `url`, the name of a model there.",
-        source="GAP: GPT-4.1 mini; AFM: Qwen2.5-72B-Instruct",
-        min_length=1,
-    )
-    max_tokens: int = key(256, "Maximum tokens of a judgement.", ge=1)
-
-    @property
-    def judges(self) -> bool:
-        return self.model != NOBODY
 
 
 class AnswerJudge:
@@ -334,24 +313,14 @@ class AnswerJudge:
             return 0.0
         listed = "\n".join(f"- {gold}" for gold in golds)
         prompt = f"Question: {question}\nRight answers:\n{listed}\nThe student's answer: {answer}"
-        messages = [Utterance("system", _RULES), Utterance("user", prompt)]
-        # The second try has another seed, since the first reply could not be read.
-        for number in range(TRIES):
-            seed = int(digest(question, answer, number)[:8], 16) % 2**31
-            reply = await self.chat.ask(messages, seed)
-            if (is_right := read_judgement(reply.text)) is not None:
-                return float(is_right)
-        return None
+        is_right = await ask_judge(self.chat, _RULES, prompt, read_judgement, question, answer)
+        return None if is_right is None else float(is_right)
 
 
 def read_judgement(reply: str) -> bool | None:
     """Parse a judgement: JSON, also within text or a fence, or a single word; else ``None``."""
-    # Models may reason or draft before they decide, so the last judgment counts.
-    for source in reversed(_OBJECT.findall(reply)):
-        try:
-            word = str(read_json(source).get("judgement")).strip().lower()
-        except ValueError:
-            continue
+    for judgment in json_objects(reply):
+        word = str(judgment.get("judgement")).strip().lower()
         if word in (*_RIGHT, *_WRONG):
             return word in _RIGHT
     alone = _ALONE.fullmatch(reply)

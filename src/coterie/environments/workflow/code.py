@@ -18,11 +18,11 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
-from coterie.environments.qa_metrics import GRADER, gold_answers, question_of
+from coterie.environments.qa_metrics import GRADER, gold_answers, grader_secret, question_of
 from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.plan_graph import final_answer
 from coterie.errors import UserError
-from coterie.record.tree import Secret, Task
+from coterie.record.tree import Task
 from coterie.tools.contest import judge_program, verdict_metrics
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -104,12 +104,11 @@ class Code(WorkflowAgent):
             public["tests"] = "public ones only"
         if row.prelude:
             public["prelude"] = row.prelude
-        texts = {TESTS: json.dumps([test.model_dump() for test in row.tests])}
         # A test that is itself a program may be broken, so a right program is tried on it, too.
         extra = {CHECKER: row.checker, SOLUTION: row.answer if row.tests[0].kind == "check" else ""}
-        texts |= {name: text for name, text in extra.items() if text}
-        readers = frozenset({GRADER})
-        secrets = {name: Secret(text, name=name, readers=readers) for name, text in texts.items()}
+        secrets = grader_secret(TESTS, json.dumps([test.model_dump() for test in row.tests]))
+        for name, text in extra.items():
+            secrets |= grader_secret(name, text) if text else {}
         return Task(f"{self.name}-{row.id}", public, secrets)
 
     def request(self, task: Task) -> str:

@@ -447,12 +447,10 @@ class EncyclopediaQuestions(Workflow):
         return make_encyclopedia(self.world)
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after) if split == "train" else 0
-        questions = generate(split, seed, self.encyclopedia)[start : start + count]
-        tasks = [question_task(question) for question in questions]
-        self._questions |= {
-            task.id: question for task, question in zip(tasks, questions, strict=True)
-        }
+        tasks = []
+        for _, question in generate(split, seed, self.encyclopedia).draw(split, count, after):
+            tasks.append(question_task(question))
+            self._questions[tasks[-1].id] = question
         return tasks
 
     @property
