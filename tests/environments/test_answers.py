@@ -2,7 +2,7 @@ r"""Answer metrics, against values worked out by hand, and the number of an answ
 
 import pytest
 
-from coterie.environments.numbers import number, same_number
+from coterie.environments.grading import number, same_number
 from coterie.environments.qa_metrics import Vote, exact_match, f1, gold_answer, normalize_answer
 from coterie.record.tree import Task
 from tests.helpers.packaged_environments import packaged_dialogue

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from coterie.datasets.problems import boxed_answer
-from coterie.environments.numbers import boxed_number
+from coterie.environments.grading import boxed_number
 from coterie.environments.qa_metrics import marked_answer
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments import mathematics
-from coterie.environments.mathematics import same_mathematics, spelling
+from coterie.environments import grading
+from coterie.environments.grading import same_mathematics, spelling
 from coterie.environments.qa_metrics import gold_answer
 from coterie.tools import line_process
 from tests.helpers.packaged_environments import packaged_dialogue
@@ -226,7 +226,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert same_mathematics("7", r"\sqrt{49}")
-    monkeypatch.setattr(mathematics, "LIMIT", 0.3)
+    monkeypatch.setattr(grading, "LIMIT", 0.3)
     start = time.monotonic()
     assert not same_mathematics("7", "9^{9^{9^{9}}}")
     assert time.monotonic() - start < line_process.START, "given up after the limit"
@@ -238,19 +238,19 @@ def test_an_answer_after_ctrl_c_is_not_taken_for_the_next(monkeypatch: pytest.Mo
     def stopped(*_: object) -> str:
         raise KeyboardInterrupt
 
-    assert mathematics.compared(r"\sqrt{25}", "5"), "the process runs"
+    assert grading.compared(r"\sqrt{25}", "5"), "the process runs"
     with monkeypatch.context() as patch:
         patch.setattr(line_process, "_line", stopped)
         with pytest.raises(KeyboardInterrupt):
-            mathematics.compared(r"\sqrt{36}", "6")
-    assert not mathematics.compared(r"\sqrt{49}", "8")
+            grading.compared(r"\sqrt{36}", "6")
+    assert not grading.compared(r"\sqrt{49}", "8")
 
 
 def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
         assert not same_mathematics("7", text)
-        assert not mathematics.compared("7", text) and not mathematics.compared(text, "7")
+        assert not grading.compared("7", text) and not grading.compared(text, "7")
     assert not touched.exists()
 
 

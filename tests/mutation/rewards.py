@@ -126,7 +126,7 @@ FAULTS = (
         [f"{USER}test_concurrent_calls_do_not_restore_each_others_changes"],
     ),
     Fault(
-        "coterie.environments.mathematics:_same_in_order",
+        "coterie.environments.grading:_same_in_order",
         given(question=""),
         ["tests/environments/test_mathematics.py::test_the_question_tells_of_ratios_and_matrices"],
     ),

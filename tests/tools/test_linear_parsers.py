@@ -8,7 +8,7 @@ import pytest
 
 from coterie.datasets.problems import boxed_answer
 from coterie.datasets.web_pages import elements, outline, page_in, text_of
-from coterie.environments import acting, baselines, collaboration, mathematics, numbers, qa_metrics
+from coterie.environments import acting, baselines, collaboration, grading, qa_metrics
 from coterie.environments.code_blocks import code_of, python_blocks
 from coterie.environments.coding import functions
 from coterie.environments.plans.plan_ground import subgoals_in
@@ -69,8 +69,8 @@ PARSERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "resources": (inline_resources, ("<link ", "<script ", "<script>", "https://picsum.photos/1/")),
     "tags": (read_calls, ("<search>", "<answer>", "</answer><answer>", "<code>")),
     "boxes": (boxed_answer, ("\\boxed{", "\\boxed ")),
-    "numbers": (numbers.number, ("1.", "one ", "1 1/2 ", "dollars ")),
-    "mathematics": (mathematics.spelling, ("\\frac", "\\text{", "1.1", "0.\\overline{1}", "\\left(")),
+    "numbers": (grading.number, ("1.", "one ", "1 1/2 ", "dollars ")),
+    "mathematics": (grading.spelling, ("\\frac", "\\text{", "1.1", "0.\\overline{1}", "\\left(")),
     "exact match": (lambda text: qa_metrics.exact_match(text, ["a"]), ("a, ",)),
     "marked answers": (qa_metrics.marked_answer, ("<A>", "</A")),
     "messages": (collaboration.answer_in, ("OUTPUT:", collaboration.MARKER, '"""', "'''", "r'", "\\'", "#")),

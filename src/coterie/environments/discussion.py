@@ -24,8 +24,7 @@ from coterie.datasets.rows import (
     TwoWikiRow,
 )
 from coterie.environments.dialogue import LENGTH_RULE, Dialogue, FormatSettings, read_pool
-from coterie.environments.mathematics import same_mathematics
-from coterie.environments.numbers import boxed_number, same_number
+from coterie.environments.grading import boxed_number, same_mathematics, same_number
 from coterie.environments.qa_metrics import (
     f1,
     gold_answers,

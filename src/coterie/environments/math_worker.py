@@ -1,4 +1,4 @@
-r"""Process that compares mathematical answers, started by ``environments.mathematics``.
+r"""Process that compares mathematical answers, started by ``environments.grading``.
 
     echo '["\\frac12", "0.5"]' | python -m coterie.environments.math_worker
 

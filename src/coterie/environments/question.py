@@ -36,8 +36,7 @@ from coterie.datasets.load import UNUSED, Rows
 from coterie.datasets.problems import OPTION_KEYS, MathRow, SvampRow, boxed_answer
 from coterie.datasets.question_files import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
-from coterie.environments.code_blocks import code_of, python_blocks
-from coterie.environments.numbers import number, same_number
+from coterie.environments.grading import number, same_mathematics, same_number
 from coterie.environments.protocol import (
     WELL_FORMED,
     Grade,
@@ -269,7 +268,7 @@ class Question(OneReply):
             return Grade(max(_likeness(answer, gold, self.reward) for gold in golds))
         if self.reward == "math":
             right = await asyncio.to_thread(
-                lambda: any(_same_mathematics(gold, answer, item.question) for gold in golds)
+                lambda: any(same_mathematics(gold, answer, item.question) for gold in golds)
             )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
@@ -331,7 +330,7 @@ class Question(OneReply):
 
     def same(self, first: str, second: str) -> bool:
         if self.reward == "math":
-            return _same_mathematics(first, second)
+            return same_mathematics(first, second)
         if self.reward == "code":
             return first == second
         return _likeness(first, second, "exact") == 1.0
@@ -374,15 +373,11 @@ def _likeness(reply: str, gold: str, reward: str) -> float:
     return exact_match(reply, [gold]) if reward == "exact" else f1(reply, [gold])
 
 
-def _same_mathematics(gold: str, answer: str, question: str = "") -> bool:
-    # Only the reward ``math`` needs the reader of formulas and its worker.
-    from coterie.environments.mathematics import same_mathematics
-
-    return same_mathematics(gold, answer, question)
-
-
 def program_of(reply: str) -> str:
     """Return the last Python block of a reply; the whole reply if it has no fences."""
+    # Only the reward ``code`` needs the reader of blocks.
+    from coterie.environments.code_blocks import code_of, python_blocks
+
     blocks = python_blocks(reply)
     return blocks[-1] if blocks else code_of(reply)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.acting import SOLVED, drop_shots
-from coterie.environments.mathematics import same_mathematics
-from coterie.environments.numbers import same_number
+from coterie.environments.grading import same_mathematics, same_number
 from coterie.environments.plans.python_maths import SUBJECTS, PythonMaths
 from coterie.environments.protocol import EnvironmentFault
 from coterie.environments.qa_metrics import gold_answer

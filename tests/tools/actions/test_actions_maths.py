@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.numbers import same_number
+from coterie.environments.grading import same_number
 from coterie.tools.actions.executors import Executed, MathsExecutor
 from coterie.tools.actions.grammar import parse
 from coterie.tools.sandbox.pool import Sandbox

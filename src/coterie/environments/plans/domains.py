@@ -28,7 +28,7 @@ from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat, open_chat
 from coterie.engines.endpoint import Utterance
-from coterie.environments.numbers import same_number
+from coterie.environments.grading import same_number
 from coterie.environments.protocol import Openers, Shared
 from coterie.environments.qa_metrics import GRADER, gold_answer, grader_secret, normalize_answer
 from coterie.environments.settings import EnvironmentSettings

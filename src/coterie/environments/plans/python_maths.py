@@ -9,7 +9,6 @@ the first answer is final. With ``functions`` the session has the functions of a
 import ast
 import asyncio
 import json
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -32,8 +31,7 @@ from coterie.environments.acting import (
     write_action,
     write_answer,
 )
-from coterie.environments.mathematics import same_mathematics
-from coterie.environments.numbers import same_number
+from coterie.environments.grading import same_mathematics, same_number, same_value
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
 from coterie.environments.qa_metrics import gold_answers, secret_answers
 from coterie.environments.settings import MicroSplit, distinct, doubling, draw, series, split_random
@@ -68,26 +66,6 @@ CELLS = (
     "What you do is Python: a cell of one session, so variables stay. You are shown what the cell prints and the value "
     "of its last expression. There are the standard library and numpy, and nothing else."
 )
-
-
-def same_value(first: Any, second: Any) -> bool:
-    """Compare Python literals: numbers with a relative tolerance of 1e-6, lists item by item; other text as it is."""
-    left, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
-    if isinstance(left, list | tuple) and isinstance(two, list | tuple):
-        return len(left) == len(two) and all(map(same_value, left, two))
-    if isinstance(left, int | float) and isinstance(two, int | float):
-        try:
-            return math.isclose(left, two, rel_tol=1e-6)
-        except OverflowError:  # an integer that no float holds
-            return left == two
-    return bool(left == two)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return text.strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from coterie.datasets.code_rows import STARTER, ContestLimits, ContestRow, Conte
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.code_blocks import code_of, python_blocks
-from coterie.environments.mathematics import same_mathematics
+from coterie.environments.grading import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.qa_metrics import GRADER, gold_answers, grader_secret, question_of
 from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent

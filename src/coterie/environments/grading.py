@@ -1,25 +1,168 @@
-r"""Equality of two mathematical answers in LaTeX.
+r"""Graders of answers: numbers, mathematics in LaTeX, and values of Python.
 
-Answers are compared by their structure. Two lists are equal if they have the same members in any order, as in
-``\{1,2\}``. Two tuples or intervals are equal if they have the same brackets and the same members in the same order. A
-tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals ``[-2, 3]``,
-``60^\circ`` equals ``\pi/3``, and ``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a base; if both
-have one, they must agree. An option with its content, ``(B) 12``, equals both. ``4:6`` equals ``2:3`` only as a ratio.
+**Numbers.** An answer states a number, which may have a sign, a currency, a percent sign, a unit or a counted noun
+(``units``), a name (``x = ``, ``the answer is``), LaTeX and markdown. With any other text (another number, a power, a
+hedge such as ``or 99`` or ``about``) it is not a number, so an answer can't state several. The rules follow Lewkowycz
+et al. 2022, appendix D, as far as they concern numbers, but no text is ignored.
 
-Two numbers are compared by value (``environments.numbers``), and all other text by math-verify (``math_worker``), but
-only if it can read the whole text: it skips prose, and reads ``5 6`` as a sum.
+**Mathematics.** Answers are compared by their structure. Two lists are equal if they have the same members in any
+order, as in ``\{1,2\}``. Two tuples or intervals are equal if they have the same brackets and the same members in the
+same order. A tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals
+``[-2, 3]``, ``60^\circ`` equals ``\pi/3``, and ``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a
+base; if both have one, they must agree. An option with its content, ``(B) 12``, equals both. ``4:6`` equals ``2:3``
+only as a ratio.
+
+Two numbers are compared by value, and all other text by math-verify (``math_worker``), but only if it can read the
+whole text: it skips prose, and reads ``5 6`` as a sum.
 """
 
+import ast
+import math
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise, product
-from math import gcd
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from coterie.environments.numbers import SYMBOLS, is_name, is_unit, number, units_of
-from coterie.tools.line_process import LineProcess
+from coterie.datasets.problems import boxed_answer
+from coterie.datasets.problems import value as value_of
+from coterie.environments.units import LETTERS, MONEY, SYMBOLS, changes_value, is_unit, units_of
+
+if TYPE_CHECKING:
+    from coterie.tools.line_process import LineProcess
+
+_END = r"(?![a-zA-Z])"
+
+MAX_NUMBER = 200
+"""Maximum characters of an answer that states a number."""
+DECIMALS = 40
+"""Maximum decimals of a normalized number; numbers with more are written as fractions."""
+
+_SPELLINGS = (
+    (re.compile(r"[−–]"), "-"),
+    (re.compile(r",\s*\\!\s*|\{,\}"), ","),
+    (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|\\[!()\[\]]|(?<!\w)(?:\*\*|`)|(?:\*\*|`)(?!\w)"), ""),
+    (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox|boxed)\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\([%$€£])"), r"\1"),
+    (re.compile(r"\\[ ,;:]|(?<=\w)~|\\q?quad" + _END), " "),
+    (re.compile(r"\\(?:times|cdot)" + _END + "|·"), "×"),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree" + _END + "|°"), " degrees "),
+    (re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r" \1\2/\3\4 "),
+    (re.compile(r"\s+"), " "),
+)  # fmt: skip
+_PLAIN = (
+    r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+)
+_STATED = re.compile(
+    rf"(?P<minus>[+-]?) ?(?:{MONEY} ?(?P<inner>[+-]?) ?)?"
+    rf"(?:(?P<whole>[0-9]+) (?P<part>[0-9]+) ?/ ?(?P<parts>[0-9]+)"
+    rf"|(?P<above>[+-]?(?:{_PLAIN})) ?/ ?(?P<below>{_PLAIN})"
+    rf"|(?P<plain>{_PLAIN})(?:(?:[eE]| ?[×x*] ?10 ?\^ ?\{{?)(?P<power>[+-]?[0-9]{{1,2}})\}}?)?)"
+    rf"(?P<rest>(?![0-9.]).*)"
+)
+_CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
+_CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
+
+
+def number(text: str) -> str | None:
+    """Return the normalized number that a text states (``1200.5`` for ``$1,200.50``), or ``None``."""
+    value = _value(text)
+    return None if value is None else _format(value)
+
+
+def boxed_number(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
+    box = boxed_answer(text)
+    return None if box is None else (number(box) or box)
+
+
+def same_number(first: str, second: str) -> bool:
+    """Return True if two answers state the same number, or are the same text without a number."""
+    return (number(first) or first) == (number(second) or second)
+
+
+def is_name(text: str) -> bool:
+    words = LETTERS.findall(text)
+    return (
+        bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(changes_value, words))
+    )
+
+
+def _value(text: str) -> Fraction | None:
+    if len(text) > MAX_NUMBER:
+        return None
+    for pattern, instead in _SPELLINGS:
+        text = pattern.sub(instead, text)
+    # The last side of ``16 - 3 = 13`` states the value. The other sides must agree with it.
+    *left_sides, right_side = (_bare(part) for part in text.split("="))
+    # ``The answer is 13`` or ``Total: 13``.
+    call = _CALL.fullmatch(right_side)
+    if call and is_name(call["name"]):
+        right_side = _bare(call["rest"])
+    value = _parse(right_side)
+    if value is None or not all(is_name(side) or _sum(side) == value for side in left_sides):
+        return None
+    return value
+
+
+def _bare(text: str) -> str:
+    text = text.strip(" $\"'").removesuffix(".").strip(" $\"'")
+    # Remove brackets around the whole text.
+    while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){},"):
+        text = text[1:-1].strip(" $")
+    return text
+
+
+def _parse(text: str) -> Fraction | None:
+    match = _STATED.fullmatch(text)
+    # Two signs, as in ``-$-5``, state no number.
+    if match is None or (match["minus"] and match["inner"]):
+        return None
+    try:
+        if match["whole"]:
+            value = int(match["whole"]) + Fraction(int(match["part"]), int(match["parts"]))
+        elif match["above"]:
+            value = _plain(match["above"]) / _plain(match["below"])
+        else:
+            value = _plain(match["plain"]) * Fraction(10) ** int(match["power"] or 0)
+    except ZeroDivisionError:
+        return None
+    if not is_unit(match["rest"], singular=0 < value <= 1):
+        return None
+    return -value if "-" in (match["minus"], match["inner"]) else value
+
+
+def _plain(text: str) -> Fraction:
+    return Fraction(re.sub("[ ,]", "", text))
+
+
+def _sum(text: str) -> Fraction | None:
+    """Return the value of a calculation such as ``16 - 3 apples``; ``None`` for anything else."""
+    value = _parse(text)
+    if value is not None:
+        return value
+    # Separators, currencies and units are no part of the calculation.
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    text = re.sub(rf"{MONEY}|[^\W\d_]+", " ", text)
+    try:
+        return value_of(text.replace("×", "*").replace("÷", "/"))
+    except ValueError:
+        return None
+
+
+def _format(value: Fraction) -> str:
+    # The smallest number of decimals that represents the value exactly.
+    for digits in range(DECIMALS + 1):
+        scaled = value * 10**digits
+        if scaled.denominator == 1:
+            return f"{Decimal(f'{scaled}e-{digits}'):f}"
+    return str(value)
+
+
+# -- mathematics ---------------------------------------------------------------------------------
 
 MAX_LENGTH = 1000
 """Maximum characters of an answer. A longer answer equals only its own spelling."""
@@ -28,7 +171,6 @@ LIMIT = 12.0
 DEEPEST = 40
 """Maximum depth of brackets. A deeper answer equals only its own spelling."""
 
-_END = r"(?![a-zA-Z])"
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
 _LISTED = re.compile(r"\s*(?:,(?!\d)(?:\s*(?:and|or)\b)?|\b(?:and|or)\b)\s*")
 
@@ -152,7 +294,7 @@ def _same_in_order(gold: str, answer: str, question: str) -> bool:
         part and not _depths(part)[-1] for pair in pairs for part in pair
     ):
         # Without the question, a reference in lowest terms is taken for a ratio.
-        in_lowest_terms = gcd(*map(int, re.findall(r"\d+", gold))) < 2
+        in_lowest_terms = math.gcd(*map(int, re.findall(r"\d+", gold))) < 2
         if _RATIO.search(question) if question else in_lowest_terms:
             # Longer ratios are equal if the ratios of all neighbors are.
             pairs = [[":".join(two) for two in pairwise(pair)] for pair in pairs]
@@ -377,7 +519,35 @@ def compared(gold: str, answer: str, gold_letters: str = "", answer_letters: str
 
     Thread-safe.
     """
-    return _WORKER.ask([gold, answer, gold_letters, answer_letters], LIMIT) is True
+    return _worker().ask([gold, answer, gold_letters, answer_letters], LIMIT) is True
 
 
-_WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")
+@cache
+def _worker() -> "LineProcess":
+    # Only formulas need the process.
+    from coterie.tools.line_process import LineProcess
+
+    return LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")
+
+
+# -- values of Python ----------------------------------------------------------------------------
+
+
+def same_value(first: Any, second: Any) -> bool:
+    """Compare Python literals: numbers with a relative tolerance of 1e-6, lists item by item; other text as it is."""
+    left, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
+    if isinstance(left, list | tuple) and isinstance(two, list | tuple):
+        return len(left) == len(two) and all(map(same_value, left, two))
+    if isinstance(left, int | float) and isinstance(two, int | float):
+        try:
+            return math.isclose(left, two, rel_tol=1e-6)
+        except OverflowError:  # an integer that no float holds
+            return left == two
+    return bool(left == two)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text.strip()

@@ -1,9 +1,4 @@
-"""Numbers in answers, with units and counted nouns that do not change their value.
-
-The number may have a sign, a currency, a percent sign, a unit or a counted noun, a name (``x = ``, ``the answer is``),
-LaTeX and markdown. With any other text (another number, a power, a hedge such as ``or 99`` or ``about``) the answer is
-not a number, so an answer can't state several. The rules follow Lewkowycz et al. 2022, appendix D, as far as they
-concern numbers, but no text is ignored.
+"""Units and counted nouns after numbers in answers, which do not change their value.
 
 Units can be listed, but counted things can't. So a phrase after a number is parsed by its form: adjectives, one
 **head**, and a tail, as in ``red apples in each box``. The head is a unit (``mile``, ``kg``), a plural noun
@@ -16,17 +11,12 @@ accepted. None of these states another number.
 """
 
 import re
-from decimal import Decimal
-from fractions import Fraction
 
-from coterie.datasets.problems import boxed_answer
-from coterie.datasets.problems import value as value_of
-
-_LETTERS = re.compile(r"[^\W\d_]+")
+LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(_LETTERS.findall(text))
+    return frozenset(LETTERS.findall(text))
 
 
 MONEY = r"(?:(?:US|AU?|CA?|NZ|HK|S)?\$|[€£¥₹¢]|(?:USD|EUR|GBP|Rs\.?)(?![a-zA-Z]))"
@@ -39,7 +29,7 @@ _PHRASE = re.compile(
 _OWNER = re.compile(r"(?<=[a-z])['’]s?(?= [a-z])")
 _LEFT_OVER = re.compile(r"\bleft over\b")
 # Symbols of units with one letter, such as meters or grams.
-_UNIT_LETTERS = frozenset("mghstACFJLNVW")
+_UNITLETTERS = frozenset("mghstACFJLNVW")
 SYMBOLS = _words(
     "mm cm dm km kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kpa kw kwh kj kcal cal kv ma kb mb gb tb "
     "db ha ct pt qt th st nd rd kr min sec yr wk mo gal tsp tbsp tbs mph kph kmh rpm psi btu mol ppm mhz ghz "
@@ -108,13 +98,15 @@ def is_unit(rest: str, *, singular: bool = False) -> bool:
         return False
     words = re.findall(r"/|[^\W_]+", match["words"] or "")
     # A single letter must be a symbol, an article, or the slash of a rate.
-    if any(len(word) == 1 and word not in _UNIT_LETTERS | {"a", "/"} for word in words):
+    if any(len(word) == 1 and word not in _UNITLETTERS | {"a", "/"} for word in words):
         return False
-    words = [word if word in _UNIT_LETTERS else word.casefold() for word in words]
+    words = [word if word in _UNITLETTERS else word.casefold() for word in words]
     # ``5 times a week`` counts events; elsewhere the word multiplies.
     if words[:1] == ["times"]:
         words = words[1:]
-    return not any(tells(word) or word in _ASIDES for word in words) and _is_count(words, singular)
+    return not any(changes_value(word) or word in _ASIDES for word in words) and _is_count(
+        words, singular
+    )
 
 
 _SAME = """\
@@ -139,7 +131,7 @@ def units_of(text: str) -> frozenset[str]:
     return frozenset(name + powers for name in names)
 
 
-def tells(word: str) -> bool:
+def changes_value(word: str) -> bool:
     """Return True if a word changes or qualifies a value, such as ``million``, ``not``, ``m²``."""
     return word.casefold() in _CHANGING or any(map(str.isnumeric, word))  # as in m² and x½
 
@@ -168,129 +160,4 @@ def _is_head(word: str, singular: bool) -> bool:
 
 
 def _is_symbol(word: str = "") -> bool:
-    return word in _UNIT_LETTERS or word in SYMBOLS
-
-
-MAX_LENGTH = 200
-"""Maximum characters of an answer that states a number."""
-DECIMALS = 40
-"""Maximum decimals of a normalized number; numbers with more are written as fractions."""
-
-_END = r"(?![a-zA-Z])"
-_SPELLINGS = (
-    (re.compile(r"[−–]"), "-"),
-    (re.compile(r",\s*\\!\s*|\{,\}"), ","),
-    (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|\\[!()\[\]]|(?<!\w)(?:\*\*|`)|(?:\*\*|`)(?!\w)"), ""),
-    (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox|boxed)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\([%$€£])"), r"\1"),
-    (re.compile(r"\\[ ,;:]|(?<=\w)~|\\q?quad" + _END), " "),
-    (re.compile(r"\\(?:times|cdot)" + _END + "|·"), "×"),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree" + _END + "|°"), " degrees "),
-    (re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r" \1\2/\3\4 "),
-    (re.compile(r"\s+"), " "),
-)  # fmt: skip
-_PLAIN = (
-    r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-)
-_STATED = re.compile(
-    rf"(?P<minus>[+-]?) ?(?:{MONEY} ?(?P<inner>[+-]?) ?)?"
-    rf"(?:(?P<whole>[0-9]+) (?P<part>[0-9]+) ?/ ?(?P<parts>[0-9]+)"
-    rf"|(?P<above>[+-]?(?:{_PLAIN})) ?/ ?(?P<below>{_PLAIN})"
-    rf"|(?P<plain>{_PLAIN})(?:(?:[eE]| ?[×x*] ?10 ?\^ ?\{{?)(?P<power>[+-]?[0-9]{{1,2}})\}}?)?)"
-    rf"(?P<rest>(?![0-9.]).*)"
-)
-_CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
-_CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
-
-
-def number(text: str) -> str | None:
-    """Return the normalized number that a text states (``1200.5`` for ``$1,200.50``), or ``None``."""
-    value = _value(text)
-    return None if value is None else _format(value)
-
-
-def boxed_number(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
-    box = boxed_answer(text)
-    return None if box is None else (number(box) or box)
-
-
-def same_number(first: str, second: str) -> bool:
-    """Return True if two answers state the same number, or are the same text without a number."""
-    return (number(first) or first) == (number(second) or second)
-
-
-def is_name(text: str) -> bool:
-    words = _LETTERS.findall(text)
-    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(tells, words))
-
-
-def _value(text: str) -> Fraction | None:
-    if len(text) > MAX_LENGTH:
-        return None
-    for pattern, instead in _SPELLINGS:
-        text = pattern.sub(instead, text)
-    # The last side of ``16 - 3 = 13`` states the value. The other sides must agree with it.
-    *left_sides, right_side = (_bare(part) for part in text.split("="))
-    # ``The answer is 13`` or ``Total: 13``.
-    call = _CALL.fullmatch(right_side)
-    if call and is_name(call["name"]):
-        right_side = _bare(call["rest"])
-    value = _parse(right_side)
-    if value is None or not all(is_name(side) or _sum(side) == value for side in left_sides):
-        return None
-    return value
-
-
-def _bare(text: str) -> str:
-    text = text.strip(" $\"'").removesuffix(".").strip(" $\"'")
-    # Remove brackets around the whole text.
-    while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){},"):
-        text = text[1:-1].strip(" $")
-    return text
-
-
-def _parse(text: str) -> Fraction | None:
-    match = _STATED.fullmatch(text)
-    # Two signs, as in ``-$-5``, state no number.
-    if match is None or (match["minus"] and match["inner"]):
-        return None
-    try:
-        if match["whole"]:
-            value = int(match["whole"]) + Fraction(int(match["part"]), int(match["parts"]))
-        elif match["above"]:
-            value = _plain(match["above"]) / _plain(match["below"])
-        else:
-            value = _plain(match["plain"]) * Fraction(10) ** int(match["power"] or 0)
-    except ZeroDivisionError:
-        return None
-    if not is_unit(match["rest"], singular=0 < value <= 1):
-        return None
-    return -value if "-" in (match["minus"], match["inner"]) else value
-
-
-def _plain(text: str) -> Fraction:
-    return Fraction(re.sub("[ ,]", "", text))
-
-
-def _sum(text: str) -> Fraction | None:
-    """Return the value of a calculation such as ``16 - 3 apples``; ``None`` for anything else."""
-    value = _parse(text)
-    if value is not None:
-        return value
-    # Separators, currencies and units are no part of the calculation.
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    text = re.sub(rf"{MONEY}|[^\W\d_]+", " ", text)
-    try:
-        return value_of(text.replace("×", "*").replace("÷", "/"))
-    except ValueError:
-        return None
-
-
-def _format(value: Fraction) -> str:
-    # The smallest number of decimals that represents the value exactly.
-    for digits in range(DECIMALS + 1):
-        scaled = value * 10**digits
-        if scaled.denominator == 1:
-            return f"{Decimal(f'{scaled}e-{digits}'):f}"
-    return str(value)
+    return word in _UNITLETTERS or word in SYMBOLS
