@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.baselines import by_method, single_agent
+from coterie.environments.baselines import by_method
 from coterie.environments.dialogue import Dialogue
 from coterie.environments.discussion import Debate
 from coterie.environments.exchange import Exchange
@@ -52,7 +52,7 @@ def heard(played: Dialogue, lines: Sequence[str], agent: str) -> list[list[tuple
 
 
 def test_chain_of_thought_is_one_message_of_an_agent_with_all_notes() -> None:
-    alone = single_agent(environment("hotpot_qa"))
+    alone = environment("hotpot_qa", "cot")
     for task in alone.tasks("heldout", 48, 0):
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         text = prompt(alone, task, "Alice")
@@ -67,7 +67,7 @@ def test_chain_of_thought_is_one_message_of_an_agent_with_all_notes() -> None:
 
 
 def test_alone_in_the_exchange_one_agent_has_all_facts_and_answers() -> None:
-    alone, own = single_agent(Exchange()), Exchange()
+    alone, own = by_method(Exchange(), "cot"), Exchange()
     for task in alone.tasks("heldout", 20, 0):
         facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
         first, second = (prompt(alone, task, agent).splitlines() for agent in alone.agents)

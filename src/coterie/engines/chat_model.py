@@ -192,6 +192,13 @@ async def open_chat(settings: ChatModelSettings) -> AsyncIterator[ChatModel]:
     yield LoadedChat(InProcessEngine(loaded), settings)
 
 
+@asynccontextmanager
+async def open_as(role: Callable[[ChatModel], T], settings: ChatModelSettings) -> AsyncIterator[T]:
+    """Open a chat model in a role, such as a judge."""
+    async with open_chat(settings) as chat:
+        yield role(chat)
+
+
 async def ask_judge(
     chat: ChatModel, rules: str, prompt: str, read: Callable[[str], T | None], *seed: object
 ) -> T | None:

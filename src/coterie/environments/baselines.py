@@ -124,7 +124,6 @@ PROGRAM = Form(
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
-B = TypeVar("B", bound=Dialogue)
 
 
 def by_method(environment: Environment, method: Method, attempts: int = 3) -> Environment:
@@ -159,20 +158,16 @@ def by_method(environment: Environment, method: Method, attempts: int = 3) -> En
         if method == "autoform":
             return _variant(environment, AutoForm, formats=())
         if method in ("cot", "cot_sc"):
-            return single_agent(environment)
+            # One agent with all information: an upper bound for dialogues.
+            if isinstance(environment, Exchange):
+                return _variant(environment, ExchangeAlone)
+            return _variant(environment, SingleAgent, max_turns=1, formats=())
     raise UserError(
         f"method={method} does not support {environment.name}",
         "use method=dialogue; react and reflexion are for agents that act, code_as_policy for agents with commands, "
         "cot_sc, mad and autoform for agents that talk until they agree (coterie.environments.Dialogue), and "
         "cot for agents that can answer at once",
     )
-
-
-def single_agent(environment: B) -> B:
-    """Return the environment's tasks for one agent with all information: an upper bound for dialogues."""
-    if isinstance(environment, Exchange):
-        return _variant(environment, ExchangeAlone)
-    return _variant(environment, SingleAgent, max_turns=1, formats=())
 
 
 def _variant(environment: T, kind: type, **attributes: object) -> T:

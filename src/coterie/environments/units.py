@@ -29,7 +29,7 @@ _PHRASE = re.compile(
 _OWNER = re.compile(r"(?<=[a-z])['’]s?(?= [a-z])")
 _LEFT_OVER = re.compile(r"\bleft over\b")
 # Symbols of units with one letter, such as meters or grams.
-_UNITLETTERS = frozenset("mghstACFJLNVW")
+_UNIT_LETTERS = frozenset("mghstACFJLNVW")
 SYMBOLS = _words(
     "mm cm dm km kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kpa kw kwh kj kcal cal kv ma kb mb gb tb "
     "db ha ct pt qt th st nd rd kr min sec yr wk mo gal tsp tbsp tbs mph kph kmh rpm psi btu mol ppm mhz ghz "
@@ -98,9 +98,9 @@ def is_unit(rest: str, *, singular: bool = False) -> bool:
         return False
     words = re.findall(r"/|[^\W_]+", match["words"] or "")
     # A single letter must be a symbol, an article, or the slash of a rate.
-    if any(len(word) == 1 and word not in _UNITLETTERS | {"a", "/"} for word in words):
+    if any(len(word) == 1 and word not in _UNIT_LETTERS | {"a", "/"} for word in words):
         return False
-    words = [word if word in _UNITLETTERS else word.casefold() for word in words]
+    words = [word if word in _UNIT_LETTERS else word.casefold() for word in words]
     # ``5 times a week`` counts events; elsewhere the word multiplies.
     if words[:1] == ["times"]:
         words = words[1:]
@@ -160,4 +160,4 @@ def _is_head(word: str, singular: bool) -> bool:
 
 
 def _is_symbol(word: str = "") -> bool:
-    return word in _UNITLETTERS or word in SYMBOLS
+    return word in _UNIT_LETTERS or word in SYMBOLS

@@ -10,8 +10,7 @@ import asyncio
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from coterie.datasets.plans import Domain as DomainName
 from coterie.datasets.plans import PageElement, PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
-from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat, open_chat
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, check_chat, open_as
 from coterie.engines.endpoint import Utterance
 from coterie.environments.grading import same_number
 from coterie.environments.protocol import Openers, Shared
@@ -320,7 +319,7 @@ class Questions(Domain):
         self.needs = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)
 
     def openers(self, logs: Path) -> Openers:
-        return {ChatReader: partial(open_reader, self.reader)}
+        return {ChatReader: partial(open_as, ChatReader, self.reader)}
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
@@ -526,13 +525,6 @@ class ChatReader:
         reply = await self.model.ask(prompt, 0)
         lines = [line.strip() for line in reply.text.splitlines() if line.strip()]
         return lines[0].removeprefix("Answer:").strip() if lines else ""
-
-
-@asynccontextmanager
-async def open_reader(settings: ChatModelSettings) -> AsyncIterator[ChatReader]:
-    """Open a chat model as a reader."""
-    async with open_chat(settings) as chat:
-        yield ChatReader(chat)
 
 
 _TITLED = re.compile(r"(?:([^|\n]{1,200}) \| )?(.*\S)")

@@ -8,8 +8,8 @@ and F1, and optionally by a model.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -22,7 +22,7 @@ from pydantic import model_validator
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
-from coterie.engines.chat_model import ChatModel, JudgeSettings, ask_judge, json_objects, open_chat
+from coterie.engines.chat_model import ChatModel, JudgeSettings, ask_judge, json_objects, open_as
 from coterie.environments.protocol import (
     AGENT,
     VIOLATIONS,
@@ -327,12 +327,6 @@ def read_judgement(reply: str) -> bool | None:
     return alone[1].lower() in _RIGHT if alone else None
 
 
-@asynccontextmanager
-async def open_judge(settings: JudgeSettings) -> AsyncIterator[AnswerJudge]:
-    async with open_chat(settings) as chat:
-        yield AnswerJudge(chat)
-
-
 class WorkflowSettings(AgentSettings):
     """Settings of prompts, answers and scores."""
 
@@ -382,7 +376,7 @@ class Workflow(WorkflowAgent):
 
     def openers(self, logs: Path) -> Openers:
         judge = self.settings.judge
-        return {AnswerJudge: partial(open_judge, judge)} if judge.judges else {}
+        return {AnswerJudge: partial(open_as, AnswerJudge, judge)} if judge.judges else {}
 
     def instructions(self) -> str:
         return CLOSED if self.settings.prompt == "closed" else super().instructions()
