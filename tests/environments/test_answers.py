@@ -1,9 +1,17 @@
-r"""Answer metrics, against values worked out by hand, and the number of an answer, on the packaged rows of GSM8K."""
+r"""Answers in messages, metrics against values worked out by hand, and numbers, on the packaged rows of GSM8K."""
 
 import pytest
 
-from coterie.environments.grading import number, same_number
-from coterie.environments.qa_metrics import Vote, exact_match, f1, gold_answer, normalize_answer
+from coterie.datasets.problems import boxed_answer
+from coterie.environments.grading import boxed_number, number, same_number
+from coterie.environments.qa_metrics import (
+    Vote,
+    exact_match,
+    f1,
+    gold_answer,
+    marked_answer,
+    normalize_answer,
+)
 from coterie.record.tree import Task
 from tests.helpers.packaged_environments import packaged_dialogue
 
@@ -146,3 +154,44 @@ def test_a_number_has_one_spelling(text: str, want: str | None) -> None:
 def test_what_is_no_number_equals_its_own_text_only() -> None:
     assert same_number("many", "many") and same_number("18 or 99", "18 or 99")
     assert not same_number("many", "more") and not same_number("18 or 99", "18")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<A>Rome</A> no, <A> Oslo </A>", "Oslo"),
+        ("<A>Oslo</A and so on", "Oslo"),
+        ("<A> </A>", None),
+        ("I write <A> when I know. <A>Oslo</A>", "Oslo"),
+        ("<A>Oslo</A>, with <A> in front as asked", "Oslo"),
+        ("<A>Oslo</A> stands between <A></A>", "Oslo"),
+        ("I write <A> when I know", None),
+    ],
+)
+def test_the_last_mark_counts(text: str, answer: str | None) -> None:
+    assert marked_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{never closed", None),
+        (r"\boxed{}", None),
+        (r"I use \boxed{ when I know: \boxed{5}", "5"),
+        (r"\boxed{5}, with \boxed{ in front as asked", "5"),
+        (r"\boxed{5} stands in \boxed{}", "5"),
+        (r"\boxed{5}, so in \boxed as asked", "5"),
+        (r"I put it into \boxed at the end", None),
+        (r"So $\boxed -5.5$.", "-5.5"),
+        (r"So $\boxed \frac12$.", r"\frac12"),
+        (r"So $\boxed A$.", "A"),
+    ],
+)
+def test_the_last_box_counts_and_its_braces_match(text: str, answer: str | None) -> None:
+    assert boxed_answer(text) == answer
+
+
+def test_a_box_without_a_number_is_still_an_answer() -> None:
+    texts = (r"so \boxed{18 eggs}", r"so \boxed{many}", "so 18")
+    assert [boxed_number(text) for text in texts] == ["18", "many", None]

@@ -273,16 +273,12 @@ KEYWORDS: dict[Aspect, str] = {
 _PATTERNS = {aspect: re.compile(rf"\b(?:{words})\b") for aspect, words in KEYWORDS.items()}
 
 
-def aspects_named(text: str) -> list[Aspect]:
-    return [aspect for aspect in ASPECTS if _PATTERNS[aspect].search(text.lower())]
-
-
 def scripted_reply(choices: Sequence[Choice], text: str) -> str:
     """Return the user's reply to the agent's visible text: one short sentence without code.
 
     The reply tells a choice if the text asks only about its aspect.
     """
-    aspects = aspects_named(text)
+    aspects = [aspect for aspect in ASPECTS if _PATTERNS[aspect].search(text.lower())]
     if not aspects:
         return UNCLEAR
     if len(aspects) > 1:

@@ -26,7 +26,7 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.qa_metrics import secret_answers
+from coterie.environments.qa_metrics import grader_secret
 from coterie.environments.settings import (
     SPLIT_SHARES,
     MicroSplit,
@@ -449,8 +449,10 @@ class EncyclopediaQuestions(Workflow):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         tasks = []
         for _, question in generate(split, seed, self.encyclopedia).draw(split, count, after):
-            tasks.append(question_task(question))
-            self._questions[tasks[-1].id] = question
+            name = f"encyclopedia-{question.question_id}"
+            public = {"question": question.text, "type": question.kind}
+            tasks.append(Task(name, public, grader_secret("answer", question.answer)))
+            self._questions[name] = question
         return tasks
 
     @property
@@ -467,9 +469,3 @@ class EncyclopediaQuestions(Workflow):
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
         """Return True if the results of searches have the entries of all facts of a task."""
         return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
-
-
-def question_task(question: Question) -> Task:
-    row = QuestionRow(id=question.question_id, question=question.text, answer=question.answer)
-    public = {"question": row.question, "type": question.kind}
-    return Task(f"encyclopedia-{row.id}", public, secret_answers(row))
