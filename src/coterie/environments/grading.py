@@ -79,9 +79,9 @@ def boxed_number(text: str) -> str | None:
     return None if box is None else (number(box) or box)
 
 
-def same_number(first: str, second: str) -> bool:
+def same_number(gold: str, answer: str) -> bool:
     """Return True if two answers state the same number, or are the same text without a number."""
-    return (number(first) or first) == (number(second) or second)
+    return (number(gold) or gold) == (number(answer) or answer)
 
 
 def is_name(text: str) -> bool:
@@ -533,17 +533,17 @@ def _worker() -> "LineProcess":
 # -- values of Python ----------------------------------------------------------------------------
 
 
-def same_value(first: Any, second: Any) -> bool:
+def same_value(gold: Any, answer: Any) -> bool:
     """Compare Python literals: numbers with a relative tolerance of 1e-6, lists item by item; other text as it is."""
-    left, two = (_literal(value) if isinstance(value, str) else value for value in (first, second))
-    if isinstance(left, list | tuple) and isinstance(two, list | tuple):
-        return len(left) == len(two) and all(map(same_value, left, two))
-    if isinstance(left, int | float) and isinstance(two, int | float):
+    expected, value = (_literal(side) if isinstance(side, str) else side for side in (gold, answer))
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(expected) == len(value) and all(map(same_value, expected, value))
+    if isinstance(expected, int | float) and isinstance(value, int | float):
         try:
-            return math.isclose(left, two, rel_tol=1e-6)
+            return math.isclose(expected, value, rel_tol=1e-6)
         except OverflowError:  # an integer that no float holds
-            return left == two
-    return bool(left == two)
+            return expected == value
+    return bool(expected == value)
 
 
 def _literal(text: str) -> Any:
