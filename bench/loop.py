@@ -49,11 +49,13 @@ from coterie.recipes.registry import quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.rows import Row, prompts
 from coterie.record.tree import Selection, Tree
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Run, Step, new_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import Run, StageKey, new_run
 from coterie.training.batches import Order
 
-STEPS = [Step(0, name) for name in ("rollout", "reward", "select", "train")] + [Step(1, "evaluate")]
+STEPS = [StageKey(0, name) for name in ("rollout", "reward", "select", "train")] + [
+    StageKey(1, "evaluate")
+]
 REPEATS = 3
 GENERATED = (32, 64, 128, 256, 512)
 SCORED = (8, 16, 32, 64, 128)
@@ -100,7 +102,7 @@ def iterate(recipe: Optima, folder: Path) -> tuple[dict[str, float], Work]:
     """Our iteration, the seconds of its stages, and the work that it was."""
     with new_run(folder, recipe.name, recipe.settings, "none") as run:
         began = time.perf_counter()
-        run_steps(recipe, run, Silent(), STEPS)
+        run_stages(recipe, run, Silent(), STEPS)
         total = time.perf_counter() - began
         seconds = {step.stage: float(run.metrics(step)["seconds"]) for step in STEPS}
         return {**seconds, "total": total}, recorded(recipe, run)

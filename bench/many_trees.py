@@ -36,14 +36,14 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
     from coterie.recipes.registry import recipe as recipe_of
     from coterie.recipes.registry import settings
     from coterie.record.tree import ItemKey
-    from coterie.runs.run import Step, open_run, write_config
+    from coterie.runs.run import StageKey, open_run, write_config
 
     own = settings("dense_tree/tiny", [*WORDS, f"rollout.shard={list(shard)}"])
     recipe = recipe_of(own)
     assert isinstance(recipe, DenseTree), "it is that recipe"
     with open_run(folder, recipe.name, own) as run:
         write_config(run)
-        steps = [Step(0, "rollout"), Step(0, "reward")]
+        steps = [StageKey(0, "rollout"), StageKey(0, "reward")]
         for step in steps:
             run.begin(step, recipe.fingerprint(step))
         tasks = recipe.train_tasks(0)

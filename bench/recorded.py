@@ -11,8 +11,8 @@ from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, View, recontext, trajectory_pair
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 
 WORDS = ["rollout.tasks=2", "rollout.rollouts_per_task=8", "evaluate.tasks=1", "engine.device=cpu"]
 PAIRS_A_TASK = 2
@@ -31,7 +31,7 @@ def recorded_pairs() -> tuple[Pair, ...]:
         TemporaryDirectory() as folder,
         open_run(Path(folder) / "run", "optima/isft", recipe.settings) as run,
     ):
-        run_steps(recipe, run, Silent(), [Step(0, stage) for stage in ("rollout", "reward")])
+        run_stages(recipe, run, Silent(), [StageKey(0, stage) for stage in ("rollout", "reward")])
         rewards = recipe.rewards(run, 0)
         for tree in run.store.trees(0, "rollout"):
 

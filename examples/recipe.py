@@ -1,7 +1,7 @@
 """A recipe: of each task's dialogues the best one is imitated (docs/howto/bring-your-own.md)."""
 
 from coterie import Selection, TrainingSettings, key
-from coterie.recipes import Episode, Recipe, RecipeSettings, imitate
+from coterie.recipes import Episode, Recipe, RecipeSettings, stage, train_sft
 
 
 class BestOfNSettings(RecipeSettings):
@@ -17,15 +17,12 @@ class BestOfN(Recipe):
     def stages(self):
         stages, trained = [self.evaluation(0)], []
         for i in range(self.settings.iterations):
-            sampling = ["tasks", "rollouts_per_task"]
-            rollout = self.stage(i, "rollout", self.sample, trained, uses=sampling)
-            select = self.stage(i, "select", self.choose, [rollout])
-            trained = [
-                self.stage(i, "train", self.learn, [select], uses=["train"], trains="policy")
-            ]
-            stages += [rollout, select, *trained, self.evaluation(i + 1, trained)]
+            stages += self.make_stages(i, self.sample, self.choose, self.learn, after=trained)
+            trained = stages[-1:]
+            stages.append(self.evaluation(i + 1, trained))
         return stages
 
+    @stage("rollout", uses=["tasks", "rollouts_per_task"])
     async def sample(self, run, i, progress):
         s = self.settings  # the tasks of an iteration follow those of earlier ones
         tasks = self.environment.tasks("train", s.tasks, s.seed, [s.tasks] * i)
@@ -33,10 +30,12 @@ class BestOfN(Recipe):
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in numbers]
         return await self.play(run, episodes, temperature=1.0, top_p=1.0, progress=progress)
 
+    @stage("select", after="rollout")
     def choose(self, run, i, progress):
         trees = [[(o.score, o.leaf) for o, _ in t.graded()] for t in run.store.trees(i, "rollout")]
         best = [max(paths)[1] for paths in trees if paths]
         run.select(i, [Selection(leaf, agent) for leaf in best for agent in self.players()])
 
+    @stage("train", after="select", uses="train", trains="policy")
     def learn(self, run, i, progress):
-        return imitate(self, run, i, self.settings.train, progress)
+        return train_sft(self, run, i, self.settings.train, progress)

@@ -28,7 +28,7 @@ from coterie.progress import Progress
 from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import imitate
+from coterie.recipes.trainings import train_sft
 from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
@@ -112,7 +112,7 @@ class Successes(Control):
         return [Selection(leaf, self.agent, context) for leaf in repeated], counts
 
     def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        return imitate(self, run, i, self.settings.train, progress)
+        return train_sft(self, run, i, self.settings.train, progress)
 
 
 def reproduce(x: Experiment) -> list[Claim]:
@@ -122,7 +122,7 @@ def reproduce(x: Experiment) -> list[Claim]:
         dense: DenseTree = make_recipe(NAME, words)
         with x.run("dense", dense) as run:
             x.add_run("base", run, 0)
-            x.add_run("dense", run, dense.settings.rounds)
+            x.add_run("dense", run, dense.settings.iteration_count)
         turned = make_recipe(NAME, [*words, "train.learning_rate=4.0e-4"])  # best for the control
         run_method(x, "random sides", RandomSides(turned.settings), shares="dense")
         run_method(x, "SFT", Successes(dense.settings), shares="dense")
@@ -137,7 +137,7 @@ def reproduce(x: Experiment) -> list[Claim]:
     sums = recipe_of(settings(NAME, [*words, "environment=sums", f"evaluate.tasks={SUMS_TASKS}"]))
     with x.run("sums", sums) as run:
         x.add_run("base (sums)", run, 0)
-        x.add_run("dense (sums)", run, sums.settings.rounds)
+        x.add_run("dense (sums)", run, sums.settings.iteration_count)
     most, *_, least = DENSITIES.values()
     text = f"{most} scores above {least} at equal pairs"
     density = above("density", text, x.of(most), x.of(least), must=False)
@@ -147,7 +147,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 def run_method(x: Experiment, method: str, recipe: DenseTree, shares: str | None = None) -> None:
     """Run a method and record its last policy."""
     with x.run(method, recipe, shares=shares) as run:
-        x.add_run(method, run, recipe.settings.rounds)
+        x.add_run(method, run, recipe.settings.iteration_count)
 
 
 def gate(x: Experiment) -> Gate:

@@ -24,7 +24,7 @@ from statistics import fmean
 from coterie.recipes.dense_tree import DenseTree
 from coterie.runs.evaluation import grade_means
 from coterie.runs.loop import EVALUATION
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from experiments.dense_tree import (
     CLAIMS,
     DENSITIES,
@@ -52,7 +52,7 @@ def reproduce(x: Experiment) -> list[Claim]:
         dense: DenseTree = make(words)
         with x.run("dense", dense) as run:
             x.add_run("base", run, 0)
-            x.add_run("dense", run, dense.settings.rounds)
+            x.add_run("dense", run, dense.settings.iteration_count)
         own = {name: [*words, f"train.learning_rate={rate}"] for name, rate in RATES.items()}
         controls = {"random sides": RandomSides, "SFT": Successes}
         for name, control in controls.items():
@@ -74,7 +74,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 def gate(x: Experiment) -> Gate:
     """Play held-out games greedily and grow trees, both with the untrained model."""
     recipe: DenseTree = make([*x.words, f"rollout.tasks={GATE_TREES}"])
-    with x.run("gate", recipe, steps=[Step(0, EVALUATION), Step(0, "rollout")]) as run:
+    with x.run("gate", recipe, steps=[StageKey(0, EVALUATION), StageKey(0, "rollout")]) as run:
         base = grade_means(run.store, 0, EVALUATION)["success"]
         trees = sampled_scores(run, 0, "rollout")
     wins = [[score >= 1 for score in scores] for scores in trees]

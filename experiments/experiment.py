@@ -29,8 +29,8 @@ from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.runs.evaluation import grade_means, held_out_draws
-from coterie.runs.loop import EVALUATION, Stage, fork, run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import EVALUATION, Stage, fork, run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.terminal import ConsoleProgress, results
 from experiments.paired_test import PairedTest, paired_bootstrap
 
@@ -139,7 +139,7 @@ class Experiment:
         recipe: Recipe,
         *,
         shares: str | None = None,
-        steps: Sequence[Step] | None = None,
+        steps: Sequence[StageKey] | None = None,
     ) -> Iterator[Run]:
         """Run (or resume) a method. It takes over the equal steps of the method that it ``shares``."""
         own = recipe.settings
@@ -147,11 +147,11 @@ class Experiment:
         folder = self.path(method, own.seed)
         make_folder(folder.parent)
         if shares is None:
-            recipe.check()
+            recipe.plan()
         elif not folder.exists():
             fork(recipe, self.path(shares, own.seed), folder, own)
         with open_run(folder, recipe.name, own) as run:
-            run_steps(recipe, run, self.progress, steps)
+            run_stages(recipe, run, self.progress, steps)
             try:
                 yield run
             finally:
@@ -162,10 +162,10 @@ class Experiment:
         self, recipe: Recipe, folder: Path, work: Callable[[Run], Coroutine[Any, Any, None]]
     ) -> Iterator[Run]:
         """Open a run and play in it, without its stages."""
-        recipe.check()
+        recipe.plan()
         with open_run(folder, recipe.name, recipe.settings) as run:
             try:
-                recipe.models(run).run_async(work(run))
+                recipe.models(run).engines.run(work(run))
             finally:
                 recipe.close()
             yield run
@@ -203,7 +203,7 @@ class Experiment:
     ) -> None:
         """Record one policy of a run, trained in stages ``trainings`` and evaluated in the ``store``."""
         assert isinstance(run.settings, RecipeSettings)
-        steps = [Step(i, stage) for i in range(version) for stage in trainings]
+        steps = [StageKey(i, stage) for i in range(version) for stage in trainings]
         done = [run.metrics(step) for step in steps if run.is_finished(step)]
         store = store or run.store
         means = grade_means(store, version, EVALUATION)
@@ -226,9 +226,9 @@ def make_recipe(name: str, words: Sequence[str], micro_world: str = "") -> Any:
     """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
     own = settings(name, [f"environment={world}", *words] if micro_world else words)
-    if own.played != world:
+    if own.benchmark != world:
         raise UserError(
-            f"{own.played}: claims are tested on the micro-world {world}",
+            f"{own.benchmark}: claims are tested on the micro-world {world}",
             "leave dataset and environment out; `coterie run` takes any",
         )
     return recipe_of(own)
@@ -238,7 +238,7 @@ def marked(stages: Sequence[Stage], *control: object) -> list[Stage]:
     """Return the stages of a control, whose selections and trainings differ from those of the run that it shares."""
     return [
         replace(one, depends=(*one.depends, *control))
-        if one.step.stage in ("select", "train")
+        if one.key.stage in ("select", "train")
         else one
         for one in stages
     ]

@@ -33,7 +33,7 @@ from coterie.rollout.episodes import Episode
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce import DRAWS
 from coterie.runs.reinforce_record import step_records
-from coterie.runs.run import Run, Step
+from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import summary
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
@@ -137,7 +137,7 @@ def check_methods(words: Sequence[str]) -> None:
     """Refuse (``UserError``) settings under which a method can't learn, before the fine-tuning that comes first."""
     for method in (DAPO, GRPO, PPO):
         recipe = tiny(words, method)
-        recipe.check()
+        recipe.plan()
         recipe.close()
 
 
@@ -156,13 +156,13 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
     Returns the words that give a control the questions that reinforcement learning drew (the first ones of the
     training split), and the target tokens that it trained on.
     """
-    with x.run(method, recipe, steps=recipe.steps()[1:]) as run:
+    with x.run(method, recipe, steps=recipe.stage_keys()[1:]) as run:
         x.add_run(method, run, 1, (training,))
         if training != REINFORCE:
             return []
         records = step_records(run.store, 0, REINFORCE)
         questions = int(records[max(records)][DRAWS]) * recipe.settings.rollout.tasks_per_round
-        tokens = int(run.metrics(Step(0, REINFORCE))["trained_tokens"])
+        tokens = int(run.metrics(StageKey(0, REINFORCE))["trained_tokens"])
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 
 

@@ -28,14 +28,14 @@ from statistics import fmean
 
 import yaml
 
-from coterie.config.folders import whole_file
+from coterie.config.folders import atomic_file
 from coterie.environments.registry import BUILT_IN, make_environment
 from coterie.errors import UserError
 from coterie.recipes.gap import Gap
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
-from coterie.runs.loop import EVALUATION, run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import EVALUATION, run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.work_items import open_actors
 from experiments.experiment import (
     Claim,
@@ -129,8 +129,8 @@ def time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
     """
     file = run.folder / "seconds.json"
     if not file.is_file():
-        seconds = recipe.models(run).run_async(_time_questions(x, recipe, run))
-        with whole_file(file) as part:
+        seconds = recipe.models(run).engines.run(_time_questions(x, recipe, run))
+        with atomic_file(file) as part:
             part.write_text(json.dumps(seconds))
     measured: dict[str, float | None] = json.loads(file.read_text())
     return measured
@@ -162,15 +162,15 @@ def gate(x: Experiment) -> Gate:
     rounds, sound, base = {}, {}, 0.0
     for form in (PARALLEL, SEQUENTIAL):
         recipe: Gap = make_recipe(NAME, [*x.words, f"traces.form={form}"])
-        recipe.check()
-        before, rollout, select, *_ = recipe.steps()
+        recipe.plan()
+        before, rollout, select, *_ = recipe.stage_keys()
         with open_run(x.folder / form, recipe.name, recipe.settings) as run:
             steps = [rollout, select] if form == SEQUENTIAL else [before, rollout, select]
-            run_steps(recipe, run, x.progress, steps)
+            run_stages(recipe, run, x.progress, steps)
             played = run.metrics(rollout)
             rounds[form] = float(played["rounds"])
             sound[form] = int(run.metrics(select)["selected"]) / int(played["n"])
-            base = base or float(run.metrics(Step(0, "evaluate"))["score"])
+            base = base or float(run.metrics(StageKey(0, "evaluate"))["score"])
     share, least = rounds[PARALLEL] / rounds[SEQUENTIAL], min(sound.values())
     return Gate(
         {"base": base, "share_of_rounds": share, "sound_traces": least},

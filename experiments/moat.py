@@ -27,14 +27,13 @@ from coterie.environments.plans.problems import Problems, ProblemsSettings
 from coterie.progress import Progress
 from coterie.recipes.moat import DATA, HALF, WHOLE, Moat
 from coterie.recipes.moat_settings import MoatSettings
-from coterie.recipes.trainings import train_role
+from coterie.recipes.trainings import TrainingJob
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
-from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
-from coterie.runs.loop import Stage
-from coterie.runs.run import Run, Step
+from coterie.rollout.scripted import ScriptedSampler
+from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import open_actors, play
 from experiments.experiment import (
     Claim,
@@ -69,18 +68,16 @@ class ContinuedSFT(Moat):
         self.counts = counts
         """Rows of each role in each iteration."""
 
-    def supervised(
-        self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
-    ) -> list[Stage]:
-        """After the start it depends on the rows of joint alignment, too."""
+    def gold_depends(self, iteration: int) -> Sequence[object]:
+        """Return also the rows of joint alignment, on which all iterations after the start depend."""
         s = self.settings.align.train
-        own = (list(self.counts.values()), s.batch_size, s.epochs) if i else ()
-        return super().supervised(i, before, uses, (*depends, *own))
+        rows = (list(self.counts.values()), s.batch_size, s.epochs)
+        return (*super().gold_depends(iteration), *(() if self.is_start(iteration) else rows))
 
-    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
+    def train_on_gold(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""
-        if iteration == 0:
-            return super().teach(run, iteration, progress, role)
+        if self.is_start(iteration):
+            return super().train_on_gold(run, iteration, progress, role)
         s, place = self.settings, iteration - 1
         before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
         tasks = self.environment.tasks(
@@ -91,9 +88,7 @@ class ContinuedSFT(Moat):
             whole = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
             train = train.model_copy(update=whole)
         rows = [row for task in tasks for row in self.gold_rows(task, role)]
-        model = self.load_newest(run, role, iteration)
-        own = self.seeded(train, iteration)
-        return train_role(run, iteration, model, rows, own, progress, role=role)
+        return TrainingJob.of(self, run, iteration, train, progress, role).train(rows)
 
 
 def reproduce(x: Experiment) -> list[Claim]:
@@ -129,10 +124,10 @@ def moat(x: Experiment, seed: int, parts: str) -> Moat:
 
 def rows_trained(run: Run, recipe: Moat) -> dict[str, list[int]]:
     """Count the rows of each role in each iteration of a finished joint alignment; a pair is two."""
-    iterations = range(1, recipe.settings.rounds)
+    iterations = range(1, recipe.settings.iteration_count)
     return {
-        PLANNER: [2 * int(run.metrics(Step(i, "align"))["rows"]) for i in iterations],
-        GROUNDER: [int(run.metrics(Step(i, "improve"))["rows"]) for i in iterations],
+        PLANNER: [2 * int(run.metrics(StageKey(i, "align"))["rows"]) for i in iterations],
+        GROUNDER: [int(run.metrics(StageKey(i, "improve"))["rows"]) for i in iterations],
     }
 
 
@@ -141,7 +136,7 @@ def measure(
 ) -> None:
     """Record policies (all after the start by default), and the last one on problems in other words."""
     own, trainings = recipe.settings, ("align", "improve")
-    versions = versions or range(int(own.start.enabled) + 1, own.rounds + 1)
+    versions = versions or range(int(own.start.enabled) + 1, own.iteration_count + 1)
     for version in versions:
         x.add_run(method, run, version, trainings)
     environment = Problems(ProblemsSettings(far=True))
@@ -160,7 +155,7 @@ def measure(
     make_folder(run.folder / "evaluations")
     with Store.open(run.folder / "evaluations" / f"far-{version}.sqlite") as store:
         try:
-            recipe.models(run).run_async(evaluate(store))
+            recipe.models(run).engines.run(evaluate(store))
         finally:
             recipe.close()
         x.add_run(method + FAR, run, version, (), store)
@@ -170,7 +165,7 @@ def add_likelihoods(
     measures: list[dict[int, dict[str, HeldOutResult]]], recipe: Moat, run: Run
 ) -> None:
     """Add the log-likelihoods of a run's held-out tasks, measure after measure."""
-    steps = [step for step in recipe.steps() if step.stage in (WHOLE, HALF)]
+    steps = [step for step in recipe.stage_keys() if step.stage in (WHOLE, HALF)]
     measures += [{} for _ in steps[len(measures) :]]
     for measure, step in zip(measures, steps, strict=True):
         measure[recipe.settings.seed] = {
@@ -215,14 +210,12 @@ def gate(x: Experiment) -> Gate:
 async def play_plans(x: Experiment, recipe: Moat, run: Run) -> None:
     """Play all held-out tasks with sampled and with right plans."""
     s, tasks = recipe.settings.rollout, recipe.heldout_tasks()
-    grounder = await recipe.role_sampler(run, GROUNDER, 0, s.ground_temperature)
-    renderer = (await recipe.models(run).speak(PLANNER, 0)).renderer
+    grounder = await recipe.sampler(run, 0, s.ground_temperature, s.top_p, GROUNDER)
+    planner_sampler = await recipe.sampler(run, 0, s.temperature, s.top_p, PLANNER)
+    renderer = (await recipe.models(run).open_engine(PLANNER, 0)).renderer
     right = ScriptedSampler(renderer, lambda task: [gold(task).plan], DATA)
     planners: dict[str, tuple[Sampler, int]] = {
-        "gate_sampled": (
-            await recipe.role_sampler(run, PLANNER, 0, s.temperature),
-            s.rollouts_per_task,
-        ),
+        "gate_sampled": (planner_sampler, s.rollouts_per_task),
         "gate_gold": (right, 1),
     }
     stats = grounder.engine.stats

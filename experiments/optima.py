@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from coterie.environments.registry import make_environment, played_type
+from coterie.environments.registry import make_environment, task_settings_type
 from coterie.evaluation import task_curve
 from coterie.recipes.optima import Optima
 from coterie.record.store import Store
@@ -121,7 +121,7 @@ def play(
     own = recipe.settings
     values = {"tasks": own.evaluate.tasks, "max_tokens": own.rollout.max_tokens, "seed": own.seed}
     played = {"dataset": own.dataset, "environment": own.environment}
-    benchmark = played_type(BenchmarkSettings, own.choice).model_validate(
+    benchmark = task_settings_type(BenchmarkSettings, own.choice).model_validate(
         {**values, **played, **changes}
     )
     folder: Path = x.path(method, own.seed)

@@ -19,7 +19,7 @@ from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
 from coterie.runs.loop import Stage
-from coterie.runs.run import Run, Step
+from coterie.runs.run import Run, StageKey
 from experiments.experiment import Claim, Experiment, above, make_recipe, marked
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus
@@ -61,7 +61,7 @@ class ScriptedControl(Optima):
         whole = super().stages()
         kept = [*(stage for stage in whole if stage.trains), whole[-1]]
         return [
-            replace(stage, after=tuple(one.step for one in kept[max(n - 1, 0) : n]))
+            replace(stage, after=tuple(one.key for one in kept[max(n - 1, 0) : n]))
             for n, stage in enumerate(kept)
         ]
 
@@ -82,7 +82,7 @@ def reproduce(x: Experiment) -> list[Claim]:
             for version in range(own.iterations + 1):
                 x.add_run("isft" if version else "base", run, version)
             counts = [
-                int(run.metrics(Step(i, "select"))["selected"]) for i in range(own.iterations)
+                int(run.metrics(StageKey(i, "select"))["selected"]) for i in range(own.iterations)
             ]
         with x.run("random", RandomControl(own, counts), shares="isft") as run:
             x.add_run("random", run, own.iterations)

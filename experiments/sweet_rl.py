@@ -16,8 +16,8 @@ for each); if none of its verdicts can be read there is no pair, and its row is 
 """
 
 from coterie.recipes.sweet_rl import SECOND, SweetRL
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey
 from experiments.experiment import Claim, Experiment, make_recipe
 
 METHODS: dict[str, tuple[str, ...]] = {
@@ -57,15 +57,15 @@ def run_method(
 ) -> None:
     """Run a method of a recipe. A judge that makes no pair trains nothing."""
     recipe: SweetRL = make_recipe(name, words)
-    *before, _ = recipe.steps()
+    *before, _ = recipe.stage_keys()
     before = [step for step in before if step.stage != "train"]
     steps, shares = (before if method == "judge" else None), "sweet" if method != "sweet" else None
     with x.run(method, recipe, shares=shares, steps=steps) as run:
-        version = recipe.settings.rounds
+        version = recipe.settings.iteration_count
         if method == "sweet":
             x.add_run("zero_shot", run, 0)
-        if method == "judge" and not int(run.metrics(Step(SECOND, "select"))["selected"]):
+        if method == "judge" and not int(run.metrics(StageKey(SECOND, "select"))["selected"]):
             version = 0
         elif method == "judge":
-            run_steps(recipe, run, x.progress)
+            run_stages(recipe, run, x.progress)
         x.add_run(method, run, version)

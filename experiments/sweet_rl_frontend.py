@@ -33,8 +33,8 @@ from coterie.environments.user_simulator import PERSON
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.tree import Task
 from coterie.rollout.episodes import Episode
-from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
+from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.run import Run
 from coterie.runs.work_items import play
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores

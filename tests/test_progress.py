@@ -9,8 +9,8 @@ from rich.text import Text
 
 from coterie.progress import Pace, Silent, StagePlace, duration
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 from coterie.terminal import ConsoleProgress, notes, results
 from tests.conftest import FEW
 
@@ -66,9 +66,9 @@ def test_places_have_times_of_finished_stages_of_the_same_kind(tmp_path: Path) -
             places.append(place)
 
     with open_run(tmp_path / "run", own.name, own.settings) as run:
-        run_steps(own, run, Watch())
-        trained = run.metrics(Step(0, "train"))["seconds"]
-    names = [f"{step.stage}{step.iteration}" for step in own.steps()]
+        run_stages(own, run, Watch())
+        trained = run.metrics(StageKey(0, "train"))["seconds"]
+    names = [f"{step.stage}{step.iteration}" for step in own.stage_keys()]
     by_stage = dict(zip(names, places, strict=True))
     assert by_stage["rollout0"].later is None, "trainings are unknown"
     first = by_stage["train0"]

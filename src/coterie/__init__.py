@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from coterie.record.tree import Credit, Ending, ItemKey, Metrics, Secret, Selection, Task, Tree
     from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn
     from coterie.rewards.advantages import gae, group_advantages, with_advantage, with_advantages
-    from coterie.rollout.recorded_turns import pairs_from_messages, rows_from_messages
+    from coterie.training.chat_rows import pairs_from_messages, rows_from_messages
     from coterie.training.losses import DPO, SFT, Objective, ValueLoss
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference

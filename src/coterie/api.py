@@ -25,7 +25,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling, run_now
 from coterie.environments.conversation import with_tags
 from coterie.environments.protocol import Environment, agents_of
-from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.environments.registry import TaskSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
@@ -44,17 +44,13 @@ from coterie.record.rows import rows as rows_of_view
 from coterie.record.tree import Outcome, Task, Tree
 from coterie.record.turn import Message, Turn, digest
 from coterie.rollout.episodes import Episode, EpisodeResult
-from coterie.rollout.recorded_turns import (
-    Script,
-    ScriptedSampler,
-    conversation_rows,
-    preference_pair,
-)
 from coterie.rollout.samplers import Sampler, TokenSampler
+from coterie.rollout.scripted import Script, ScriptedSampler
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.work_items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training import trainer
+from coterie.training.chat_rows import conversation_rows, preference_pair
 from coterie.training.checkpoint import TrainingReport
 from coterie.training.losses import DPO, SFT, Objective
 from coterie.training.reference import with_reference
@@ -174,7 +170,7 @@ def environment(
     }
     if tools:
         values |= {"tools.use": [*map(_named, tools)], "tools.calls": calls}
-    settings = benchmark_settings(PlayedSettings, str(name), words, [nested(values)])
+    settings = benchmark_settings(TaskSettings, str(name), words, [nested(values)])
     return make_environment(settings)
 
 

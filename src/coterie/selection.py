@@ -262,8 +262,7 @@ def dense_pairs(
         order = sorted(children, key=lambda turn: -values[turn.id].mean)
         for better, worse in combinations(order, 2):
             better_value, worse_value = values[better.id], values[worse.id]
-            # Two draws of the same text may have different values by chance; they would teach
-            # nothing.
+            # Two draws of the same text may have different values by chance; they would teach nothing.
             if qualify(better_value, worse_value, settings) and not _same_text(better, worse):
                 pairs.append(
                     Preference(

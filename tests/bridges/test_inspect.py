@@ -23,7 +23,7 @@ from coterie.record.rows import prompts
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.runs.evaluation import evaluation
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from coterie.terminal import notes
 from tests.conftest import SMALL, Cli
 
@@ -170,11 +170,11 @@ def test_headers_summaries_and_samples_are_read_alone(
 ) -> None:
     logs, ends = logs_of(cli, searches, tmp_path / "logs"), list[datetime]()
     with recorded_run(searches) as (recipe, run):
-        seconds = {step: run.metrics(step)["seconds"] for step in recipe.steps()}
+        seconds = {step: run.metrics(step)["seconds"] for step in recipe.stage_keys()}
     files = inspect_log.list_eval_logs(str(tmp_path / "logs"), descending=False)
     for file in files:
         header = inspect_log.read_eval_log(file, header_only=True)
-        step = Step(header.eval.metadata["iteration"], header.eval.metadata["stage"])
+        step = StageKey(header.eval.metadata["iteration"], header.eval.metadata["stage"])
         start, end = map(
             datetime.fromisoformat, (header.stats.started_at, header.stats.completed_at)
         )

@@ -95,7 +95,7 @@ def test_the_data_set_decides_over_which_preset_the_file_lies(file: Path) -> Non
     own = read_arguments(None, [], file).resolve(stored)
     assert own.iterations == preset.iterations and own.seed == 9
     other = read_arguments(None, ["environment=exchange"], file).resolve()
-    assert (other.played, other.seed) == ("exchange", 9), "the file's other keys still hold"
+    assert (other.benchmark, other.seed) == ("exchange", 9), "the file's other keys still hold"
 
 
 @pytest.mark.slow

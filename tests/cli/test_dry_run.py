@@ -8,7 +8,7 @@ import pytest
 from coterie.cli import execution
 from coterie.cli.execution import estimate
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from tests.conftest import FEW, Cli, refused
 from tests.helpers.write_rows import write_jsonl
 
@@ -48,12 +48,12 @@ def test_the_trial_is_scaled_by_the_number_of_dialogues() -> None:
     small = execution._smaller(whole, 8)
     assert small.settings.evaluate.tasks == 32
     scaled = ("evaluate", "rollout")
-    measured = {step: (3.0, 2.0 * (step.stage in scaled)) for step in small.steps()}
+    measured = {step: (3.0, 2.0 * (step.stage in scaled)) for step in small.stage_keys()}
     rollouts, evaluations, others = 3 * (1 + 2.0 * 10), 4 * (1 + 2.0 * 5), 3 * 3 * 3.0
     all_stages = pytest.approx(rollouts + evaluations + others), []
     assert estimate(whole, small, measured) == all_stages
     missing = ["rollout", "reward", "select", "train"]
-    first = {Step(0, "evaluate"): (3.0, 2.0)}
+    first = {StageKey(0, "evaluate"): (3.0, 2.0)}
     assert estimate(whole, small, first) == (pytest.approx(evaluations), missing)
 
 

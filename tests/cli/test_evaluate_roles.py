@@ -14,7 +14,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.turn import Turn
-from coterie.runs.loop import run_steps
+from coterie.runs.loop import run_stages
 from coterie.runs.run import open_run
 from tests.conftest import Cli, refused
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("roles") / "run"
     recipe = recipe_of(settings("moat/maths", TRAINED))
     with open_run(folder, recipe.name, recipe.settings) as opened:
-        run_steps(recipe, opened, Silent())
+        run_stages(recipe, opened, Silent())
     recipe.close()
     return folder
 

@@ -30,8 +30,8 @@ from coterie.recipes.registry import settings
 from coterie.record.export import TrainedSelection, export_pair, export_rows
 from coterie.record.tree import Selection, Tree
 from coterie.record.turn import Finish, Message, Part, Request, Sample, Speaker, Tool, make_turn
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 from tests.conftest import FEW, Cli, refused
 from tests.helpers.run_rl import make_recipe
 from tests.recipes.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote
@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("idpo") / "run"
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(folder, recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [s for s in recipe.steps() if s.stage != "evaluate"])
+        run_stages(recipe, run, Silent(), [s for s in recipe.stage_keys() if s.stage != "evaluate"])
     recipe.close()
     return folder
 
@@ -74,7 +74,7 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(trained: Path, tmp_pat
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(trained, recipe.name, recipe.settings, write=False) as opened:
         rows = recipe.rows(opened, 0)
-        assert len(rows) == opened.metrics(Step(0, "train"))["rows"]
+        assert len(rows) == opened.metrics(StageKey(0, "train"))["rows"]
     tokens = [(list(row.ids), row.mask) for row in rows]
     masks = [[label != -100 for label in row["labels"]] for row in exported]
     ids = [row["input_ids"] for row in exported]
@@ -201,7 +201,7 @@ def test_right_answers_are_in_verls_tasks_alone(trained: Path, tmp_path: Path) -
 
 def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
     with read(wrote(tmp_path / "theirs.jsonl", ROWS)) as (recipe, run):
-        run_steps(recipe, run, Silent(), [Step(0, "select")])
+        run_stages(recipe, run, Silent(), [StageKey(0, "select")])
         _, counts = export(run.folder, "trl", tmp_path / "files", role="critic")
         assert counts == {"pairs": 2}
         with pytest.raises(UserError, match=r"can't represent any of the 2 rows and pairs"):

@@ -11,8 +11,8 @@ from coterie.recipes.base import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run, write_config
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run, write_config
 from tests.conftest import Cli, refused
 
 LETTER = f"environment={Path(__file__).parents[1]}/helpers/guess.py:Letter"
@@ -31,7 +31,7 @@ def make(folder: Path, *words: str, stages: tuple[str, ...] = SAMPLED) -> Path:
     said = {word.partition("=")[0]: word for word in (*WORDS, *words)}
     recipe = recipe_of(settings(METHOD, list(said.values())))
     with open_run(folder, recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [Step(0, stage) for stage in stages])
+        run_stages(recipe, run, Silent(), [StageKey(0, stage) for stage in stages])
     return folder
 
 
@@ -61,7 +61,7 @@ class Record(NamedTuple):
 
 def record(folder: Path) -> Record:
     with recorded_run(folder) as (recipe, run):
-        store, known = run.store, recipe.fingerprint(Step(0, "reward"))
+        store, known = run.store, recipe.fingerprint(StageKey(0, "reward"))
         kinds = ("value", "visits", "distance")
         credit = {k: store.credit(known, k, iteration=0, stage="rollout") for k in kinds}
         items = {
@@ -78,7 +78,7 @@ def record(folder: Path) -> Record:
 def measured(folder: Path, stage: str) -> dict[str, object]:
     """What was measured of a stage of the first iteration, its time left out."""
     with recorded_run(folder) as (_, run):
-        return {k: v for k, v in run.metrics(Step(0, stage)).items() if k != "seconds"}
+        return {k: v for k, v in run.metrics(StageKey(0, stage)).items() if k != "seconds"}
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -114,7 +114,7 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
     assert said.code == 0 and "the tasks of part 1 are missing" in said.err
     assert len(record(Path("merged")).trees) == 4
     with recorded_run(Path("merged")) as (_, run):
-        assert not run.is_finished(Step(0, "rollout"))
+        assert not run.is_finished(StageKey(0, "rollout"))
     make(Path("merged"), stages=TRAINED[:3])
     assert record(Path("merged")) == record(made.whole)
 

@@ -151,7 +151,7 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
         end(child, signal.SIGTERM)
     (merged,) = (folder / "served").iterdir()
     with recorded_run(folder) as (recipe, run):
-        want = recipe.load_policy(run, 1).model.state_dict()
+        want = recipe.models(run).load("policy", 1).model.state_dict()
     weights = load(merged).model.state_dict()
     assert all(torch.equal(weights[name], want[name]) for name in want)
     _, path, merge = serve._policy(folder, None, None)

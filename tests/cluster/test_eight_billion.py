@@ -91,7 +91,7 @@ def memory() -> None:
                 optimizer.zero_grad()
             tracker.__exit__(None, None, None)
             peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    trained = TrainedModel(shape, SETTINGS, LENGTH, reads="shown entropies")
+    trained = TrainedModel(shape, SETTINGS, LENGTH, reads="entropies_no_grad")
     plan = training_memory("train", [trained], device="cpu", ranks=8, sharded=True)
     driver = plan.terms["model of the process that starts the ranks"]
     ratio = peak / ((plan.total - driver - plan.terms["libraries"]) / 8)

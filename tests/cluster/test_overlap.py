@@ -8,7 +8,7 @@ import pytest
 
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from coterie.training.trainer import Trainer
 from tests.helpers.run_rl import informative_overrides, make_recipe, run_to_end
 from tests.helpers.separate_engines import SpellingEngine, use_separate_engines
@@ -32,7 +32,7 @@ def seconds(folder: Path, staleness: int) -> float:
     records = run_to_end(make_recipe("rl/grpo", words), folder / "run").values()
     assert not sum(int(record["paths_stale"]) for record in records)
     with Store.open(folder / "run/store.sqlite", read_only=True) as store:
-        return float(store.metrics(0, REINFORCE)[Step(0, REINFORCE).key]["seconds"])
+        return float(store.metrics(0, REINFORCE)[StageKey(0, REINFORCE).finished_key]["seconds"])
 
 
 def test_sampling_while_steps_train_saves_a_third_of_the_time(

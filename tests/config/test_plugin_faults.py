@@ -1,9 +1,12 @@
 """A bug in a plug-in's own code is reported with its owner, the file and the line, and no traceback."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coterie.recipes.optima import Optima
+from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from tests.conftest import Cli, refused
 
@@ -13,12 +16,13 @@ ISFT = (
     "select.threshold=-9", "train.max_length=256",
 )  # fmt: skip
 GUESS = "from tests.helpers.guess import Guess, GuessSettings\nclass World(Guess):\n"
-RECIPE = "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
+RECIPE = "from coterie.recipes import Recipe, stage\nclass Mine(Recipe):\n"
 STAGES = "    def stages(self): return [self.evaluation(0)]\n"
 BUG = "        return {}['gone']\n"
 TASKS = f"{GUESS}    def tasks(self, split, count, seed, after=()):\n"
 STAGE = f"""\
-{RECIPE}    def stages(self): return [self.stage(0, "think", self.think)]
+{RECIPE}    def stages(self): return self.make_stages(0, self.think)
+    @stage("think")
     def think(self, run, i, progress):
 {BUG}"""
 BUGS = {
@@ -71,11 +75,55 @@ def test_wrong_results_of_methods_are_named(tmp_path: Path, cli: Cli) -> None:
         assert problem in refused(cli, "run", *words)
 
 
+STAGE_ABOVE = "    @stage('a', after='b')\n    def a(self, run, i, progress): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "    @property\n    def roles(self): pass\n",
+            "defines roles, a method of recipes, as a property",
+        ),
+        ("    @property\n    def stages(self): pass\n", "make it a method: `def stages(self)`"),
+        (
+            "    def a(self, run, i, progress): pass\n    def stages(self): return self.make_stages(0, self.a)\n",
+            'put `@stage("a")` above it',
+        ),
+        (
+            f"{STAGE_ABOVE}    def stages(self): return self.make_stages(0, self.a)\n",
+            "the stage a comes after b",
+        ),
+    ],
+    ids=["property", "stages", "undeclared", "order"],
+)
+def test_a_recipe_of_another_form_is_refused(
+    text: str, problem: str, tmp_path: Path, cli: Cli
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(RECIPE + ("" if "def stages" in text else STAGES) + text)
+    words = (f"{file}:Mine", "environment=exchange", *SMALL, "--dry-run")
+    assert problem in refused(cli, "run", *words).replace("\n", "")
+
+
+def test_an_override_of_a_stage_keeps_its_declaration() -> None:
+    class Careful(Optima):
+        def demonstrate(self, run: Any, i: int, progress: Any) -> Any:
+            return super().demonstrate(run, i, progress)
+
+    own = settings("optima/isft", ["iterations=1", "engine.device=cpu"])
+    plain, careful = Optima(own), Careful(own)
+    assert careful.stage_keys() == plain.stage_keys()
+    assert [*map(careful.fingerprint, careful.stage_keys())] == [
+        *map(plain.fingerprint, plain.stage_keys())
+    ]
+
+
 def test_a_file_that_a_plugin_misses_is_its_own_fault_and_a_full_disk_is_not(
     tmp_path: Path, cli: Cli
 ) -> None:
     problems = {
-        "open('/not/there')": "mine0.py, line 5: FileNotFoundError",
+        "open('/not/there')": "mine0.py, line 6: FileNotFoundError",
         "raise OSError(28, 'No space left on device')": "the disk is full",
     }
     for number, (bug, problem) in enumerate(problems.items()):

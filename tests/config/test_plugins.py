@@ -14,7 +14,7 @@ from coterie.datasets.question_files import QASettings
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from tests.conftest import Cli, refused
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     by_module = settings(
         "optima/isft", ["environment=tests.helpers.guess:Guess", "environment.most=5"]
     )
-    one, other = (recipe(s).fingerprint(Step(0, "rollout")) for s in (own, by_module))
+    one, other = (recipe(s).fingerprint(StageKey(0, "rollout")) for s in (own, by_module))
     assert one != other, "another name is another environment in the record"
     package(tmp_path, "taking", "coterie.environments", "exchange = tests.helpers.guess:Guess")
     with pytest.raises(UserError, match="package taking has an entry point 'exchange'"):
@@ -184,7 +184,7 @@ def test_a_reward_belongs_to_what_its_stage_depends_on(tmp_path: Path) -> None:
     for text in ("def mine(sample): return 1\n", "def mine(sample): return 2\n"):
         (tmp_path / "mine.py").write_text(text)
         own = recipe(settings("optima/isft", [f"reward.terms={{{tmp_path}/mine.py:mine: 1}}"]))
-        prints.append([own.fingerprint(Step(0, stage)) for stage in ("rollout", "reward")])
+        prints.append([own.fingerprint(StageKey(0, stage)) for stage in ("rollout", "reward")])
     assert prints[0][0] == prints[1][0] and prints[0][1] != prints[1][1]
 
 

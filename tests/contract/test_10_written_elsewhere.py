@@ -11,8 +11,8 @@ from coterie.record.rows import recontext, rows, view
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Message, Turn
-from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt
+from coterie.rollout.scripted import recorded_response
 from tests.helpers.read_exports import read_export
 from tests.helpers.recorded_dialogues import AGENTS, opening_messages
 

@@ -31,7 +31,7 @@ from coterie.recipes.optima import Optima
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
-from coterie.runs.loop import Stage, load_selections, run_steps
+from coterie.runs.loop import Stage, load_selections, run_stages
 from coterie.runs.run import Run, open_run
 from tests.helpers.separate_engines import use_separate_engines
 
@@ -89,7 +89,7 @@ def watched(recipe: Recipe, killer: Killer) -> Recipe:
     """The recipe, telling the killer which stage begins."""
 
     def do(stage: Stage, run: Run, iteration: int, progress: Any) -> Any:
-        killer.enter(stage.step.stage)
+        killer.enter(stage.key.stage)
         return stage.do(run, iteration, progress)
 
     class Watched(type(recipe)):  # type: ignore[misc]
@@ -104,10 +104,10 @@ def digest(recipe: Recipe, run: Run) -> str:
     """Hash of all training rows, weights and held-out results: all that a run is for."""
     found: list[object] = []
     for stage in recipe.stages():
-        i = stage.step.iteration
+        i = stage.key.iteration
         if stage.trains:
-            found += [sorted(trained_on(recipe, run, i)), run.metrics(stage.step)["weights"]]
-        for tree in run.store.trees(i, "evaluate") if stage.step.stage == "evaluate" else ():
+            found += [sorted(trained_on(recipe, run, i)), run.metrics(stage.key)["weights"]]
+        for tree in run.store.trees(i, "evaluate") if stage.key.stage == "evaluate" else ():
             found.append(
                 [tree.task, sorted(tree.turns), [o.answer for o, _ in tree.trajectories()]]
             )
@@ -135,7 +135,7 @@ def child(folder: Path, kill_at: str, answer: int) -> None:
     sys.addaudithook(killer.audit)
     with open_run(folder, own.recipe, own) as run:
         killer.watch_commits()
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent())
         counted = killer.count
         result = {"boundary": counted, "digest": digest(recipe, run)}
     os.write(answer, json.dumps(result).encode())

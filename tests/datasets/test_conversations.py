@@ -18,7 +18,7 @@ from coterie.datasets.published_preferences import MixedPreferences, published_p
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.plan import HeldOutQuestions
-from coterie.rollout.recorded_turns import pairs_from_messages
+from coterie.training.chat_rows import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.helpers.serve_hub import stub_hub
 from tests.helpers.write_rows import write_jsonl

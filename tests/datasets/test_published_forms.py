@@ -10,13 +10,13 @@ import pytest
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
 from coterie.datasets.load import UNUSED
 from coterie.environments.protocol import State
-from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.environments.registry import TaskSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.file_training import DPOOnFile
 from coterie.record.rows import Row
-from coterie.rollout.recorded_turns import conversation_rows
 from coterie.runs.benchmark import benchmark_settings
+from coterie.training.chat_rows import conversation_rows
 from tests.conftest import Cli, refused
 from tests.helpers.published_forms import FORMS, Form, numbered
 from tests.helpers.published_templates import published_tokenizer
@@ -116,7 +116,7 @@ def test_questions_show_and_grade_what_their_form_means(form: Form, tmp_path: Pa
         "environment.prompt={question}",
         *(f"dataset.{key}" for key in form.keys),
     ]
-    game = make_environment(benchmark_settings(PlayedSettings, "question", words))
+    game = make_environment(benchmark_settings(TaskSettings, "question", words))
     if form.rl.startswith("refused"):
         return check_refusal(form.rl, lambda: game.tasks("train", 10, 0))
     tasks = [game.tasks(split, 8 if split == "train" else 2, 0) for split in ("train", "heldout")]

@@ -12,7 +12,7 @@ from coterie.datasets.files import trajectory_file
 from coterie.datasets.rows import SetRow
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.loop import run_steps
+from coterie.runs.loop import run_stages
 from coterie.runs.run import open_run
 from tests.conftest import Cli
 from tests.helpers.packaged_environments import wiki_tools
@@ -69,7 +69,7 @@ def test_traces_are_downloaded_whatever_the_name_of_their_file_and_a_run_reads_t
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     recipe = made(wiki_tools(tmp_path), "traces=gap_traces", "evaluate.tasks=1")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT, SELECT])
+        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT])
         metrics = run.metrics(ROLLOUT)
         assert (metrics["n"], metrics["left out: can't be read"]) == (2, 1)
         assert run.metrics(SELECT)["selected"] == 2
@@ -114,7 +114,7 @@ def test_offline_dialogues_are_downloaded_and_a_run_reads_them(
         recipe = sweet("offline=colbench_offline")
         recipe.plan()
         with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-            run_steps(recipe, run, Silent(), [ROLLOUT])
+            run_stages(recipe, run, Silent(), [ROLLOUT])
             assert run.metrics(ROLLOUT)["n"] == 4
         recipe.close()
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from coterie.engines import run_engines
-from coterie.engines.run_engines import RunEngines
 from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import EngineSettings, VLLMSettings
 from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
+from coterie.runs.engines import RunEngines
 
 SOCKET = {"uds": "/private/server"}
 
@@ -51,11 +50,11 @@ def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_re
 ) -> None:
     shared, training = tmp_path / "shared", tmp_path / "run"
     shared.mkdir()
-    monkeypatch.setattr(run_engines, "SHARED_MEMORY", shared)
+    monkeypatch.setattr("coterie.runs.engines.SHARED_MEMORY", shared)
     settings = EngineSettings(kind="vllm", vllm=VLLMSettings(transfer="shm"))
 
     def publish() -> tuple[RunEngines, Path]:
-        engines = RunEngines(settings, "tiny-exchange", tmp_path)
+        engines = RunEngines(settings, tmp_path)
         folder = engines.weights_folder(training)
         assert engines.weights_folder(training) == folder and not list(folder.iterdir())
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -15,7 +15,7 @@ from coterie.config.user_code import as_number
 from coterie.environments import question
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.question import Question, filled
-from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.environments.registry import TaskSettings, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import settings
 from coterie.runs.benchmark import benchmark_settings
@@ -74,7 +74,7 @@ def sums(count: int = 10) -> list[dict[str, Any]]:
 
 def environment(file: Path, *words: str) -> Environment:
     own = [f"dataset={file}", *words]
-    return make_environment(benchmark_settings(PlayedSettings, "question", own))
+    return make_environment(benchmark_settings(TaskSettings, "question", own))
 
 
 def graded(game: Environment, reply: str, split: Any = "train") -> Grade:

@@ -10,7 +10,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Metrics
-from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.loop import REINFORCE, run_stages
 from coterie.runs.reinforce_record import step_records
 from coterie.runs.run import open_run
 from coterie.training.checkpoint import weight_hash
@@ -62,7 +62,7 @@ def make_recipe(method: str, words: Sequence[str]) -> Recipe:
 def run_to_end(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:
     with open_run(folder, recipe.name, recipe.settings) as run:
         try:
-            run_steps(recipe, run, progress or Silent())
+            run_stages(recipe, run, progress or Silent())
         finally:
             recipe.close()
         return step_records(run.store, 0, REINFORCE)

@@ -142,14 +142,10 @@ FAULTS = (
     Fault(f"{R}branches:_check_frozen", returns(None), [DATA_CAN]),
     Fault(f"{R}episodes:_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
     # Candidates and best of n.
-    Fault(
-        f"{R}recorded_turns:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]
-    ),
-    Fault(f"{R}recorded_turns:FIRST_DRAW", becomes(1), [PROMPT]),
-    Fault(
-        f"{R}recorded_turns:CandidateSampling.branch", given(dialogue=edited(sample=0)), [PROMPT]
-    ),
-    Fault(f"{R}recorded_turns:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
+    Fault(f"{R}candidates:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]),
+    Fault(f"{R}candidates:FIRST_DRAW", becomes(1), [PROMPT]),
+    Fault(f"{R}candidates:CandidateSampling.branch", given(dialogue=edited(sample=0)), [PROMPT]),
+    Fault(f"{R}candidates:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
     # Text cannot forge a turn; sampled tokens are spliced into later prompts as they are.
     Fault(
         f"{M}control:ControlTokens.hidden",

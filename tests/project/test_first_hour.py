@@ -105,6 +105,7 @@ PROBLEMS = (
     ("run optima/isft seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("quickstart dataset=gsm8k", "--task"),
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
+    ("evaluate --folder runs/x", "give the run folder as an argument, without --folder"),
     ("stage rollout runs/x --iteration one", "must be a valid whole number"),
     ("run", "no recipe is given"),
 )  # fmt: skip

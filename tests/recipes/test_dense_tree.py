@@ -12,8 +12,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
 from coterie.reports.page import write_page
-from coterie.runs.loop import fork, load_selections, run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import fork, load_selections, run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.search_items import rollouts
 from experiments.dense_tree import RandomSides, Successes
 from tests.datasets.test_conversations import ours
@@ -35,9 +35,9 @@ def dense(*words: str) -> DenseTree:
 
 
 def play(recipe: DenseTree, folder: Path, *stages: str) -> None:
-    steps = [Step(0, stage) for stage in stages] or None
+    steps = [StageKey(0, stage) for stage in stages] or None
     with open_run(folder, recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), steps)
+        run_stages(recipe, run, Silent(), steps)
     recipe.close()
 
 
@@ -59,7 +59,7 @@ def run(grown: Path) -> Iterator[Run]:
 def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
     recipe, s = dense(), dense().settings
     found = list(load_selections(run, 0))
-    assert len(found) == 8 == run.metrics(Step(0, "select"))["selected"]
+    assert len(found) == 8 == run.metrics(StageKey(0, "select"))["selected"]
     for tree, one in found:
         assert one.rejected is not None
         better, worse = tree.turns[one.leaf], tree.turns[one.rejected]
@@ -125,9 +125,9 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
     recipe = dense()
     fork(recipe, grown, tmp_path / "run", recipe.settings)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
-        assert run.metrics(Step(0, "train"))["rows"] == 8
-        assert run.metrics(Step(1, "evaluate"))["n"] == 4
+        run_stages(recipe, run, Silent())
+        assert run.metrics(StageKey(0, "train"))["rows"] == 8
+        assert run.metrics(StageKey(1, "evaluate"))["n"] == 4
         report = run_report(recipe, run)
         write_page(report, tmp_path / "page.html")
     recipe.close()
@@ -182,18 +182,20 @@ def test_outside_pairs_that_ask_held_out_questions_are_left_out(tmp_path: Path) 
 
 def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
     own = ours(tmp_path / "own.jsonl", 4)
-    plain = on_sums().fingerprint(Step(0, "train"))
-    mixed = on_sums(f"mix={{{own}: 2}}").fingerprint(Step(0, "train"))
-    assert len({plain, mixed, on_sums(f"mix={{{own}: 3}}").fingerprint(Step(0, "train"))}) == 3
+    plain = on_sums().fingerprint(StageKey(0, "train"))
+    mixed = on_sums(f"mix={{{own}: 2}}").fingerprint(StageKey(0, "train"))
+    assert len({plain, mixed, on_sums(f"mix={{{own}: 3}}").fingerprint(StageKey(0, "train"))}) == 3
     moved = tmp_path / "elsewhere" / "own.jsonl"
     moved.parent.mkdir()
     own.rename(moved)
-    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) == mixed, "wherever it lies"
-    ours(moved, 5)
-    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "train")) != mixed
-    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(Step(0, "select")) == on_sums().fingerprint(
-        Step(0, "select")
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(StageKey(0, "train")) == mixed, (
+        "wherever it lies"
     )
+    ours(moved, 5)
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(StageKey(0, "train")) != mixed
+    assert on_sums(f"mix={{{moved}: 2}}").fingerprint(
+        StageKey(0, "select")
+    ) == on_sums().fingerprint(StageKey(0, "select"))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from coterie.recipes.file_training import mean_loss
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
@@ -52,11 +52,11 @@ def trained(folder: Path, rows: list[dict], name: str, *words: str):
     source = write_jsonl(folder / "rows.jsonl", *rows)
     own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *words])
     recipe = recipe_of(own)
-    recipe.check()
+    recipe.plan()
     with open_run(folder / name, name, own) as run:
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent())
         page = run_report(recipe, run)
-        measures = [run.metrics(Step(version, "measure")) for version in (0, 1)]
+        measures = [run.metrics(StageKey(version, "measure")) for version in (0, 1)]
     recipe.close()
     return recipe, measures, page
 
@@ -136,7 +136,7 @@ def test_without_held_out_rows_all_are_trained_on_and_nothing_is_evaluated(
     assert plan["training rows"] == str(len(rows)) and plan["stages"] == "1: train"
     assert plan["evaluation"] == "none: no rows are held out (dataset.heldout=0)"
     with open_run(tmp_path / name, name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent())
         assert "held-out" not in {section.id for section in run_report(recipe, run).sections}
     recipe.close()
     with pytest.raises(UserError, match="holds out no rows"):
@@ -189,8 +189,8 @@ def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> Non
     source = f"dataset.source={write_jsonl(tmp_path / 'rows.jsonl', *rows)}"
     own = ["model=tiny-exchange", source, "train.max_length=200", "evaluate.max_tokens=64"]
     with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
-        recipe_of(settings("sft", own)).check()
-    recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
+        recipe_of(settings("sft", own)).plan()
+    recipe_of(settings("sft", [*own, "long_rows=drop"])).plan()
 
 
 def test_a_long_preferred_reply_is_refused_whatever_the_length_of_the_other(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_long_preferred_reply_is_refused_whatever_the_length_of_the_other(tmp_
     rows[3]["chosen"] = "word " * 400
     source = f"dataset.source={write_jsonl(tmp_path / 'rows.jsonl', *rows)}"
     with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
-        recipe_of(settings("dpo", ["model=tiny-exchange", source, "train.max_length=200"])).check()
+        recipe_of(settings("dpo", ["model=tiny-exchange", source, "train.max_length=200"])).plan()
 
 
 def test_rows_are_those_of_trl(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.record.tree import Task
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.tools.calls import Tags
 from tests.helpers.packaged_environments import wiki_tools
 from tests.helpers.program_rows import LIVE
@@ -42,7 +42,7 @@ SMALL = [
     "train.max_steps=1", "train.batch_size=2",
 ]  # fmt: skip
 WORDS = ["method=sft", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8", *SMALL]
-ROLLOUT, SELECT, TRAIN = (Step(0, name) for name in ("rollout", "select", "train"))
+ROLLOUT, SELECT, TRAIN = (StageKey(0, name) for name in ("rollout", "select", "train"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def expert(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     """A whole run with traces of the expert."""
     recipe = made(tools)
     with open_run(tmp_path_factory.mktemp("run") / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent())
         yield recipe, run
     recipe.close()
 
@@ -115,7 +115,7 @@ def test_the_expert_plays_with_the_tools_and_only_its_tokens_are_trained(
             assert {target.writer for target in row.targets} == {"expert"}
     sequential_recipe = made(tools, "traces.form=sequential")
     with open_run(tmp_path / "run", recipe.name, sequential_recipe.settings) as run:
-        run_steps(sequential_recipe, run, Silent(), [ROLLOUT])
+        run_stages(sequential_recipe, run, Silent(), [ROLLOUT])
         sequential = run.metrics(ROLLOUT)
     sequential_recipe.close()
     assert float(rollout["rounds"]) < float(sequential["rounds"])
@@ -141,7 +141,7 @@ def test_traces_with_wrong_answers_or_missing_facts_are_not_trained_on(
 
     monkeypatch.setattr(Workflow, "trace", trace)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT, SELECT])
+        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT])
         select = run.metrics(SELECT)
         chosen = {task for task, _ in run.store.selections(0, "select")}
     recipe.close()
@@ -184,7 +184,7 @@ def test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt(
     file.write_text(json.dumps([{**one, "output": TRACE} for one in prompts]))
     recipe = made(tools, f"traces={file}")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT])
+        run_stages(recipe, run, Silent(), [ROLLOUT])
         metrics = run.metrics(ROLLOUT)
         assert metrics.get("left out: ask held-out questions") == 5 and metrics["n"] == 1
         (tree,) = run.store.trees(0, "rollout")
@@ -232,7 +232,7 @@ def test_traces_of_a_file_are_trained_on_verbatim(tools: Path, tmp_path: Path) -
     recipe, progress, messages = made(tools, f"traces={file}"), Silent(), list[str]()
     progress.say = messages.append  # type: ignore[method-assign]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, progress, [ROLLOUT, SELECT, TRAIN])
+        run_stages(recipe, run, progress, [ROLLOUT, SELECT, TRAIN])
         rollout = run.metrics(ROLLOUT)
         assert rollout["n"] == 1
         assert {name: n for name, n in rollout.items() if name.startswith("left out")} == {
@@ -309,7 +309,7 @@ def test_broken_traces_are_left_out_by_number(trace: str, reason: str, tmp_path:
 ])  # fmt: skip
 def test_settings_that_cannot_work(tools: Path, words: list[str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        made(tools, *words).check()
+        made(tools, *words).plan()
 
 
 def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_p
         open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
         pytest.raises(UserError, match=r"longer than train.max_length=300 \(50% within"),
     ):
-        run_steps(recipe, run, Silent(), [ROLLOUT, SELECT, TRAIN])
+        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT, TRAIN])
     recipe.close()
 
 
@@ -345,7 +345,7 @@ def test_exported_traces_are_trained_on_equally_and_passages_cannot_forge_the_ag
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     recipe = made(tmp_path / "tools.yaml", "traces.tasks=2")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT, SELECT])
+        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT])
         assert run.metrics(ROLLOUT)["violations"] == 0
         file = exported(run, tmp_path / "files")
         expected = trained_rows(run)
@@ -358,7 +358,7 @@ def test_exported_traces_are_trained_on_equally_and_passages_cannot_forge_the_ag
         assert "forged" not in own and "forged" in seen
     second = made(tools, f"traces={file}")
     with open_run(tmp_path / "second", second.name, second.settings) as run:
-        run_steps(second, run, Silent(), [ROLLOUT, SELECT])
+        run_stages(second, run, Silent(), [ROLLOUT, SELECT])
         assert expected and trained_rows(run) == expected
     second.close()
 
@@ -373,7 +373,7 @@ def test_the_control_without_tools_trains_on_answers_with_an_equal_number_of_tok
     words += [*control, "train.batch_size=2", "train.target_tokens=400", "train.max_length=1024"]
     own = gap("gap/mhqa", [*words, f"traces={exported(run, tmp_path / 'files')}"])
     with open_run(tmp_path / "run", own.name, own.settings) as run:
-        run_steps(own, run, Silent())
+        run_stages(own, run, Silent())
         select, train, control_rows = run.metrics(SELECT), run.metrics(TRAIN), trained_rows(run)
     own.close()
     for ids, mask in control_rows:
@@ -423,11 +423,11 @@ def test_traces_with_programs_are_trained_on_and_programs_are_graded(tmp_path: P
     source = write_jsonl(tmp_path / "test.jsonl", LIVE)
     recipe = gap("gap/code", [*SMALL, f"dataset.source={source}", f"traces={traces}"])
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent())
         rollout, select = run.metrics(ROLLOUT), run.metrics(SELECT)
         assert (rollout["n"], rollout["left out: ask held-out questions"]) == (2, 1)
         assert (select["selected"], select["left out: too few calls"]) == (1, 1)
-        after = run.metrics(Step(1, "evaluate"))
+        after = run.metrics(StageKey(1, "evaluate"))
         assert (after["n"], after["failed"], after["score"]) == (1, 0, 0.0)
         text = bracketed(recipe, run)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
@@ -442,7 +442,7 @@ def test_own_problems_are_exported_with_their_tests(tmp_path: Path) -> None:
     recipe = gap("gap/code", words)
     tasks = recipe.environment.tasks("train", 3, 0)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT, SELECT])
+        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT])
         run.store.put_tasks(tasks)
         _, counts = export(run.folder, "verl", tmp_path / "files")
     recipe.close()

@@ -24,9 +24,9 @@ from coterie.record.tree import Ending, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.reports.page import write_page
 from coterie.rewards.critics import Correction
-from coterie.runs.loop import fork, run_steps
+from coterie.runs.loop import fork, run_stages
 from coterie.runs.roles import Roles
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.run import Run, StageKey, open_run
 from tests.helpers.web_tasks import write_tasks
 
 TRAIN = ("batch_size=4", "max_length=1024", "learning_rate=2e-3")
@@ -46,14 +46,14 @@ def made(*words: str) -> Moat:
 
 @contextmanager
 def whole(
-    folder: Path, *words: str, source: Run | None = None, steps: list[Step] | None = None
+    folder: Path, *words: str, source: Run | None = None, steps: list[StageKey] | None = None
 ) -> Iterator[tuple[Moat, Run]]:
     """Run the recipe, or some steps of it in a fork of a run; open the run for reading."""
     recipe = made(*words)
     if source is not None:
         fork(recipe, source.folder, folder, recipe.settings)
     with open_run(folder, recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), steps)
+        run_stages(recipe, run, Silent(), steps)
     with open_run(folder, recipe.name, recipe.settings, write=False) as run:
         yield recipe, run
         recipe.close()
@@ -85,7 +85,7 @@ def likelihood(recipe: Moat, run: Run, plan: Turn, tree: Tree, role: str, versio
 
 
 def rewards(recipe: Moat, run: Run, name: str = "reward") -> dict[str, float]:
-    key = recipe.fingerprint(Step(1, "reward"))
+    key = recipe.fingerprint(StageKey(1, "reward"))
     return run.store.credit(key, name, iteration=1, stage="rollout")
 
 
@@ -148,7 +148,7 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
     worth = rewards(recipe, run)
     sampled = {tree.task: tree for tree in trees(run)}
     with_plan = [one for one in trees(run, "correct") if len(one.leaves()) == 2]
-    assert run.metrics(Step(1, "correct"))["corrected"] == len(with_plan) > 1
+    assert run.metrics(StageKey(1, "correct"))["corrected"] == len(with_plan) > 1
     for tree in with_plan:
         right = gold(run.store.task(tree.task))
         corrected, own = sorted(tree.leaves(), key=lambda turn: turn.author)
@@ -163,12 +163,12 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
         assert best.text.strip() in renderer.decode(prompt)
         assert renderer.decode(turn.ids).startswith(right.actions)
     rows = recipe.rows(run, 1, GROUNDER)
-    assert run.metrics(Step(1, "improve"))["rows"] == len(rows) == len(with_plan) + 4
+    assert run.metrics(StageKey(1, "improve"))["rows"] == len(rows) == len(with_plan) + 4
 
 
 def test_j_is_measured_after_each_half_with_what_was_trained_by_then(done):
     recipe, run = done
-    steps = (Step(1, WHOLE), Step(1, HALF), Step(2, WHOLE))
+    steps = (StageKey(1, WHOLE), StageKey(1, HALF), StageKey(2, WHOLE))
     measured = [run.metrics(step) for step in steps]
     assert [(one[PLANNER], one[GROUNDER]) for one in measured] == [(1, 1), (2, 1), (2, 2)]
     for step, one in zip(steps, measured, strict=True):
@@ -190,10 +190,15 @@ def test_a_fork_to_an_ablation_keeps_stages_but_no_figure_of_both_halves(done, t
     joint, run = done
     ablation = made(f"parts={parts}")
     kept = set(fork(ablation, run.folder, tmp_path / parts, ablation.settings))
-    same = {Step(0, "align"), Step(0, "improve"), Step(1, "rollout"), Step(1, "reward")}
-    assert same | {Step(1, "evaluate")} <= kept
-    assert not {Step(2, "evaluate"), Step(2, WHOLE)} & kept, "both halves were trained"
-    assert ablation.fingerprint(Step(1, "rollout")) == joint.fingerprint(Step(1, "rollout"))
+    same = {
+        StageKey(0, "align"),
+        StageKey(0, "improve"),
+        StageKey(1, "rollout"),
+        StageKey(1, "reward"),
+    }
+    assert same | {StageKey(1, "evaluate")} <= kept
+    assert not {StageKey(2, "evaluate"), StageKey(2, WHOLE)} & kept, "both halves were trained"
+    assert ablation.fingerprint(StageKey(1, "rollout")) == joint.fingerprint(StageKey(1, "rollout"))
 
 
 @pytest.mark.slow
@@ -203,7 +208,7 @@ def test_both_may_be_adapters_of_one_base(tmp_path):
     with whole(tmp_path / "run", "share_base=true", "train.method=lora", *lora) as (_, run):
         finals = [run.training_folder(1, role) / "final" for role in (PLANNER, GROUNDER)]
         assert all((final / "adapter_config.json").is_file() for final in finals)
-        weights = [run.metrics(Step(1, step))["weights"] for step in ("align", "improve")]
+        weights = [run.metrics(StageKey(1, step))["weights"] for step in ("align", "improve")]
         assert weights[0] != weights[1]
 
 
@@ -216,9 +221,9 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
         "correct.critic.model=tiny-exchange", "correct.critic.max_tokens=8",
         f"correct.unreadable={unreadable}", "parts=grounder",
     )  # fmt: skip
-    folder, steps = tmp_path / "run", [Step(1, "correct")]
+    folder, steps = tmp_path / "run", [StageKey(1, "correct")]
     with whole(folder, *words, source=done[1], steps=steps) as (_, run):
-        counts = run.metrics(Step(1, "correct"))
+        counts = run.metrics(StageKey(1, "correct"))
         found = [turn.author for tree in trees(run, "correct") for turn in tree.leaves()]
         assert counts["unreadable"] > 1 and counts["accepted"] == counts["corrected"] == 0
         assert set(found) == authors
@@ -240,12 +245,12 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
 )
 def test_settings_that_cannot_work_are_refused(words, says):
     with pytest.raises(UserError, match=says):
-        made(*words).check()
+        made(*words).plan()
 
 
 def test_plans_that_are_all_alike_are_refused(done, tmp_path):
     words = ("pairs.margin=50", "parts=planner")
-    fork_of = {"source": done[1], "steps": [Step(1, "select"), Step(1, "align")]}
+    fork_of = {"source": done[1], "steps": [StageKey(1, "select"), StageKey(1, "align")]}
     why = r"no pair of plans that differ by more than pairs\.margin=50"
     with pytest.raises(UserError, match=why), whole(tmp_path / "run", *words, **fork_of):
         pass
@@ -259,7 +264,7 @@ def table(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:
 def test_the_report_has_the_change_of_j_and_the_spread_of_plans(done):
     recipe, run = done
     before, half, after = table(recipe, run, "joint")
-    assert after["J"] == f"{run.metrics(Step(2, WHOLE))['j']:.4f}"
+    assert after["J"] == f"{run.metrics(StageKey(2, WHOLE))['j']:.4f}"
     values = [
         {key.task: one["loglikelihood"] for key, one in run.store.metrics(*at).items() if key.task}
         for at in ((1, HALF), (2, WHOLE))
@@ -275,7 +280,7 @@ def test_the_report_has_the_change_of_j_and_the_spread_of_plans(done):
         own = [worth[one.id] for one in tree.children(tree.root) if one.id in worth]
         spreads += [max(own) - min(own)] if own else []
     assert row["median"] == f"{statistics.median(spreads):.3f}"
-    assert row["pairs"] == f"{run.metrics(Step(1, 'select'))['selected']}"
+    assert row["pairs"] == f"{run.metrics(StageKey(1, 'select'))['selected']}"
 
 
 def test_the_report_marks_pairs_of_plans_and_can_be_written_at_any_time(done, tmp_path: Path):
@@ -312,7 +317,7 @@ def test_corrections_of_a_step_may_use_the_results_of_those_before(tmp_path):
 
 def test_rows_without_elements_are_trained_on_and_not_evaluated():
     recipe = web("dataset=lumos_web", "dataset.source=sample", "environment.turns=8")
-    stages = {step.stage for step in recipe.steps()}
+    stages = {step.stage for step in recipe.stage_keys()}
     assert {"rollout", "reward", "align", "correct", "improve", "measure"} <= stages
     assert "evaluate" not in stages
     assert recipe.plan().evaluations == 0

@@ -26,8 +26,8 @@ from coterie.recipes.report import run_report
 from coterie.record.rows import View, recontext, view
 from coterie.record.tree import Tree
 from coterie.rollout.tree_search import Rollout
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.search_items import TreeWriter, rollouts
 from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
@@ -41,7 +41,7 @@ WORDS = once(
 )  # fmt: skip
 LAMBDA_TOKEN, LAMBDA_LOSS, MIN_LOSS = 0.6, 0.002, 0.005
 """Preset of the micro-world ``exchange``."""
-SEARCH = Step(1, "rollout")
+SEARCH = StageKey(1, "rollout")
 
 
 class Given(Exception):
@@ -56,7 +56,7 @@ def made(method: str = "optima/isft_dpo", *words: str) -> Optima:
 
 def finish_training(optima: Optima, run: Run, iteration: int) -> None:
     """Record a training whose result is the base with noise."""
-    loaded = optima.load_policy(run, 0)
+    loaded = optima.models(run).load("policy", 0)
     torch.manual_seed(iteration)
     with torch.no_grad():
         for weight in loaded.model.parameters():
@@ -64,7 +64,7 @@ def finish_training(optima: Optima, run: Run, iteration: int) -> None:
     final = run.training_folder(iteration) / "final"
     loaded.model.save_pretrained(final)
     loaded.tokenizer.save_pretrained(final)
-    step = Step(iteration, "train")
+    step = StageKey(iteration, "train")
     run.begin(step, optima.fingerprint(step))
     run.finish(step, optima.fingerprint(step), {"seconds": 0.0})
 
@@ -101,20 +101,24 @@ class Walk:
 
         monkeypatch.setattr(trainer, "train", train)
         with pytest.raises(Given):
-            (optima or self.recipe).at(Step(iteration, "train")).do(self.run, iteration, Silent())
+            (optima or self.recipe).find_stage(StageKey(iteration, "train")).do(
+                self.run, iteration, Silent()
+            )
         return captured[0]
 
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     with run_with_policies(tmp_path_factory.mktemp("walk") / "run") as (optima, run):
-        run_steps(
+        run_stages(
             optima,
             run,
             Silent(),
-            [Step(i, stage) for i in range(3) for stage in ("rollout", "reward", "select")],
+            [StageKey(i, stage) for i in range(3) for stage in ("rollout", "reward", "select")],
         )
-        yield Walk(run, optima, [optima.load_policy(run, version) for version in range(3)])
+        yield Walk(
+            run, optima, [optima.models(run).load("policy", version) for version in range(3)]
+        )
 
 
 def test_order_of_iterations_and_settings_that_cannot_work() -> None:
@@ -212,10 +216,10 @@ def test_an_interrupted_search_continues_to_the_same_rollouts(
     monkeypatch.setattr(TreeWriter, "record", interrupt)
     with run_with_policies(tmp_path / "run") as (optima, run):
         with pytest.raises(Interrupt):
-            run_steps(optima, run, Silent(), [SEARCH])
+            run_stages(optima, run, Silent(), [SEARCH])
         assert sum(map(len, rollouts(run.store, 1).values())) == 4 * 3
         left[0] = 1000
-        run_steps(made(), run, Silent(), [SEARCH])
+        run_stages(made(), run, Silent(), [SEARCH])
         assert rollouts(run.store, 1) == rollouts(walk.run.store, 1)
         ours, other = (dict(one.metrics(SEARCH)) for one in (run, walk.run))
         assert ours | {"seconds": 0} == other | {"seconds": 0}
@@ -232,7 +236,7 @@ def test_a_dialogue_that_cannot_be_graded_has_no_reward_and_its_search_continues
 
     monkeypatch.setattr(Dialogue, "grade", some)
     with run_with_policies(tmp_path / "run") as (optima, run):
-        run_steps(optima, run, Silent(), [SEARCH])
+        run_stages(optima, run, Silent(), [SEARCH])
         played = [(task, one) for task, some in rollouts(run.store, 1).items() for one in some]
         lost = [one for _, one in played if one.leaf is None]
         metrics = run.metrics(SEARCH)
@@ -274,7 +278,7 @@ def without_format(walk: Walk, tree: Tree, leaf: str, agent: str) -> View:
 @pytest.mark.parametrize("iteration", [0, 1, 2])
 def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iteration: int) -> None:
     own, run = walk.recipe, walk.run
-    key = own.fingerprint(Step(iteration, "reward"))
+    key = own.fingerprint(StageKey(iteration, "reward"))
     credit = run.store.credit(key, "nll", iteration=iteration, stage="rollout")
     distances = [0.0]
     for tree in walk.trees(iteration):
@@ -394,7 +398,7 @@ def test_the_report_shows_selected_dialogues_and_pairs(walk: Walk) -> None:
         facts = dict(trained.facts)
         terms = [float(value) for name, value in facts.items() if name.startswith("= ")]
         assert float(facts["reward"]) == pytest.approx(sum(terms), abs=0.005)
-        views.add(len(trained.stretches))
+        views.add(len(trained.segments))
     assert 2 in views, "both agents of a dialogue with two turns"
 
 
@@ -444,16 +448,16 @@ def test_an_adapter_continues_under_dpo_with_itself_as_the_reference(
     )  # fmt: skip
     optima = made("optima/idpo", *words)
     with open_run(tmp_path / "lora", optima.name, optima.settings) as run:
-        run_steps(optima, run, Silent())
-        assert run.metrics(Step(2, "evaluate"))["n"] == 2
-        base, before, after = (optima.load_policy(run, version) for version in range(3))
+        run_stages(optima, run, Silent())
+        assert run.metrics(StageKey(2, "evaluate"))["n"] == 2
+        base, before, after = (optima.models(run).load("policy", version) for version in range(3))
         assert 0 < distance(after, before) < distance(before, base) / 10 < distance(after, base)
         losses = []
         for task, one in run.store.selections(1, "select"):
             shown = view(run.store.tree(1, "rollout", task), one.leaf, one.agent)
             losses.append(turn_losses(before, shown)[one.leaf])
         expected = math.log(2) + sum(losses) / len(losses)
-        assert run.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
+        assert run.metrics(StageKey(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
         final = run.training_folder(1) / "final"
         assert (final / "adapter_config.json").is_file()
         assert not (final / "model.safetensors").exists()

@@ -18,7 +18,7 @@ from coterie.recipes.sweep import (
     split_values,
 )
 from coterie.runs.evaluation import evaluation
-from coterie.runs.run import Step, open_run
+from coterie.runs.run import StageKey, open_run
 from tests.conftest import Cli
 from tests.helpers.write_rows import write_jsonl
 from tests.recipes.test_moat import SMALL
@@ -33,10 +33,10 @@ def done(sweep: list[Point]) -> tuple[list[SweepRow], list[str]]:
     return run_sweep(sweep, lines.append, Silent()), lines
 
 
-def seconds(point: Point) -> dict[Step, object]:
+def seconds(point: Point) -> dict[StageKey, object]:
     """Return the time of each finished stage; equal times are of one stage that was copied."""
     with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
-        steps = [step for step in point.recipe.steps() if run.is_finished(step)]
+        steps = [step for step in point.recipe.stage_keys() if run.is_finished(step)]
         return {step: run.metrics(step)["seconds"] for step in steps}
 
 
@@ -46,14 +46,19 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
     sweep = plan_sweep("moat/maths", words, tmp_path, 1)
     assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]
     first, second = sweep
-    common = [Step(0, "align"), Step(0, "improve"), Step(1, "measure"), Step(1, "evaluate")]
+    common = [
+        StageKey(0, "align"),
+        StageKey(0, "improve"),
+        StageKey(1, "measure"),
+        StageKey(1, "evaluate"),
+    ]
     assert (first.source, first.shared) == (None, [])
     assert second.source is first and list(second.shared) == common
     rows, lines = done(sweep)
     assert lines[0] == "run 1 of 2: rollout.rollouts_per_task=2 seed=0"
     assert "kept from" in lines[-1] and "align of iteration 0" in lines[-1]
     times = list(map(seconds, sweep))
-    assert all(set(some) == set(first.recipe.steps()) for some in times)
+    assert all(set(some) == set(first.recipe.stage_keys()) for some in times)
     assert all(times[0][step] == times[1][step] for step in common)
     for point, row in zip(sweep, rows, strict=True):
         with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
@@ -61,7 +66,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
             assert (row.iteration, row.n) == (2, 2)
             figures = pytest.approx((last.score, *last.interval), abs=5e-5)
             assert (row.score, row.low, row.high) == figures
-            assert run.metrics(Step(1, "rollout"))["n"] == 4 * int(row.value)
+            assert run.metrics(StageKey(1, "rollout"))["n"] == 4 * int(row.value)
             assert run.report.is_file()
     again, _ = done(plan_sweep("moat/maths", words, tmp_path, 1))
     assert again == rows and list(map(seconds, sweep)) == times
@@ -73,7 +78,7 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
     """The third has another number of iterations than the first two, which differ in the last one."""
     one, three, two = plan_sweep("optima/isft", [*ISFT, "iterations=1,3,2"], tmp_path, 1)
     assert three.source is one and two.source is three
-    assert len(two.shared) == len(two.recipe.steps())
+    assert len(two.shared) == len(two.recipe.stage_keys())
     other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
     assert other[1].source is None
     words = [*ISFT, "iterations=1,2", "rollout.rollouts_per_task=4,5"]

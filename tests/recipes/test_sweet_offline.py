@@ -20,8 +20,8 @@ from coterie.recipes.registry import settings
 from coterie.recipes.sweet_rl import SweetRL, rewards
 from coterie.recipes.sweet_rl_settings import SweetSettings
 from coterie.record.rows import prompts
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import Run, StageKey, open_run
 
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "dataset.source=sample", "engine.device=cpu",
@@ -61,7 +61,7 @@ ROWS = [
     row(1, "Big ones?", "OUTPUT: Red?", RIGHT, reward=1),
 ]
 """Two tasks, two repeats."""
-ROLLOUT = Step(0, "rollout")
+ROLLOUT = StageKey(0, "rollout")
 
 
 def wrote(path: Path, rows: Sequence[Any] = ROWS) -> Path:
@@ -79,7 +79,7 @@ def made(*words: str) -> SweetRL:
 def read(file: Path, *words: str) -> Iterator[tuple[SweetRL, Run]]:
     recipe = made(f"offline={file}", *words)
     with open_run(file.with_name("run"), recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [ROLLOUT])
+        run_stages(recipe, run, Silent(), [ROLLOUT])
         yield recipe, run
     recipe.close()
 

@@ -16,9 +16,9 @@ from coterie.recipes.registry import recipe, settings
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import view
 from coterie.record.store import Store
-from coterie.rollout.recorded_turns import candidates
-from coterie.runs.loop import fork, load_selections, run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.rollout.candidates import candidates
+from coterie.runs.loop import fork, load_selections, run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from tests.conftest import Cli
 
 SMALL = (
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A finished run of the whole method."""
     own = opened()
     with open_run(tmp_path_factory.mktemp("sweet") / "run", own.name, own.settings) as made:
-        run_steps(own, made, Silent())
+        run_stages(own, made, Silent())
         yield made
 
 
@@ -94,10 +94,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
             open_run(tmp_path / "run", own.name, own.settings) as made,
             pytest.raises(Ends),
         ):
-            run_steps(own, made, EndsAt(stage))
+            run_stages(own, made, EndsAt(stage))
     with open_run(tmp_path / "run", own.name, own.settings) as made:
-        run_steps(own, made, Silent())
-        for step in (Step(0, "train"), Step(1, "train")):
+        run_stages(own, made, Silent())
+        for step in (StageKey(0, "train"), StageKey(1, "train")):
             assert made.metrics(step)["weights"] == run.metrics(step)["weights"]
 
 
@@ -105,11 +105,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
 def test_a_baseline_continues_from_the_same_dialogues(run: Run, tmp_path: Path) -> None:
     own = opened("method=multi_turn_dpo")
     kept = fork(own, run.folder, tmp_path / "run", own.settings)
-    assert set(kept) == {Step(0, "evaluate"), Step(0, "rollout")}
+    assert set(kept) == {StageKey(0, "evaluate"), StageKey(0, "rollout")}
     with open_run(tmp_path / "run", own.name, own.settings) as made:
-        run_steps(own, made, Silent())
+        run_stages(own, made, Silent())
         assert own.versions(made) == [0, 1]
-        policies = (made.metrics(Step(0, "train")), run.metrics(Step(1, "train")))
+        policies = (made.metrics(StageKey(0, "train")), run.metrics(StageKey(1, "train")))
         assert len({metrics["weights"] for metrics in policies}) == 2
 
 
@@ -127,10 +127,10 @@ def test_a_critic_with_a_value_head_can_be_an_adapter(
     assert isinstance(own, SweetRL)
     fork(own, run.folder, tmp_path / "run", own.settings)
     with open_run(tmp_path / "run", own.name, own.settings) as made:
-        run_steps(own, made, Silent())
-        assert own.versions(made) == [0, own.settings.rounds]
+        run_stages(own, made, Silent())
+        assert own.versions(made) == [0, own.settings.iteration_count]
         models = own.models(made)
-        merged, beside = models.load(CRITIC, 1), models.load(CRITIC, 1, trainable=True)
+        merged, beside = models.load(CRITIC, 1, merge=True), models.load(CRITIC, 1, trainable=True)
         rows = [tuple(range(10, 40))], [range(1, 30)]
         (values,), (expected,) = (token_values(one.model, *rows) for one in (merged, beside))
         assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
@@ -151,9 +151,9 @@ def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path:
         open_run(tmp_path / "run", own.name, own.settings) as made,
         pytest.raises(UserError, match="no pair was selected in round 1"),
     ):
-        run_steps(own, made, Silent())
+        run_stages(own, made, Silent())
     with open_run(tmp_path / "run", own.name, own.settings) as made:
-        judged = made.metrics(Step(1, "reward"))
+        judged = made.metrics(StageKey(1, "reward"))
         assert int(judged["comparisons"]) == int(judged["unreadable"]) > 0
 
 

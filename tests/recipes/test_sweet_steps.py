@@ -26,10 +26,10 @@ from coterie.record.rows import Row, prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
 from coterie.rewards.critics import Judge
-from coterie.rollout.recorded_turns import BestOfSampler, candidates
+from coterie.rollout.candidates import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.training import trainer
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import DPO, SFT, Classifier, Regression, side_statistic
@@ -55,7 +55,7 @@ ROWS = [
     row(2, WRONG, reward=0.1),
 ]
 """Two dialogues of each of three tasks, two of which were solved once."""
-TRAIN, REWARD = Step(0, "train"), Step(1, "reward")
+TRAIN, REWARD = StageKey(0, "train"), StageKey(1, "reward")
 
 
 @dataclass
@@ -81,14 +81,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("steps")
     recipe = made(*WORDS, f"offline={wrote(folder / 'theirs.jsonl', ROWS)}")
     with open_run(folder / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [Step(0, "rollout"), Step(0, "select")])
+        run_stages(recipe, run, Silent(), [StageKey(0, "rollout"), StageKey(0, "select")])
         critic, final = moved(0), run.training_folder(0, CRITIC) / "final"
         critic.model.save_pretrained(final)
         critic.tokenizer.save_pretrained(final)
         head = {"value_head.weight": head_weights(critic), "value_head.bias": torch.zeros(1)}
         save_file(head, final / HEAD_FILE)
         for stage in ("rollout", "reward", "select"):
-            recipe.at(Step(1, stage)).do(run, 1, Silent())
+            recipe.find_stage(StageKey(1, stage)).do(run, 1, Silent())
         yield run
     recipe.close()
 
@@ -112,10 +112,10 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
     return captured
 
 
-def trained(captured: list[Training], run: Run, step: Step, *words: str) -> Training:
+def trained(captured: list[Training], run: Run, step: StageKey, *words: str) -> Training:
     """Return what a step hands to training. Checks that the model is the base."""
     with pytest.raises(Given):
-        made(*WORDS, *words).at(step).do(run, step.iteration, Silent())
+        made(*WORDS, *words).find_stage(step).do(run, step.iteration, Silent())
     model = captured[-1].model
     if find_head(model) is not None:
         weights = {k: w for k, w in model.state_dict().items() if "value_head" not in k}
@@ -198,8 +198,8 @@ def test_rejection_ft_imitates_successes(
     words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_size=5")
     recipe = made(*WORDS, *words, f"offline={wrote(tmp_path / 'theirs.jsonl', ROWS)}")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), [Step(0, "rollout"), Step(0, "select")])
-        assert run.metrics(Step(0, "select"))["selected"] == count
+        run_stages(recipe, run, Silent(), [StageKey(0, "rollout"), StageKey(0, "select")])
+        assert run.metrics(StageKey(0, "select"))["selected"] == count
         got = trained(trainings, run, TRAIN, *words)
     assert isinstance(got.objective, SFT) and got.settings.batch_size == 5
     assert len(got.items) == count + 1  # thoughts leave the history, which begins a new row
@@ -221,8 +221,8 @@ def test_stages_of_a_method_and_a_critic_is_no_version_of_the_policy(
 ) -> None:
     recipe = made(word)
     rounds = [f"evaluate rollout {first}".split(), second.split()]
-    steps = [Step(i, name) for i, names in enumerate(rounds) for name in names]
-    assert recipe.steps() == [*steps, Step(2 if second else 1, "evaluate")]
+    steps = [StageKey(i, name) for i, names in enumerate(rounds) for name in names]
+    assert recipe.stage_keys() == [*steps, StageKey(2 if second else 1, "evaluate")]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         if TRAIN in steps:
             run.begin(TRAIN, recipe.fingerprint(TRAIN))
@@ -348,7 +348,7 @@ def test_the_policy_learns_turns_from_the_base_without_the_reference(
         "policy.objective.nll_coef=0.07",
         "policy.train.batch_size=5",
     )
-    got = trained(trainings, run, Step(1, "train"), *words)
+    got = trained(trainings, run, StageKey(1, "train"), *words)
     assert isinstance(got.objective, DPO)
     s = got.objective.settings
     assert (s.beta, s.nll_coef, s.reduction) == (0.3, 0.07, "none")

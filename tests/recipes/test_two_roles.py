@@ -15,9 +15,9 @@ from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint, load_adapter
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.runs.loop import Role, Stage, check_roles, check_stages, fork, run_steps
+from coterie.runs.loop import Role, Stage, check_roles, check_stages, fork, run_stages
 from coterie.runs.roles import Roles
-from coterie.runs.run import Run, Step, open_run
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.training.checkpoint import weight_hash
 from tests.outside.package.relay import RelayRecipe, RelaySettings
 
@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def folder(way: str) -> Path:
         path, recipe = tmp_path_factory.mktemp(way) / "run", made(way)
         with open_run(path, recipe.name, recipe.settings) as run:
-            run_steps(recipe, run, Silent())
+            run_stages(recipe, run, Silent())
         return path
 
     return folder
@@ -61,7 +61,7 @@ def whole(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Any
 
 def finals(recipe: RelayRecipe, run: Run) -> dict[tuple[str, int], str]:
     return {
-        (role.name, version): weight_hash(Path(recipe.policy_path(run, version, role.name)))
+        (role.name, version): weight_hash(Path(recipe.models(run).path(role.name, version)))
         for role in recipe.roles()
         for version in recipe.versions(run, role.name)[1:]
     }
@@ -100,7 +100,7 @@ def test_an_adapter_continues_from_the_last_one_and_its_base_stays(
     lines = list[str]()
     progress = Silent()
     monkeypatch.setattr(progress, "say", lines.append)
-    recipe.at(Step(1, "train_grounder")).do(run, 1, progress)
+    recipe.find_stage(StageKey(1, "train_grounder")).do(run, 1, progress)
     assert [line.partition(":")[0] for line in lines] == ["training grounder"]
     assert weight_hash(folder / "final") == result, "the same training from the same adapter"
     assert weight_hash(Path(models.path("grounder", 1))) == before
@@ -115,7 +115,7 @@ def test_a_role_that_shares_a_base_speaks_as_each_of_its_versions_merged(
         models = recipe.models(run)
 
         async def says(name: str, version: int) -> tuple[Completion, Completion]:
-            shared = (await models.speak(name, version)).engine
+            shared = (await models.open_engine(name, version)).engine
             ask = (list(range(60)), [0], Sampling(max_tokens=12))
             return (*await shared.sample(*ask), *await models.embedded(name, version).sample(*ask))
 
@@ -124,7 +124,7 @@ def test_a_role_that_shares_a_base_speaks_as_each_of_its_versions_merged(
             *(("grounder", 0), ("planner", 0), ("grounder", 1), ("grounder", 2)),
             *(("planner", 2), ("grounder", 0), ("grounder", 2)),
         ):
-            one, merged = models.run_async(says(name, version))
+            one, merged = models.engines.run(says(name, version))
             assert one.ids == merged.ids, (name, version)
             assert one.logprobs == pytest.approx(merged.logprobs, abs=1e-3), (name, version)
             found.append(merged.logprobs)
@@ -146,7 +146,7 @@ def test_an_adapter_on_a_bfloat16_base_keeps_updates_that_merging_would_round_aw
         for name, weight in again.named_parameters():
             if "lora" in name:
                 assert torch.equal(weight, loaded.model.get_parameter(name)), name
-        (completion,) = models.run_async(
+        (completion,) = models.engines.run(
             models.embedded("grounder", 1).sample(list(range(60)), [0], Sampling(max_tokens=4))
         )
         assert len(completion.ids) == len(completion.logprobs) > 0
@@ -159,8 +159,8 @@ def test_an_interrupted_run_continues_and_a_fork_keeps_unaffected_trainings(
 ) -> None:
     recipe = made("whole")
     with open_run(tmp_path / "cut", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), recipe.steps()[:4])
-        run_steps(recipe, run, Silent())
+        run_stages(recipe, run, Silent(), recipe.stage_keys()[:4])
+        run_stages(recipe, run, Silent())
         weights = finals(recipe, run)
     recipe.close()
     with open_run(folders("whole"), recipe.name, recipe.settings) as run:
@@ -168,7 +168,7 @@ def test_an_interrupted_run_continues_and_a_fork_keeps_unaffected_trainings(
     recipe.close()
     other = made("whole", evaluate={"tasks": 1})
     kept = fork(other, tmp_path / "cut", tmp_path / "fork", other.settings)
-    assert Step(1, "train_planner") in kept and Step(2, "evaluate") not in kept
+    assert StageKey(1, "train_planner") in kept and StageKey(2, "evaluate") not in kept
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
         assert finals(other, forked) == weights, "the fork has the trainings of all roles"
     other.close()
@@ -179,7 +179,7 @@ def nothing(run: Run, iteration: int, progress: Any) -> Any:
 
 
 def stage(name: str, *after: str) -> Stage:
-    return Stage(Step(0, name), nothing, tuple(Step(0, one) for one in after))
+    return Stage(StageKey(0, name), nothing, tuple(StageKey(0, one) for one in after))
 
 
 @pytest.mark.parametrize(

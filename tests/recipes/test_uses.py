@@ -63,7 +63,7 @@ def _others(value: Any, kind: Any) -> list[Any]:
 
 def fingerprints(own: Any) -> dict[str, str]:
     made = recipe(own)
-    return {f"{step.iteration}/{step.stage}": made.fingerprint(step) for step in made.steps()}
+    return {f"{step.iteration}/{step.stage}": made.fingerprint(step) for step in made.stage_keys()}
 
 
 def invalidated(method: str, words: str, wanted: set[str]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import pytest
 from coterie.models.loading import load_renderer
 from coterie.record.rows import Row, Target
 from coterie.reports.charts import Chart, Point, Series, axis, number, svg
-from coterie.reports.examples import Example, Piece, Sample, Shown, Stretch, example
+from coterie.reports.examples import Example, ExampleSample, Piece, Sample, Segment, example
 from coterie.reports.page import Headline, Report, Section, signed, write_page
 from tests.conftest import Cli
 
@@ -62,8 +62,8 @@ def sample_report(text: str = "tortoise") -> Report:
     wide = Series(text, (Point(3, 1, text), Point(5000, -1, text)), "grey")
     log = Chart("log", text, text, text, (wide,), log=True)
     pieces = (Piece(text, "context"), Piece(text, "trained", 2), Piece(text, "sampled"))
-    facts, start = ((text, text),), (Stretch(text, pieces[:1]),)
-    sample = Sample(text, facts, (Stretch(text, pieces),), "chosen")
+    facts, start = ((text, text),), (Segment(text, pieces[:1]),)
+    sample = Sample(text, facts, (Segment(text, pieces),), "chosen")
     shown = Example(text, text, text, facts, start, (sample, sample))
     section = Section("all", text, text, (text, "cut off"), facts, (bars, log), (shown,))
     headline = Headline(text, "0.1", "0.3", "+0.2", text, line)
@@ -97,9 +97,11 @@ def test_marks_are_exactly_the_target_tokens() -> None:
             targets.append(Target(len(ids), len(ids) + len(new), "policy@0"))
         ids += new
     row = Row(tuple(ids), tuple(targets))
-    made = example(None, [Shown("row", (), (("policy", row),), trained=True)], lambda _: renderer)
+    made = example(
+        None, [ExampleSample("row", (), (("policy", row),), trained=True)], lambda _: renderer
+    )
     (sample,), (prompt,) = made.samples, made.prompts
-    pieces = [piece for one in (prompt, *sample.stretches) for piece in one.pieces]
+    pieces = [piece for one in (prompt, *sample.segments) for piece in one.pieces]
     trained = [piece for piece in pieces if piece.kind == "trained"]
     assert [piece.text.strip() for piece in trained] == [
         renderer.decode(row.ids[target.start : target.stop]) for target in targets
@@ -108,7 +110,7 @@ def test_marks_are_exactly_the_target_tokens() -> None:
     assert "".join(piece.text for piece in pieces) == renderer.decode(row.ids)
     start = targets[0].start
     other = Row(row.ids[:start] + row.ids[-3:], (Target(start, start + 3, "x"),))
-    sides = [Shown(name, (), (("policy", r),)) for name, r in (("a", row), ("b", other))]
+    sides = [ExampleSample(name, (), (("policy", r),)) for name, r in (("a", row), ("b", other))]
     both = example(None, sides, lambda _: renderer)
     assert both.prompts == (prompt,), "samples share the prompt"
     assert not any(one.trained for one in both.samples)

@@ -47,7 +47,9 @@ def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) ->
     for write in (True, False):
         with open_run(run_folder, name, recipe.settings, write=write) as run:
             assert run.created == MADE
-            assert "It is 02 Jan 2025 00:00." in shown(recipe.load_policy(run, 0).renderer)
+            assert "It is 02 Jan 2025 00:00." in shown(
+                recipe.models(run).load("policy", 0).renderer
+            )
     fork(recipe, run_folder, run_folder.parent / "fork", recipe.settings)
     with open_run(run_folder.parent / "fork", name, recipe.settings) as forked:
         assert forked.created == MADE

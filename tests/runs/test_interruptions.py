@@ -13,7 +13,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.record.store import Store
-from coterie.runs.run import Step
+from coterie.runs.run import StageKey
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 def finished_dialogues(folder: Path) -> set[object]:
     with Store.open(folder / "store.sqlite", read_only=True) as store:
-        assert not store.finished(Step(0, "rollout").key), "it was interrupted too late"
+        assert not store.finished(StageKey(0, "rollout").finished_key), (
+            "it was interrupted too late"
+        )
         return set(store.finished_keys(0, "rollout"))
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.loop import REINFORCE, run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import REINFORCE, run_stages
+from coterie.runs.run import StageKey, open_run
 from coterie.training import ranks as ranks_module
 from coterie.training import trainer
 from tests.helpers.compare_weights import assert_same_weights, weight_bounds
@@ -180,10 +180,10 @@ def test_two_ranks_share_the_plans_of_moat_and_score_them_as_one_process(
     def scores(folder: Path, *ranks: str) -> dict[str, float]:
         recipe, steps = (
             make_recipe("moat/maths", [*PLANS, *ranks]),
-            [Step(0, "rollout"), Step(0, "reward")],
+            [StageKey(0, "rollout"), StageKey(0, "reward")],
         )
         with open_run(folder, recipe.name, recipe.settings) as run:
-            run_steps(recipe, run, Silent(), steps)
+            run_stages(recipe, run, Silent(), steps)
             key = recipe.fingerprint(steps[-1])
             return run.store.credit(key, "reward", iteration=0, stage="rollout")
 

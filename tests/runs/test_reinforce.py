@@ -229,7 +229,7 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
     assert len({final_weights(folder / "run", role) for role in roles}) == 2
     with open_run(folder / "run", recipe.name, recipe.settings) as run:
         turns = [t for tree in run.store.trees(1, "evaluate") for t in tree.turns.values()]
-        policy = recipe.load_policy(run, 1).model
+        policy = recipe.models(run).load("policy", 1).model
     recipe.close()
     assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in roles}
     assert (policy.dtype, policy.config._attn_implementation) == (torch.bfloat16, "eager")
@@ -277,8 +277,8 @@ def test_what_cannot_work_is_refused_before_the_run(
 ) -> None:
     small = SMALL if method.startswith("rl/") else ()
     with pytest.raises(UserError, match=message):
-        make_recipe(method, [*small, *words]).check()
-    make_recipe(method, [*small, *(word for word in words if word in (*PPO, *VALUES))]).check()
+        make_recipe(method, [*small, *words]).plan()
+    make_recipe(method, [*small, *(word for word in words if word in (*PPO, *VALUES))]).plan()
 
 
 GRADES = '''

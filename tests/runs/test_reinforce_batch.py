@@ -57,11 +57,13 @@ def path(
 class Policy:
     """A learner without a model, whose reference gives each token -1.5; notes what it is trained on."""
 
-    longest, left_out, has_moved = 9, 0, True
+    longest, left_out, is_trained = 9, 0, True
 
-    def __init__(self, version: str = "0", role: str = "policy", like: str | None = None) -> None:
+    def __init__(
+        self, version: str = "0", role: str = "policy", init_from: str | None = None
+    ) -> None:
         self.version, self.role = version, role
-        self.config = SimpleNamespace(agents=("Ann",), like=like)
+        self.config = SimpleNamespace(agents=("Ann",), init_from=init_from)
         self.trainer = self
         self.steps: list[list[Row]] = []
 
@@ -80,10 +82,10 @@ def prepared(
     paths: Sequence[AgentPath],
     rules: ReinforceSettings | None = None,
     version: str = "0",
-    has_moved: bool = True,
+    is_trained: bool = True,
 ) -> StepBatch:
     policy: Any = Policy(version)
-    policy.has_moved = has_moved
+    policy.is_trained = is_trained
     return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules or ReinforceSettings())
 
 
@@ -148,7 +150,7 @@ def test_costs_make_no_group_informative_whose_rewards_are_equal() -> None:
     batch = prepared(equal, COSTS)
     assert advantages(batch)["a"][0] != advantages(batch)["b"][0], "what they cost is learned from"
     assert not batch.informative and batch.counts["groups_equal"] == 1
-    still = advantages(prepared(equal, COSTS, has_moved=False))
+    still = advantages(prepared(equal, COSTS, is_trained=False))
     assert not any(still["a"][0] + still["b"][0]), "rounding alone"
     other = prepared([path("a", 1.0), path("b", 0.0)], COSTS)
     assert other.informative == {"task"} and other.counts["groups_equal"] == 0
@@ -243,7 +245,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trai
         metrics = updated(paths, policy, minibatches_per_step=parts)
         assert (metrics["rows_too_long"], policy.left_out) == (1, 1)
         assert policy.steps == [[*paths[0].rows]]
-    metrics = updated(paths, Policy(), Policy(role="critic", like="policy"), epochs=2)
+    metrics = updated(paths, Policy(), Policy(role="critic", init_from="policy"), epochs=2)
     assert metrics["trained_tokens"] == 2 * 2, "own tokens of policies in all epochs"
     with pytest.raises(UserError, match=r"all 1 rows of a step are longer than .* 9 tokens"):
         updated(paths[1:], Policy(), minibatches_per_step=2)

@@ -168,5 +168,5 @@ def test_adapters_for_which_servers_have_no_room_are_refused_before_the_run(
 ) -> None:
     for method, more in (("rl/grpo", ()), ("gap/tiny", ("method=rl",))):
         with pytest.raises(UserError) as caught:
-            make_recipe(method, ["engine.kind=vllm", *own, *more]).check()
+            make_recipe(method, ["engine.kind=vllm", *own, *more]).plan()
         assert message in str(caught.value).replace("\n ", "")

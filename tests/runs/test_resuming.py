@@ -20,8 +20,8 @@ from coterie.record.store import ItemKey, Store
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 from coterie.runs.work_items import play, summary
 from tests.conftest import SMALL, Cli
 
@@ -109,7 +109,7 @@ def test_a_stage_continues_under_other_settings_only_before_its_first_result(
 
         monkeypatch.setattr(recipe, "evaluate", evaluate)
         with open_run(tmp_path / "run", recipe.name, own) as run:
-            run_steps(recipe, run, Silent(), [Step(0, "evaluate")])
+            run_stages(recipe, run, Silent(), [StageKey(0, "evaluate")])
 
     for seed, with_result in ((0, False), (1, True)):
         with pytest.raises(RuntimeError):
@@ -124,12 +124,12 @@ def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     for split in ("train", "heldout"):
         shutil.copy(GSM8K / f"{split}.jsonl", tmp_path)
     words = ["dataset=gsm8k", f"dataset.source={tmp_path}"]
-    before = Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
+    before = Optima(settings("optima/isft", words)).fingerprint(StageKey(0, "rollout"))
     sample = settings("optima/isft", ["dataset=gsm8k", "dataset.source=sample"])
-    assert Optima(sample).fingerprint(Step(0, "rollout")) == before
+    assert Optima(sample).fingerprint(StageKey(0, "rollout")) == before
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
-    assert Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
+    assert Optima(settings("optima/isft", words)).fingerprint(StageKey(0, "rollout")) != before
     # Another data set does not inherit the values of the first.
     stored = settings("optima/isft", SMALL).model_dump(mode="json")
     other = settings("optima/isft", ["dataset=gsm8k"], stored)

@@ -84,7 +84,7 @@ def test_a_step_has_the_weights_that_sampled_the_next_one(whole: Whole) -> None:
             rows = [row for path in paths for row in path.rows]
             distances = []
             for kept in (step, 3):
-                model = recipe.load_policy(run, step_folder(run, role, kept), role).model
+                model = recipe.models(run).load(role, step_folder(run, role, kept)).model
                 scored = with_old(model, rows, TrainingSettings(), temperature=1.0)
                 pairs = [(row.old or (), row.logprobs or ()) for row in scored]
                 distances.append(

@@ -9,8 +9,8 @@ import pytest
 from coterie.environments.settings import game_seeds
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.loop import run_steps
-from coterie.runs.run import Step, open_run
+from coterie.runs.loop import run_stages
+from coterie.runs.run import StageKey, open_run
 from experiments import dense_tree_textworld
 from tests.conftest import Cli
 
@@ -23,7 +23,7 @@ SMALL = (
 def test_trees_of_the_packaged_model_hold_wins_and_failures_and_train_it(tmp_path: Path) -> None:
     own = recipe(settings("dense_tree/tiny", SMALL))
     with open_run(tmp_path / "run", own.name, own.settings) as run:
-        run_steps(own, run, Silent())
+        run_stages(own, run, Silent())
         scores = [
             [outcome.score for outcome in tree.outcomes.values()]
             for tree in run.store.trees(0, "rollout")
@@ -33,8 +33,8 @@ def test_trees_of_the_packaged_model_hold_wins_and_failures_and_train_it(tmp_pat
             1 in some and any(one is not None and one < 1 for one in some) for some in scores
         )
         wins = sum(some.count(1) for some in scores)
-        assert run.metrics(Step(0, "reward"))["successes"] == wins, "a part of a quest is none"
-        assert run.metrics(Step(0, "train"))["tree_pairs"] == 8
+        assert run.metrics(StageKey(0, "reward"))["successes"] == wins, "a part of a quest is none"
+        assert run.metrics(StageKey(0, "train"))["tree_pairs"] == 8
 
 
 def test_the_script_wins_by_the_solution_and_its_habit_is_to_examine_first(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def qwen3_8b(update: TrainingSettings, ranks: int = 1, *, sharded: bool = False)
     assert shape.weights == 8_190_735_360
     size = 2 if update.dtype == "bfloat16" else 4
     cache = cache_memory(shape, EngineSettings(device="cuda"), size, 64 // ranks, 1024)
-    model = TrainedModel(shape, update, reads="shown entropies")
+    model = TrainedModel(shape, update, reads="entropies_no_grad")
     more: dict[str, Any] = {"ranks": ranks, "sharded": sharded, "sampling": cache}
     references = int(update.method == "full")
     return training_memory("train", [model], device="cuda", references=references, **more)

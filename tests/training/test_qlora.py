@@ -111,7 +111,7 @@ def test_reinforcement_learning_and_its_merged_policy(tmp_path: Path) -> None:
 
 def refused(*words: str) -> str:
     with pytest.raises(UserError) as error:
-        recipe(settings("sft", [*RUN, *words])).check()
+        recipe(settings("sft", [*RUN, *words])).plan()
     return str(error.value)
 
 

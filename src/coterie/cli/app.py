@@ -289,8 +289,7 @@ def evaluate(
     from coterie.runs.run import find_run
 
     words, run_and_step = words or [], find_run(target)
-    # Other checkpoints than the last are played as a benchmark with the settings of the run's
-    # evaluation.
+    # Other checkpoints than the last are played as a benchmark with the settings of the run's evaluation.
     if run_and_step and (checkpoints != "last" or run_and_step[1] is not None):
         from coterie.cli.evaluate import own_benchmark
 
@@ -628,8 +627,10 @@ def _refuse_usage(error: TyperException) -> NoReturn:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     help_ = f"`{context.command_path if context else 'coterie COMMAND'} --help` has examples"
+    if text.startswith("No such option: --folder"):
+        help_ = f"give the run folder as an argument, without --folder; {help_}"
     # Other programs have options for settings, so this is a common mistake.
-    if text.startswith("No such option: --"):
+    elif text.startswith("No such option: --"):
         help_ = f"settings are written as key=value, without dashes; {help_}"
     for old, new in WORDING.items():
         text = re.sub(old, new, text)

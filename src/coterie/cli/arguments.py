@@ -38,8 +38,7 @@ class Arguments:
         """Return the settings. Words override the file, which overrides the stored settings of a run folder."""
         if self.file is None:
             return settings(self.recipe, self.words, stored)
-        # The data set and the environment are chosen first, because they determine which keys
-        # exist.
+        # The data set and the environment are chosen first, because they determine which keys exist.
         stored_choice = Choice.of(stored or {})
         in_file = stored_choice
         if self.named:
@@ -57,8 +56,7 @@ class Arguments:
             is_played = name.partition(".")[0] in PLAYED
             if is_played and (not same or name not in paths or name.endswith(".name")):
                 continue
-            # `model` is passed on as a word, because only words are resolved to the policy of a
-            # run.
+            # `model` is passed on as a word, because only words are resolved to the policy of a run.
             if name != "model" and name in paths:
                 values[name] = value
             elif name not in typed:

@@ -88,10 +88,8 @@ async def open_tools(
         # Tools with a state, such as an interpreter, run in the sandbox.
         session_sources = [source for source in sources if isinstance(source, SessionSource)]
         if session_sources:
-            shared, functions = (
-                Shared(await stack.enter_async_context(Sandbox())),
-                dict[str, Function](),
-            )
+            shared = Shared(await stack.enter_async_context(Sandbox()))
+            functions = dict[str, Function]()
             for source in session_sources:
                 functions |= await stack.enter_async_context(source.open_session(seed, shared))
             box = box.beside(functions)
@@ -215,7 +213,8 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
     # A recorded run has its own settings, and only the engine's may change.
     overrides = [word for word in words if word.startswith("engine")]
     with recorded_run(folder, overrides) as (recipe, run):
-        loaded = recipe.load_policy(run, recipe.find_version(run, None, iteration, step))
+        version = recipe.find_version(run, None, iteration, step)
+        loaded = recipe.models(run).load(recipe.main_role, version)
         return InProcessEngine(loaded, max_batch=recipe.settings.engine.max_batch)
 
 
@@ -226,8 +225,7 @@ def talk(source: str, iteration: int | None, words: Sequence[str], options: Chat
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner:
-            # The tools stay open across several calls of the runner, so the context is entered by
-            # hand.
+            # The tools stay open across several calls of the runner, so the context is entered by hand.
             context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
             box = runner.run(context.__aenter__())
             try:

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 from rich.console import Console
 
 from coterie.cli.evaluate import play_benchmark
-from coterie.config.folders import check_new, expanded, whole_folder
+from coterie.config.folders import atomic_folder, check_new, expanded
 from coterie.datasets.catalogue import DataSet, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
@@ -27,7 +27,7 @@ from coterie.datasets.load import Rows, load_rows
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.coding import compared
 from coterie.environments.qa_metrics import question_of
-from coterie.environments.registry import PlayedSettings
+from coterie.environments.registry import TaskSettings
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.recipes.registry import settings as recipe_settings
@@ -182,8 +182,7 @@ def step_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
 
     Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
-    # A step may train on groups that earlier draws sampled. Records without groups mean the step
-    # itself.
+    # A step may train on groups that earlier draws sampled. Records without groups mean the step itself.
     records = step_records(store, iteration, stage)
     draws = {draw for record in records.values() for draw, _ in groups_taken(record)} or {*records}
     return pass_rates(store, iteration, [step_stage(stage, n) for n in sorted(draws)], passing)
@@ -223,7 +222,7 @@ def filter_rows(
 ) -> None:
     """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows."""
     check_new(out, "give another folder")
-    settings: PlayedSettings
+    settings: TaskSettings
     if file is None:
         # The user's own values override these defaults.
         typed = {word.partition("=")[0] for word in words}
@@ -233,7 +232,7 @@ def filter_rows(
         file = results[0].store
     else:
         where = "`coterie data filter --help` has examples"
-        settings = benchmark_settings(PlayedSettings, benchmark, words, where=where)
+        settings = benchmark_settings(TaskSettings, benchmark, words, where=where)
     rows = _rows(settings)
     with Store.open(file, read_only=True) as store:
         rates = pass_rates(store, _newest(store, file, EVALUATION), [EVALUATION], rule.passing)
@@ -250,10 +249,10 @@ def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> Non
     _write(_rows(recipe_settings(name, (), stored)), rates, file, out, rule, "train", console)
 
 
-def _rows(settings: PlayedSettings) -> Rows:
+def _rows(settings: TaskSettings) -> Rows:
     """Return the rows of the settings. Raises ``UserError`` for an environment without rows."""
     if settings.dataset.name is None:
-        problem = f"{settings.played} makes its own tasks and has no rows to filter"
+        problem = f"{settings.benchmark} makes its own tasks and has no rows to filter"
         raise UserError(problem, "give a data set: `coterie data filter mhqa dataset=2wiki`")
     return Rows(settings.dataset)
 
@@ -301,7 +300,7 @@ def _write(
 
 
 def _write_rows(out: Path, parts: Mapping[str, Sequence[QuestionRow]]) -> None:
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         for name, rows in parts.items():
             text = "".join(f"{row.model_dump_json()}\n" for row in rows)
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")

@@ -26,7 +26,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import NOBODY, check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.protocol import POLICY, EngineError
+from coterie.engines.protocol import POLICY, EngineError, Sampling
 from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.coding import Coding
 from coterie.environments.protocol import agents_of, check_graded, draw_tasks
@@ -48,8 +48,8 @@ from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
-from coterie.rollout.recorded_turns import BestOfSampler
-from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
+from coterie.rollout.candidates import BestOfSampler
+from coterie.rollout.samplers import Sampler, TextSampler
 from coterie.runs.benchmark import (
     PRESETS,
     BenchmarkSettings,
@@ -68,7 +68,7 @@ from coterie.runs.run import Run, find_run, read_config
 from coterie.terminal import ConsoleProgress
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from coterie.engines.run_engines import RunEngines, Speaking
+    from coterie.runs.engines import RoleEngine, RunEngines
 
 FOLDER = Path("runs/evaluations")
 """Folder for evaluations of models and endpoints. Evaluations of a run go into the run folder."""
@@ -99,7 +99,7 @@ def agent_policies(
     for name in by_agent:
         if name not in agents:
             fix = f"{did_you_mean(name, agents)}its agents are {', '.join(agents)}"
-            raise UserError(f"{settings.played} has no agent {name!r}", fix)
+            raise UserError(f"{settings.benchmark} has no agent {name!r}", fix)
     missing = [agent for agent in agents if agent not in by_agent]
     if missing and policy is None:
         problem = "no policy is given" + (f" for {', '.join(missing)}" if by_agent else "")
@@ -169,7 +169,7 @@ def _of_run(
             newest = recipe.newest(run, role, version)
             # Version 0 is the base model, which is loaded by its name.
             weights = newest if step is None else step_folder(run, role, step)
-            path = recipe.policy_path(run, weights, role)
+            path = recipe.models(run).path(role, weights)
             players.append(
                 Player(
                     f"{label} {f'step {step}' if step else version or 'base'}",
@@ -177,7 +177,7 @@ def _of_run(
                     step or newest,
                     models[role],
                     path if weights else resolve_model(path),
-                    partial(recipe.load_policy, run, weights, role),
+                    partial(recipe.models(run).load, role, weights),
                     recipe.settings.engine.template,
                 )
             )
@@ -322,8 +322,7 @@ def play_benchmark(
     plays = list[ServerSettings | tuple[ModelSettings, dict[str, str]]]()
     for policy in policies or [""]:
         layers = [as_trained, preset, {"policy": policy or None}]
-        # With several policies, settings of the engine apply only to models, and of the endpoint
-        # only to servers.
+        # With several policies, settings of the engine apply only to models, and of the endpoint only to servers.
         foreign = "engine." if policy.startswith(URL) else "endpoint."
         keys = [word for word in words if len(policies) == 1 or not word.startswith(foreign)]
         if policy.startswith(URL):
@@ -332,7 +331,7 @@ def play_benchmark(
             continue
         model = benchmark_settings(ModelSettings, benchmark, keys, layers, where=KEYS)
         if model.critic and not isinstance(make_environment(model), Coding):
-            problem = f"critic={model.critic} scores only code, and {model.played} has no code"
+            problem = f"critic={model.critic} scores only code, and {model.benchmark} has no code"
             raise UserError(problem, "use persona or colbench_code")
         plays.append((model, agent_policies(model, model.policy, by_agent)))
     # Checked once, because all policies share data, judge and user simulator.
@@ -396,8 +395,7 @@ def _as_trained(
         return words, {}
     recipe, stored = read_config(run_and_step[0])
     run, choice = Choice.of(stored), Choice.among(words)
-    # The settings of training apply only to the data set and environment that the run was trained
-    # on.
+    # The settings of training apply only to the data set and environment that the run was trained on.
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
     is_same = dataset == run.dataset and choice.environment in (None, environment)
@@ -440,7 +438,7 @@ def _by_models(
     console: Console,
     split: Split,
 ) -> Iterator[Evaluation]:
-    from coterie.engines.run_engines import RunEngines
+    from coterie.runs.engines import RunEngines
 
     # Evaluations of a single run go into its folder.
     names = list(dict.fromkeys(named.values()))
@@ -450,7 +448,7 @@ def _by_models(
         console.print(f"policy {_label(players)}")
         make_folder(folder)
         # Each candidate has its own engines, which are closed before the next model loads.
-        engines = RunEngines(settings.engine, players[0].base, folder / "servers")
+        engines = RunEngines(settings.engine, folder / "servers")
         try:
             yield engines.run(_by_engines(settings, players, folder, engines, console, split))
         finally:
@@ -469,11 +467,11 @@ async def _by_engines(
     console: Console,
     split: Split,
 ) -> Evaluation:
-    opened, speakers = dict[str, "Speaking"](), list[str]()
+    opened, speakers = dict[str, "RoleEngine"](), list[str]()
     for player in players:
         # The author of turns, and the name of log files.
         role = POLICY if len(players) == 1 else "-".join(player.agents)
-        engine = await engines.speak(
+        engine = await engines.open_engine(
             *(player.version, player.path, player.load),
             role=role,
             base=player.base,
@@ -489,10 +487,8 @@ async def _by_engines(
     async with AsyncExitStack() as stack:
         for player in players:
             # The agents of a model share a sampler, and with it the engine's caches.
-            speaking = opened[player.agents[0]]
-            renderer, context = speaking.renderer, speaking.context_length
-            sampler = TokenSampler.of(speaking.engine, renderer, sampling, context)
-            best = await stack.enter_async_context(_best(settings, sampler, renderer, split))
+            engine = opened[player.agents[0]]
+            best = await stack.enter_async_context(_best(settings, engine, sampling, split))
             samplers |= dict.fromkeys(player.agents, best)
         result = await evaluate(
             *(settings, samplers, path, ConsoleProgress(console)),
@@ -555,9 +551,10 @@ async def _by_endpoint(settings: ServerSettings, console: Console, split: Split)
 
 @asynccontextmanager
 async def _best(
-    settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer, split: Split
+    settings: ModelSettings, engine: "RoleEngine", sampling: Sampling, split: Split
 ) -> AsyncIterator[Sampler]:
-    """Wrap the sampler to choose the best of several candidates, if the settings have a critic."""
+    """Open the sampler of an engine. With a critic in the settings, it chooses the best of several candidates."""
+    sampler = engine.sampler(sampling)
     if settings.critic is None:
         yield sampler
         return
@@ -568,7 +565,7 @@ async def _best(
         async with turn_critic.open() as critic:
             # The critic reads the policy's token ids, so both need the same vocabulary.
             vocabulary = critic.renderer and critic.renderer.tokenizer.get_vocab()
-            if vocabulary and vocabulary != renderer.tokenizer.get_vocab():
+            if vocabulary and vocabulary != engine.renderer.tokenizer.get_vocab():
                 problem = f"critic={settings.critic} and policy={settings.policy} have different tokenizers"
                 raise UserError(problem, "use the critic of a run whose base has the policy's")
 

@@ -35,8 +35,8 @@ from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.evaluation import Evaluation, evaluation
-from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
-from coterie.runs.run import Run, Step, open_run, read_config
+from coterie.runs.loop import EVALUATION, check_finished, fork, run_stages
+from coterie.runs.run import Run, StageKey, open_run, read_config
 from coterie.terminal import ConsoleProgress
 
 MOST_METRICS = 6
@@ -59,8 +59,8 @@ def run_recipe(
         problem = f"gpu={settings.gpu}, but this machine has no GPU"
         raise UserError(problem, "add --dry-run to see the plan only, or use gpu=none")
     if fork_to is not None:
-        steps = fork(recipe, folder, fork_to, recipe.settings, from_step)
-        kept_stages = [*map(str, steps), *([f"{from_step} steps"] if from_step else [])]
+        keys = fork(recipe, folder, fork_to, recipe.settings, from_step)
+        kept_stages = [*map(str, keys), *([f"{from_step} steps"] if from_step else [])]
         console.print(f"kept from {folder}: {', '.join(kept_stages) or 'nothing'}")
         folder = fork_to
     with open_run(folder, settings.recipe, settings) as run:
@@ -72,7 +72,7 @@ def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     """Run the remaining steps, and print the results. Writes the report after each step."""
     began = time.monotonic()
     with _report_at_end(recipe, run):
-        run_steps(recipe, run, ConsoleProgress(console), on_stage_end=lambda: _report(recipe, run))
+        run_stages(recipe, run, ConsoleProgress(console), on_stage_end=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
     console.print(*summary(recipe, run), sep="\n")
 
@@ -93,7 +93,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
-    recipe.check()
+    recipe.plan()
     recipe_settings = recipe.settings
     # A run with other settings stays: opening it reports the differences.
     if (folder / "config.yaml").is_file() and read_config(folder) == (
@@ -101,13 +101,16 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
         recipe_settings.model_dump(mode="json"),
     ):
         with open_run(folder, recipe.name, recipe_settings) as run:
-            finished = all(run.is_finished(step) for step in recipe.steps())
+            finished = recipe.finished(run) == recipe.stage_keys()
         if finished:
             shutil.rmtree(folder)
     with open_run(folder, recipe.name, recipe_settings) as run:
         run_all(recipe, run, console)
-        result: dict[str, object] = {"task": recipe_settings.played, "model": recipe_settings.model}
-        for name, version in (("before", 0), ("after", recipe_settings.rounds)):
+        result: dict[str, object] = {
+            "task": recipe_settings.benchmark,
+            "model": recipe_settings.model,
+        }
+        for name, version in (("before", 0), ("after", recipe_settings.iteration_count)):
             means = evaluation(run.store, version)
             ends = [round(end, 4) for end in means.interval]
             figures = {"score": round(means.score, 4), "tokens": round(means.tokens, 2)}
@@ -128,10 +131,10 @@ def run_stage(
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
-    recipe.check()
-    steps = _steps(recipe, stage, iteration)
+    recipe.plan()
+    keys = _keys_of(recipe, stage, iteration)
     # Only a stage without inputs can begin a new run.
-    if not folder.exists() and recipe.at(steps[0]).after:
+    if not folder.exists() and recipe.find_stage(keys[0]).after:
         runs = (str(config.parent) for config in folder.parent.glob("*/config.yaml"))
         fix = (
             f"{did_you_mean(str(folder), runs)}make one with: coterie run {name} --folder {folder}"
@@ -141,11 +144,11 @@ def run_stage(
         console.print(f"{folder} does not exist: starting a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
         # The first iteration in which the stage is not finished, else the last one.
-        step = next((step for step in steps if not run.is_finished(step)), steps[-1])
+        key = next((key for key in keys if not run.is_finished(key)), keys[-1])
         with _report_at_end(recipe, run):
-            run_steps(recipe, run, ConsoleProgress(console), [step])
-        metrics = {k: v for k, v in run.metrics(step).items() if k != "settings"}
-        print(f"{step}: " + ", ".join(f"{name}={value}" for name, value in metrics.items()))
+            run_stages(recipe, run, ConsoleProgress(console), [key])
+        metrics = {k: v for k, v in run.metrics(key).items() if k != "settings"}
+        print(f"{key}: " + ", ".join(f"{name}={value}" for name, value in metrics.items()))
 
 
 def write_report(folder: Path) -> Path:
@@ -176,13 +179,12 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
 
 def summary(recipe: Recipe, run: Run) -> list[Table]:
     """Return tables of the score, tokens and other metrics of each policy."""
-    done = [step for step in recipe.steps() if run.is_finished(step)]
-    versions = [step.iteration for step in done if step.stage == EVALUATION]
+    versions = [key.iteration for key in recipe.finished(run, EVALUATION)]
     results = [evaluation(run.store, version, label=f"{version or 'base'}") for version in versions]
-    title = f"{recipe.title} on {recipe.settings.played}, {recipe.environment.metric}"
+    title = f"{recipe.title} on {recipe.settings.benchmark}, {recipe.environment.metric}"
     tables = [score_table(title, results)] if results else []
-    if measured := [step for step in done if step.stage == "measure"]:
-        policies = (f"policy {step.iteration}" if step.iteration else "base" for step in measured)
+    if measured := recipe.finished(run, "measure"):
+        policies = (f"policy {key.iteration}" if key.iteration else "base" for key in measured)
         table, metrics = Table("held-out rows", *policies, box=None), [*map(run.metrics, measured)]
         for name in metrics[0]:
             if name not in ("settings", "seconds"):
@@ -223,15 +225,15 @@ def result_table(title: str, lines: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _steps(recipe: Recipe, stage: str, iteration: int | None) -> list[Step]:
-    """Return the steps of a stage, in all iterations or in one. Raises ``UserError`` if there are none."""
-    names = dict.fromkeys(step.stage for step in recipe.steps())
+def _keys_of(recipe: Recipe, stage: str, iteration: int | None) -> list[StageKey]:
+    """Return the keys of a stage, in all iterations or in one. Raises ``UserError`` if there are none."""
+    names = dict.fromkeys(key.stage for key in recipe.stage_keys())
     if stage not in names:
         raise UserError(f"{recipe.name} has no stage {stage!r}", f"use one of: {', '.join(names)}")
-    steps = [step for step in recipe.steps() if step.stage == stage]
-    if chosen := [step for step in steps if iteration in (None, step.iteration)]:
+    keys = [key for key in recipe.stage_keys() if key.stage == stage]
+    if chosen := [key for key in keys if iteration in (None, key.iteration)]:
         return chosen
-    iterations = ", ".join(f"{step.iteration}" for step in steps)
+    iterations = ", ".join(f"{key.iteration}" for key in keys)
     problem = f"--iteration {iteration} is out of range"
     raise UserError(problem, f"use an iteration of {stage}: {iterations}")
 
@@ -268,7 +270,7 @@ LEAST_WEIGHTS = 2_000_000
 """Smaller models take as long as a model of this size."""
 
 
-Measured = Mapping[Step, tuple[float, float]]
+Measured = Mapping[StageKey, tuple[float, float]]
 """Seconds of each tried stage, and the seconds that scale with the number of dialogues."""
 
 
@@ -277,7 +279,7 @@ def submit_run(s: RecipeSettings, folder: Path, out: Console, *, dry_run: bool) 
     from coterie.clusters.slurm import batch_file, submit
 
     recipe = recipe_of(s)
-    recipe.check()
+    recipe.plan()
     policies = sum(not role.head for role in recipe.roles())
     needs = cluster_needs(s, [*recipe.trainings().values()], policies)
     # The job runs the same command on its nodes.
@@ -354,32 +356,31 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
 
 def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, list[str]]:
     """Estimate the seconds of the stages whose kind was measured. Return them and the names of the other stages."""
-    kinds = {stage.step: stage.kind for stage in small.stages()}
+    kinds = {stage.key: stage.kind for stage in small.stages()}
     # The number of dialogues decides how long the stages of an iteration take.
     plan, small_plan = recipe.plan(), small.plan()
     ratio = _amount(recipe, plan) / _amount(small, small_plan)
     seconds, missing = 0.0, list[str]()
     for stage in recipe.stages():
-        # Of the tried stages of the same kind, the nearest in iteration counts, because the first
-        # also loads models.
+        # Of the tried stages of the same kind, the nearest in iteration counts, because the first also loads models.
         similar = [
             time
-            for step, time in measured.items()
-            if kinds[step] == stage.kind and step.iteration <= stage.step.iteration
+            for key, time in measured.items()
+            if kinds[key] == stage.kind and key.iteration <= stage.key.iteration
         ]
         if similar:
-            growth = plan.heldout / small_plan.heldout if stage.step.stage == EVALUATION else ratio
+            growth = plan.heldout / small_plan.heldout if stage.key.stage == EVALUATION else ratio
             total, working = similar[-1]
             # Only the time of the work grows with the number of dialogues, unlike the time to load.
             seconds += total + working * (growth - 1)
-        elif stage.step.stage not in missing:
-            missing.append(stage.step.stage)
+        elif stage.key.stage not in missing:
+            missing.append(stage.key.stage)
     return seconds, missing
 
 
 def _amount(recipe: Recipe, plan: Plan) -> float:
     """Return the training dialogues of an iteration, or else the tasks or rows of a file."""
-    iterations = {step.iteration for step in recipe.steps() if step.stage != EVALUATION}
+    iterations = {key.iteration for key in recipe.stage_keys() if key.stage != EVALUATION}
     return plan.dialogues / len(iterations) or plan.tasks or plan.rows or 1
 
 
@@ -427,7 +428,7 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
 
 def _trial(small: Recipe) -> tuple[Measured, str]:
     """Return the time of each stage, and the error that ended the trial early or an empty text."""
-    measured: dict[Step, tuple[float, float]] = {}
+    measured: dict[StageKey, tuple[float, float]] = {}
     with (
         TemporaryDirectory(prefix="coterie-trial-") as folder,
         open_run(Path(folder), small.name, small.settings) as run,
@@ -435,11 +436,11 @@ def _trial(small: Recipe) -> tuple[Measured, str]:
         deadline = time.monotonic() + TIMEOUT
         try:
             # Evaluations come last, so that a trial that runs out of time has tried the training.
-            for step in sorted(small.steps(), key=lambda step: step.stage == EVALUATION):
+            for key in sorted(small.stage_keys(), key=lambda key: key.stage == EVALUATION):
                 watch = _Watch(deadline)
-                run_steps(small, run, watch, [step])
-                seconds = float(run.metrics(step)["seconds"])
-                measured[step] = seconds, min(watch.working, seconds)
+                run_stages(small, run, watch, [key])
+                seconds = float(run.metrics(key)["seconds"])
+                measured[key] = seconds, min(watch.working, seconds)
         except UserError as error:
             return measured, error.what
     return measured, ""

@@ -13,7 +13,7 @@ from pyarrow import Table
 from pyarrow.parquet import write_table
 
 import coterie
-from coterie.config.folders import check_new, whole_folder
+from coterie.config.folders import atomic_folder, check_new
 from coterie.config.resolve import flatten
 from coterie.environments.qa_metrics import GRADER, known_answers, question_of
 from coterie.environments.workflow.code import CHECKER, TESTS
@@ -59,13 +59,13 @@ def export_data(
     Raises ``UserError`` if the folder exists or the run has no data for it.
     """
     out = out or folder / "export" / to
-    with recorded_run(folder) as (recipe, run), whole_folder(_new(out)) as partial:
+    with recorded_run(folder) as (recipe, run), atomic_folder(_new(out)) as partial:
         checked_role(recipe, role)
         if to == "inspect":
             return out, _write_logs(recipe, run, iteration, partial, secrets=secrets)
         tasks = _write_tasks(recipe, run, role, partial) if to == "verl" else Counter[str]()
         where = "" if iteration is None else f" in iteration {iteration}"
-        done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
+        done = {key.iteration for key in recipe.finished(run)}
         iterations = sorted(i for i in done if iteration in (None, i))
         if not iterations and not tasks["train"] + tasks["heldout"]:
             raise UserError(f"{folder} has no finished stage{where}", "continue the run")
@@ -91,20 +91,19 @@ def _write_logs(
     recipe: Recipe, run: Run, iteration: int | None, out: Path, *, secrets: bool
 ) -> Counter[str]:
     """Write a log for Inspect of each stage with trajectories, under a name that its viewer lists."""
-    counts, role, benchmark = Counter[str](), recipe.roles()[0], recipe.settings.played
+    counts, role, benchmark = Counter[str](), recipe.roles()[0], recipe.settings.benchmark
     clock = datetime.combine(run.created, time(), UTC)  # runs record no time of day
     times = dict[tuple[int, str], tuple[datetime, datetime]]()
     # Runs store durations only, so the stages are laid end to end.
-    for step in recipe.steps():
+    for step in recipe.stage_keys():
         start = clock
         clock += timedelta(seconds=float(run.metrics(step).get("seconds", 0.0)))
         times[step.iteration, step.stage] = start, clock
     for iteration_, stage in sorted({(key[1], key[2]) for key in run.store.tree_keys(iteration)}):
         task = benchmark if stage == EVALUATION else f"{benchmark} {stage}"
         model = f"{Path(role.model).name}@{recipe.newest(run, role.name, iteration_)}"
-        start, end = times.get(
-            (iteration_, stage.partition("/")[0]), (clock, clock)
-        )  # of all RL steps
+        # All steps of reinforcement learning have the times of their stage.
+        start, end = times.get((iteration_, stage.partition("/")[0]), (clock, clock))
         head = LogHead(task, model, recipe.environment.metric, start, end)
         log = eval_log(run.store, iteration_, stage, head, secrets=secrets)
         # The viewer separates the parts of a name by underscores.
@@ -175,7 +174,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     players = recipe.players()
     agents = [agent for agent in players if players[agent] == (role or recipe.main_role)]
     if not agents:
-        raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
+        raise UserError(f"{role} plays no agent of {recipe.settings.benchmark}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
     # All recorded tasks but the held-out ones were sampled for training.
     recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
@@ -200,7 +199,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
     opening = first_prompts(recipe.environment, task)[agent]
     extra = {"index": task.id, "split": split, "question": question_of(task)}
     return {
-        "data_source": recipe.settings.played,
+        "data_source": recipe.settings.benchmark,
         "prompt": begin_with_user(chat(opening.tree, opening.messages, agent)),
         "ability": "qa" if answers else "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
@@ -238,7 +237,7 @@ def _model_card(recipe: Recipe, run: Run, role: str, origin: str, *, adapter: bo
     ends = "Give its `generation_config.json` to `generate` or vLLM, which otherwise read the base's ends of turn."
     return "\n".join([
         "---", yaml.safe_dump(head, sort_keys=False).rstrip(), "---", "",
-        f"# {recipe.title} on {s.played}", "",
+        f"# {recipe.title} on {s.benchmark}", "",
         f"{description} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: the role `{role}` {origin}.", "",
         *([ends, ""] if adapter else ()),
         *_figures(recipe, run),
@@ -250,10 +249,9 @@ def _model_card(recipe: Recipe, run: Run, role: str, origin: str, *, adapter: bo
 
 def _figures(recipe: Recipe, run: Run) -> list[str]:
     """Return a table of held-out scores and tokens of all policies."""
-    steps = [step for step in recipe.steps() if step.stage == EVALUATION and run.is_finished(step)]
-    if not steps:
+    versions = [key.iteration for key in recipe.finished(run, EVALUATION)]
+    if not versions:
         return []
-    versions = [step.iteration for step in steps]
     results = [evaluation(run.store, version, label=f"{version}") for version in versions]
     table = page.scores(results, recipe.environment.metric)
     rows = [table.heads, ("---",) * len(table.heads), *table.rows]
@@ -296,7 +294,7 @@ def export_model(
     with recorded_run(folder) as (recipe, run):
         role = checked_role(recipe, role)
         version = recipe.find_version(run, role, iteration, step, trained=True)
-        with whole_folder(_new(out)) as partial:
+        with atomic_folder(_new(out)) as partial:
             _write(recipe, run, role, version, partial, merge=merge)
             origin = f"after {version} iterations" if step is None else f"after {step} steps"
             card = _model_card(recipe, run, role, origin, adapter=is_adapter(partial))
@@ -308,7 +306,7 @@ def _merge_adapter(folder: Path, out: Path) -> None:
     from coterie.api import load_merged  # torch takes seconds to import
 
     loaded = load_merged(folder)
-    with whole_folder(out) as partial, writing(partial):
+    with atomic_folder(out) as partial, writing(partial):
         save_model(loaded.model, partial)
         copy_files(folder, partial, TOKENIZER_FILES)
 
@@ -316,12 +314,12 @@ def _merge_adapter(folder: Path, out: Path) -> None:
 def _write(
     recipe: Recipe, run: Run, role: str, version: int | Path, partial: Path, *, merge: bool
 ) -> None:
-    path = recipe.policy_path(run, version, role)
+    path = recipe.models(run).path(role, version)
     # A trained version is copied; the base and a merged adapter are loaded and saved.
     if version and not merge:
         copy_files(Path(path), partial, FILES)
         return
-    loaded = recipe.load_policy(run, version, role, merge=True)
+    loaded = recipe.models(run).load(role, version, merge=True)
     with writing(partial):
         save_model(loaded.model, partial)
 

@@ -28,7 +28,7 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
     from coterie.reports.page import write_page
 
     console, metric = results_console(WIDTH), settings.build_environment().metric
-    title = f"{settings.played}, held-out tasks, {metric}"
+    title = f"{settings.benchmark}, held-out tasks, {metric}"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
     if settings.samples == 1:
         console.print(score_table(title, results, failed=True))
@@ -40,17 +40,18 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
     for result in results:
         if result.picked is not None:
             line = f"{result.label}: {_with_interval(result.picked)} best of {settings.samples}"
-            line += (
-                f" by {settings.picker.model}; {result.unreadable} tasks without a readable reply"
-            )
+            line += f" by {settings.picker.model}"
+            line += f"; {result.unreadable} tasks without a readable reply"
             console.print(line, soft_wrap=True)
         if (wins := result.wins) is not None:
             left_out = f" ({wins.left_out} left out)" * bool(wins.left_out)
-            line = (
-                f"{result.label}: win rate {_with_interval(wins.win_rate)} against {wins.baseline}"
+            line = f"{result.label}: win rate {_with_interval(wins.win_rate)} against"
+            line += (
+                f" {wins.baseline} on {wins.n} tasks{left_out}; a win is a higher score, and each"
             )
-            line += f" on {wins.n} tasks{left_out}; a win is a higher score, and each of the {wins.ties}"
-            line += " ties counts half (SWEET-RL does not say how it counts ties)"
+            line += (
+                f" of the {wins.ties} ties counts half (SWEET-RL does not say how it counts ties)"
+            )
             console.print(line, soft_wrap=True)
     file = results[-1].store.with_suffix(".html")
     write_page(report, file)
@@ -60,7 +61,7 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
         for result in results
         for row in _rows(settings, result, results[0])
     ]
-    output = {"benchmark": settings.played, "metric": metric, "rows": rows}
+    output = {"benchmark": settings.benchmark, "metric": metric, "rows": rows}
     usage = "; ".join(result.usage for result in results if result.usage)
     print(json.dumps(output | ({"usage": usage} if usage else {})))
 

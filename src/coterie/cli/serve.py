@@ -138,7 +138,7 @@ def _policy(
     with recorded_run(run) as (recipe, opened):
         role = recipe.main_role
         version = recipe.find_version(opened, role, iteration, step, trained=True)
-        path = recipe.policy_path(opened, version, role)
+        path = recipe.models(opened).path(role, version)
     pool = recipe.settings.engine.vllm
     changes = {"servers": 1, "devices": pool.devices[:1], "urls": (), "lora_rank": 0}
     settings = pool.model_copy(update=changes)

@@ -71,7 +71,7 @@ def sweep(
     if dry_run:
         return
     rows = run_sweep(points, console.print, ConsoleProgress(console))
-    title = f"{first_recipe.title} on {first_recipe.settings.played} over {key}"
+    title = f"{first_recipe.title} on {first_recipe.settings.benchmark} over {key}"
     page = sweep_report(title, command_line(sys.argv), key, first_recipe.environment.metric, rows)
     write_page(page, folder / "sweep.html")
     out = results(WIDTH)
@@ -158,7 +158,8 @@ def _runs(points: "Sequence[Point]") -> Table:
         table.add_column(title, overflow="fold")
     for point in points:
         source = f"{point.source.value}, seed {point.source.seed}" if point.source else ""
-        cells = (point.seed, len(point.recipe.steps()), len(point.shared), source, point.folder)
+        counts = (len(point.recipe.stage_keys()), len(point.shared))
+        cells = (point.seed, *counts, source, point.folder)
         table.add_row(point.value, *map(str, cells))
     return table
 

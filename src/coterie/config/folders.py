@@ -141,7 +141,7 @@ def check_new(path: Path, todo: str = "remove it or give another name") -> None:
 
 
 @contextmanager
-def whole_file(file: Path) -> Iterator[Path]:
+def atomic_file(file: Path) -> Iterator[Path]:
     """Yield a temporary path and rename it to ``file`` at the end of the block. Remove it if the block fails.
 
     Raises ``UserError`` like :func:`check_new`.
@@ -164,7 +164,7 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder, flush it to disk and rename it to ``target`` at the end of the block.
 
     Replaces an existing ``target``. Removes the temporary folder if the block fails. The caller must prevent
@@ -178,8 +178,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        # Flushed before the rename, so that a crash leaves no incomplete folder under the final
-        # name.
+        # Flushed before the rename, so that a crash leaves no incomplete folder under the final name.
         for path in [*partial.rglob("*"), partial]:
             flush(path)
     except BaseException:
@@ -213,7 +212,7 @@ def home() -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a :func:`whole_folder` under a lock.
+    """Create a :func:`atomic_folder` under a lock.
 
     Raises ``UserError`` if another process holds the lock or the folder can't be created.
     """
@@ -229,7 +228,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another command is creating {target}", "wait until it ends") from None
-        with whole_folder(target) as partial:
+        with atomic_folder(target) as partial:
             yield partial
 
 

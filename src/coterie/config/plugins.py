@@ -76,22 +76,18 @@ class Plugin:
     @property
     def modules(self) -> frozenset[str]:
         """Return the modules of a plug-in's code: its class, its own base classes and its settings."""
-        settings = getattr(self.thing, "settings_type", None)
-        # A function has no base classes, so only its own module counts.
-        kinds = [
-            kind for thing in (self.thing, settings) for kind in getattr(thing, "__mro__", (thing,))
-        ]
-        modules = {str(getattr(kind, "__module__", "")) for kind in kinds}
+        modules = {str(getattr(kind, "__module__", "")) for kind in self._kinds}
         return frozenset(name for name in modules if name.partition(".")[0] not in NOT_OWN)
 
     def has(self, kind: str) -> bool:
         """Return True if the plug-in's class or settings, or one of their base classes, has this name."""
-        settings = getattr(self.thing, "settings_type", None)
-        return any(
-            base.__name__ == kind
-            for thing in (self.thing, settings)
-            for base in getattr(thing, "__mro__", ())
-        )
+        return any(getattr(base, "__name__", "") == kind for base in self._kinds)
+
+    @property
+    def _kinds(self) -> list[object]:
+        things = (self.thing, getattr(self.thing, "settings_type", None))
+        # A function has no base classes.
+        return [kind for thing in things for kind in getattr(thing, "__mro__", (thing,))]
 
     def __str__(self) -> str:
         where = "" if self.file is None else f" ({self.file})"

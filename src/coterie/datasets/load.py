@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from coterie.config.folders import expanded, sha256, whole_file
+from coterie.config.folders import atomic_file, expanded, sha256
 from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import PathText, Settings, key
@@ -409,7 +409,7 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
 def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
     """Write titles and texts atomically to a new JSONL file. Return their number."""
     count = 0
-    with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
+    with atomic_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for count, (title, text) in enumerate(passages, 1):
             # The format of the corpora of Search-R1: the title in quotes, then the text.
             line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}

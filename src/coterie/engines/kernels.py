@@ -267,7 +267,7 @@ def normalise(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndar
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
-def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
+def rotary(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
     """Rotate queries and keys ``[heads * head width]`` by the angles of a position (Su et al. 2021)."""
     half = len(cos)
     width = 2 * half
@@ -280,7 +280,7 @@ def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
-def weigh(scores: np.ndarray, scaling: np.float32) -> np.float32:
+def exp_scores(scores: np.ndarray, scaling: np.float32) -> np.float32:
     """Replace scores by ``exp(scaling * (score - largest))``. Return their sum."""
     largest, total = scores[0], _ZERO
     for t in range(len(scores)):
@@ -292,7 +292,7 @@ def weigh(scores: np.ndarray, scaling: np.float32) -> np.float32:
 
 
 @njit(cache=True, nogil=True)
-def mix(
+def weighted_sum(
     x: np.ndarray, x0: int, dx: int, rows: int, w: np.ndarray, w0: int, width: int,
     y: np.ndarray, y0: int, dy: int, depth: int,
 ) -> None:  # fmt: skip
@@ -325,7 +325,7 @@ def start_of(pages: np.ndarray, block: int, layer: int, head: int, store: np.nda
 
 @njit(cache=True, nogil=True)
 def soften(scores: np.ndarray, scaling: np.float32) -> None:
-    share = _ONE / weigh(scores, scaling)
+    share = _ONE / exp_scores(scores, scaling)
     for t in range(len(scores)):
         scores[t] *= share
 
@@ -372,19 +372,17 @@ def gather(
     width, dy, reach = values.shape[4], mixed.shape[1], span.scores.shape[1]
     for group in range(span.begin, span.end):
         fetch(values, start_of(pages, ahead, layer, group, values), width * BLOCK)
-        value_start, first_position = (
-            start_of(pages, block, layer, group, values),
-            group * span.step,
-        )
+        value_start = start_of(pages, block, layer, group, values)
+        first_position = group * span.step
         line = (first_position - span.begin * span.step) * span.rows + row
         x, to = line * reach + block * BLOCK, row * dy + first_position * width
         if rows == 1:
             arguments = values, value_start, width, mixed, to, width, depth
-            mix(span.scores, x, span.rows * reach, span.step, *arguments)
+            weighted_sum(span.scores, x, span.rows * reach, span.step, *arguments)
             continue
         for _ in range(span.step):
             arguments = values, value_start, width, mixed, to, dy, depth
-            mix(span.scores, x, reach, rows, *arguments)
+            weighted_sum(span.scores, x, reach, rows, *arguments)
             x, to = x + span.rows * reach, to + width
 
 
@@ -448,7 +446,7 @@ def add(x: np.ndarray, update: np.ndarray, bias: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def enter(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
+def qkv(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
     """Compute queries, keys and values of tokens from ``start`` to ``stop``; store keys and values in pages."""
     joined, hidden = tokens.joined[start:stop], tokens.hidden[start:stop]
     normed = np.empty_like(hidden)
@@ -463,7 +461,7 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: 
         for j in range(len(bias)):
             row_values[j] += bias[j]
         value_from = turning - shared * width
-        turn(row_values[:value_from], weights.cos[position], weights.sin[position])
+        rotary(row_values[:value_from], weights.cos[position], weights.sin[position])
         for head in range(shared):
             value = value_from + head * width
             key = value - shared * width
@@ -504,7 +502,7 @@ def compare(pages: np.ndarray, positions: np.ndarray, common: np.ndarray) -> Non
 
 
 @njit(cache=True, nogil=True)
-def leave(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
+def attn_mlp(weights: PackedWeights, tokens: Tokens, layer: int, start: int, stop: int) -> None:
     """Compute attention and the MLP of tokens from ``start`` to ``stop``."""
     count, hidden, joined = stop - start, tokens.hidden[start:stop], tokens.joined[start:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
@@ -554,7 +552,7 @@ def likelihoods(
         for row in range(stop - start):
             row_logits = logits[row, :size]
             target, largest = row_logits[targets[start + row]], row_logits.max()
-            logprobs[start + row] = target - largest - np.log(weigh(row_logits, _ONE))
+            logprobs[start + row] = target - largest - np.log(exp_scores(row_logits, _ONE))
 
 
 @njit(cache=True, nogil=True)
@@ -568,11 +566,11 @@ def read(
     for chunk_start in range(share * chunk, len(tokens.ids), shares * chunk):
         stop = min(chunk_start + chunk, len(tokens.ids))
         if layer:
-            leave(weights, tokens, layer - 1, chunk_start, stop)
+            attn_mlp(weights, tokens, layer - 1, chunk_start, stop)
         else:
             embed(weights, tokens, chunk_start, stop)
         if layer < len(weights.before):
-            enter(weights, tokens, layer, chunk_start, stop)
+            qkv(weights, tokens, layer, chunk_start, stop)
 
 
 @njit(cache=True, nogil=True)
@@ -583,8 +581,8 @@ def decode(
         end = min(start + CHUNK, stop)
         embed(weights, tokens, start, end)
         for layer in range(len(weights.before)):
-            enter(weights, tokens, layer, start, end)
-            leave(weights, tokens, layer, start, end)
+            qkv(weights, tokens, layer, start, end)
+            attn_mlp(weights, tokens, layer, start, end)
         vocabulary(weights, tokens.hidden[start:end], logits[start:end])
 
 
@@ -608,7 +606,7 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
         chances, total, mass = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]
         greedy = temperature == 0
-        if not weigh(chances, _ONE if greedy else _ONE / np.float32(temperature)) > 0:
+        if not exp_scores(chances, _ONE if greedy else _ONE / np.float32(temperature)) > 0:
             # A logit is NaN, or the largest is not finite.
             ids[row], logprobs[row] = -1, np.float32(np.nan)
             continue

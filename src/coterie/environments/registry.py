@@ -1,7 +1,7 @@
 """Registry of environments, and of the data sets that they use.
 
 The keys of the groups ``dataset`` and ``environment`` depend on the chosen data set and environment, so
-:func:`played_type` creates the settings type from this choice.
+:func:`task_settings_type` creates the settings type from this choice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -185,7 +185,7 @@ class Choice:
         groups = (values.get("dataset"), values.get("environment"))
         return cls(*(group.get("name") if isinstance(group, Mapping) else None for group in groups))
 
-    def over(self, before: "Choice", questions: str | None = None) -> "Choice":
+    def with_defaults(self, before: "Choice", questions: str | None = None) -> "Choice":
         """Return the choice after this one replaces parts of ``before``.
 
         ``questions`` is the environment for data sets of plain questions: ``debate`` or ``question``.
@@ -218,7 +218,7 @@ class Choice:
         }
 
 
-class PlayedSettings(Settings):
+class TaskSettings(Settings):
     """Settings of an environment and its data set, if it does not generate its tasks."""
 
     dataset: DatasetSettings = DatasetSettings()
@@ -226,7 +226,7 @@ class PlayedSettings(Settings):
     tools: ToolsSettings = ToolsSettings()
 
     @property
-    def played(self) -> str:
+    def benchmark(self) -> str:
         """Label of the data set, or of the environment without one."""
         return label(self.dataset.name or self.environment.name or "")
 
@@ -236,7 +236,7 @@ class PlayedSettings(Settings):
         return Choice(self.dataset.name, self.environment.name)
 
 
-P = TypeVar("P", bound=PlayedSettings)
+P = TypeVar("P", bound=TaskSettings)
 
 
 def is_played(name: str) -> bool:
@@ -284,7 +284,7 @@ def is_environment(name: str) -> bool:
     return any(hasattr(thing, method) for method in ("grade", "acting", "see", "act"))
 
 
-def played_type(base: type[P], choice: Choice) -> type[P]:
+def task_settings_type(base: type[P], choice: Choice) -> type[P]:
     assert choice.environment is not None, "the choice is complete"
     plugin = find(ENVIRONMENTS, choice.environment)
     settings_type = settings_type_of(plugin, EnvironmentSettings)
@@ -293,7 +293,7 @@ def played_type(base: type[P], choice: Choice) -> type[P]:
     return _type(base, settings_type, rows, choice)
 
 
-def make_environment(settings: PlayedSettings) -> Environment:
+def make_environment(settings: TaskSettings) -> Environment:
     name = settings.environment.name
     assert name is not None, "resolved settings have an environment"
     plugin = find(ENVIRONMENTS, name)
@@ -322,14 +322,14 @@ def make_environment(settings: PlayedSettings) -> Environment:
     return with_tools(environment, sources, tools, syntax)
 
 
-def check_no_tools(settings: PlayedSettings, subject: str) -> None:
+def check_no_tools(settings: TaskSettings, subject: str) -> None:
     """Raise ``UserError`` if the settings have tools, which ``subject`` does not support."""
     if settings.tools.use:
         problem = f"{subject} does not support tools={list(settings.tools.use)}"
         raise UserError(problem, "leave tools out")
 
 
-def content(settings: PlayedSettings, environment: Environment) -> str:
+def content(settings: TaskSettings, environment: Environment) -> str:
     """Return a hash of an environment's code, settings and rows, independent of the paths of files."""
     name = settings.environment.name
     assert name is not None, "resolved settings have an environment"

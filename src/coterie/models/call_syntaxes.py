@@ -128,8 +128,7 @@ class CallSyntax:
             except ValueError as error:
                 problem = f"the call can't be read: {error}"
                 position = max(mark.end(), head.end() if head else 0)
-            # A call ends at the next opening at the latest, so that a broken call does not hide
-            # others.
+            # A call ends at the next opening at the latest, so that a broken call does not hide others.
             next_opening = self.opening.search(text, position)
             stop = next_opening.start() if next_opening else len(text)
             close = text.find(self.closing, position, stop) if self.closing else -1
@@ -155,8 +154,7 @@ class CallSyntax:
             # One error for all calls of the opening, unless a call has its own.
             for call in calls:
                 yield replace(call, error=call.error or (f"not run: {problem}" if problem else ""))
-        # A model that forgets to close its thought gets an error for the call in it, instead of no
-        # answer at all.
+        # A model that forgets to close its thought gets an error for the call in it, instead of no answer at all.
         begins = [(match[0], match.end()) for match in _THOUGHT.finditer(text, position)]
         begin, start = begins[-1] if begins else (self.thinks, 0)
         is_open = finish == "end" and begin != "" and THOUGHTS[begin] not in text[start:]

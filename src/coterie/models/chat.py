@@ -195,8 +195,7 @@ class ChatRenderer:
                 if previous and previous.slots and previous.role == "assistant"
                 else None
             )
-            # A turn that ended at a stop string has no end token: the result and the rest belong to
-            # it.
+            # A turn that ended at a stop string has no end token: the result and the rest belong to it.
             was_cut = turn is not None and turn.ids[-1] not in self.end_ids
             if message.role == INLINE and not (previous and (was_cut or _continues(previous))):
                 message = replace(message, role="user")
@@ -290,8 +289,7 @@ class ChatRenderer:
         """
         first_call = _count_calls(tree, turn)
         ids = tuple(self.tools.call_id(first_call + index) for index in range(len(turn.calls)))
-        # Calls of a demonstration are content, which must not spell control tokens in the
-        # template's text.
+        # Calls of a demonstration are content, which must not spell control tokens in the template's text.
         if not turn.ids:
             safe = [openai_call(call, "", self._safe)["function"] for call in turn.calls]
             calls = [
@@ -445,17 +443,14 @@ class ChatRenderer:
         new = self._encode_after("\n" if ids else "", pieces)
         if new and ids and ids[-1] in {*self.end_ids, *self.end}:
             end, first_piece = self.decode(ids[-1:]), pieces[0]
-            # The template writes the end of turn that was sampled already: leave out the second
-            # one.
+            # The template writes the end of turn that was sampled already: leave out the second one.
             if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
                 new = new[size:]
             elif isinstance(first_piece, str) and first_piece.lstrip().startswith(end):
-                # The template has white space before the end of turn, and the sampled turn has
-                # none.
+                # The template has white space before the end of turn, and the sampled turn has none.
                 new = self.control.encode([first_piece.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
-                # The turn ended with another token than the template writes, which then replaces
-                # it.
+                # The turn ended with another token than the template writes, which then replaces it.
                 ids.pop()
         ids += new
 
@@ -474,10 +469,8 @@ class ChatRenderer:
         """Encode pieces that follow a text, without a space from the tokenizer."""
         if self._pads_texts:
             # Encode behind a text that is known to precede, and cut off its tokens.
-            prefix_ids, all_ids = (
-                self.control.encode([prefix]),
-                self.control.encode([prefix, *pieces]),
-            )
+            prefix_ids = self.control.encode([prefix])
+            all_ids = self.control.encode([prefix, *pieces])
             if all_ids[: len(prefix_ids)] == prefix_ids:
                 return all_ids[len(prefix_ids) :]
         return self.control.encode(pieces)

@@ -231,8 +231,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         check_safetensors(source)
-    # Loaded aside and copied: after an error the old weights are whole, and others who hold the
-    # model see the new ones.
+    # Loaded aside and copied: after an error the old weights are whole, and others who hold the model see the new ones.
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         fresh = merged(load_adapter(fresh, Path(path)))

@@ -221,8 +221,7 @@ class Splitter:
                 nodes = sum(packed[number].nodes for number in numbers)
                 families.append(Family(tuple(items), length, len(numbers), nodes))
             else:
-                # Neighbors share the longest prefixes, so most of the sharing stays within the
-                # halves.
+                # Neighbors share the longest prefixes, so most of the sharing stays within the halves.
                 items.sort(key=lambda item: tuple(self.sequences[item][0]))
                 half = len(items) // 2
                 families += self.families(items[:half]) + self.families(items[half:])
@@ -244,8 +243,7 @@ class Splitter:
                 # Further back families are longer, so no larger part fits, either.
                 if choice and padded > self.budget:
                     break
-                # Each pass has a fixed cost, which limits the number of small parts with little
-                # padding.
+                # Each pass has a fixed cost, which limits the number of small parts with little padding.
                 cost = best[start][0] + padded + PASS_COST
                 choice = min(choice or (cost, start), (cost, start))
             assert choice is not None

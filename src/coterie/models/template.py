@@ -183,8 +183,7 @@ class ChatTemplate:
             problem = f"the chat template of {self.name} shows nothing of a user's message"
             raise UserError(problem, "use another template")
         self.prompt = prompt = self.text([USER], True)
-        # The header is the end of the prompt that the chat without a generation prompt does not
-        # have.
+        # The header is the end of the prompt that the chat without a generation prompt does not have.
         closed, with_answer = self.text([USER], False), self.text([USER, _ANSWER], False)
         cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
         if cut < len(closed):  # the chat ends with other text: begin with a whole token
@@ -192,8 +191,7 @@ class ChatTemplate:
             cut = max((a for a, b in tokens["offset_mapping"] if a <= cut < b), default=cut)
         self.header = prompt[cut:]
         """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
-        # Text between a prompt and an answer that is more than white space would have to be
-        # sampled.
+        # Text between a prompt and an answer that is more than white space would have to be sampled.
         lead = with_answer.removeprefix(prompt).partition(WORD)[0]
         if not self.header and with_answer.startswith(prompt) and lead.strip():
             raise UserError(
@@ -501,8 +499,7 @@ class Layout:
         for kind, number, following in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
             self._order.append(int(number) if kind == "turn" else -1)
-            # The template may strip a content or write it as JSON. The plain text shows in which
-            # form.
+            # The template may strip a content or write it as JSON. The plain text shows in which form.
             forms = (
                 form
                 for form in _forms(slot.text)

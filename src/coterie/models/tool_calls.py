@@ -153,8 +153,7 @@ class ToolTemplate:
         forms: dict[Results, bool] = {"tool": alike or not ids, "calls": bool(ids)}
         self.ids = ids or self.ids
         for form in (form_ for form_, fits in forms.items() if fits):
-            # Results must have the ids of the calls; without calls, any form that the template
-            # takes.
+            # Results must have the ids of the calls; without calls, any form that the template takes.
             for id_form in (ids,) if ids else CALL_IDS:
                 chat = self._dialogue(form, id_form)
                 if self._template.shows(chat, "tool"):

@@ -1,8 +1,8 @@
 """Base class of recipes: stages, roles and their model versions, episodes, fingerprints.
 
-A subclass lists its stages in :meth:`Recipe.stages`, each made by :meth:`Recipe.stage` from a method that does the
-work. :mod:`coterie.runs.loop` runs them. A *role* is a named model with versions, an *agent* is an actor of the
-environment that a role plays (:meth:`Recipe.players`).
+A subclass has a method for each kind of stage, declared by :func:`stage`, and returns its stages from
+:meth:`Recipe.stages`. :mod:`coterie.runs.loop` runs them. A *role* is a named model with versions, an *agent* is an
+actor of the environment that a role plays (:meth:`Recipe.players`).
 """
 
 import inspect
@@ -24,7 +24,7 @@ from coterie.environments.protocol import Environment, Openers, agents_of, check
 from coterie.environments.registry import content, make_environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, identity, load_renderer
+from coterie.models.loading import identity, load_renderer
 from coterie.progress import Progress
 from coterie.recipes import registry
 from coterie.recipes.plan import Plan, make_plan, sandbox_settings
@@ -35,8 +35,8 @@ from coterie.record.turn import digest
 from coterie.reports.page import Headline, Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.loop import EVALUATION, Role, Stage, load_selections
-from coterie.runs.run import Run, Step, find_run, open_run, read_config
+from coterie.runs.loop import EVALUATION, Role, Stage, StageDeclaration, load_selections, stage
+from coterie.runs.run import Run, StageKey, find_run, open_run, read_config
 from coterie.runs.work_items import Actors, open_actors, play, sampled_tokens, summary
 from coterie.training.settings import TrainingSettings, loads_in_4bit, weight_dtype
 
@@ -47,7 +47,7 @@ Work = (
     Callable[[Run, int, Progress], Metrics | None]
     | Callable[[Run, int, Progress], Awaitable[Metrics | None]]
 )
-"""Function of a stage. Returns its metrics. An asynchronous function may use engines."""
+"""Method of a stage. Returns its metrics. An asynchronous method may use engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class TurnCritic:
     open: Callable[[], AbstractAsyncContextManager[Any]]
     """Opens an object with ``renderer``, whose token ids it reads (``None`` if it reads text), and ``advantages(task,
     tree, turns)``."""
+
+
+EVALUATION_USES = ("evaluate", "turn_tokens", "engine")
+"""Settings that evaluations depend on."""
 
 
 class Recipe(ABC):
@@ -79,8 +83,7 @@ class Recipe(ABC):
         self.settings = settings
         self.name = settings.recipe
         self.environment = make_environment(settings)
-        # Only the types of the openers are checked here. Nothing is opened, so the folder does not
-        # matter.
+        # Only the types of the openers are checked here. Nothing is opened, so the folder does not matter.
         environment_openers = openers_of(self.environment, Path())
         check_needs(self.environment, {**environment_openers, **self.openers()})
         # Models are opened on first use, so that a plan needs no weights.
@@ -104,7 +107,7 @@ class Recipe(ABC):
         """Return the environment's only actor, an agent. Raises ``UserError`` for other environments."""
         agents, actors = agents_of(self.environment), self.environment.actors
         if len(actors) != 1 or not agents:
-            benchmark = self.settings.played
+            benchmark = self.settings.benchmark
             problem = f"{self.name} trains one agent, and {benchmark} has {', '.join(actors)}"
             raise UserError(problem, advice)
         return agents[0]
@@ -176,14 +179,14 @@ class Recipe(ABC):
         candidates = (values.get(key) for key in ("rollout.tasks", "tasks"))
         return next((n for n in candidates if isinstance(n, int)), self.settings.evaluate.tasks)
 
-    def draws(self, iteration: int) -> list[int]:
+    def task_counts(self, iteration: int) -> list[int]:
         """Return the numbers of training tasks that the iterations up to this one draw."""
         return [self.training_tasks()] * (iteration + 1)
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
         # The counts of earlier iterations tell the environment where to continue.
-        *previous_counts, count = self.draws(iteration)
+        *previous_counts, count = self.task_counts(iteration)
         return self.environment.tasks("train", count, self.settings.seed, previous_counts)
 
     def dialogues(self) -> int:
@@ -198,7 +201,7 @@ class Recipe(ABC):
         """Return a few training rows to print, as texts with True where a text is trained on."""
         return []
 
-    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+    def context_reserve(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens that must fit into the context after the longest first prompt."""
         return self.settings.turn_tokens
 
@@ -211,86 +214,88 @@ class Recipe(ABC):
 
         return {Sandbox: partial(Sandbox, limits)}
 
-    def stage(
-        self,
-        iteration: int,
-        name: str,
-        do: Work,
-        after: Sequence[Stage] = (),
-        depends: Sequence[object] = (),
-        *,
-        uses: Sequence[str] = (),
-        trains: str | Sequence[str] = (),
-        alone: bool = False,
-    ) -> Stage:
-        """Make a stage.
+    def make_stages(
+        self, iteration: int, *methods: Work, after: Sequence[Stage] = ()
+    ) -> list[Stage]:
+        """Make the stages of methods with :func:`stage`, in order.
 
         Args:
-            iteration: Iteration of the stage.
-            name: Name of the stage, unique in its iteration.
-            do: Function of the run, iteration and progress that returns the metrics.
-            after: Stages whose results it reads.
-            depends: Values that its results depend on and that are not settings, such as the hash of a file.
-            uses: Names of the settings and groups that its results depend on, such as ``rollout`` or ``train``.
-                A change of these, of ``depends`` or of a stage in ``after`` makes the results invalid.
-            trains: Roles that it trains.
-            alone: Stop servers first, to free the devices. A stage that trains always does so.
+            iteration: Iteration of the stages.
+            methods: Methods of the recipe. An override without :func:`stage` has the one of the method it overrides.
+            after: Earlier stages whose results the methods without an ``after`` read.
         """
+        stages, keys = list[Stage](), dict[str, StageKey]()
+        for method in methods:
+            declared = self._declaration(method)
+            uses, depends, roles = (
+                value(self, iteration) if callable(value) else value
+                for value in (declared.uses, declared.depends, declared.trains)
+            )
+            if unknown := [name for name in declared.after if name not in keys]:
+                problem = f"{self.name}: the stage {declared.name} comes after {unknown[0]}"
+                raise UserError(problem, "pass the method of that stage to make_stages before it")
+            inputs = [keys[name] for name in declared.after] or [stage.key for stage in after]
+            # Stages of the same kind do the same work, so that a dry run can estimate a stage from a trial.
+            kind = f"{declared.name} {getattr(method, '__name__', '')} {' '.join(roles)}"
+            settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
+            key = keys[declared.name] = StageKey(iteration, declared.name)
+            # Servers and cached models leave the devices first, because a training needs their memory.
+            do = partial(self._do, method, release=declared.alone or bool(roles))
+            depends = (*settings, *depends)
+            stages.append(Stage(key, do, tuple(inputs), depends, tuple(roles), kind))
+        return stages
 
-        roles = (trains,) if isinstance(trains, str) else tuple(trains)
+    def _declaration(self, method: Work) -> StageDeclaration:
+        name = getattr(method, "__name__", "")
+        overridden = (vars(base).get(name) for base in type(self).__mro__)
+        for function in (method, *overridden):
+            if declared := getattr(function, "declaration", None):
+                return declared
+        raise UserError(f"{self.name}: {name} is no stage", f'put `@stage("{name}")` above it')
 
-        def do_with_room(run: Run, iteration: int, progress: Progress) -> Metrics:
-            models = self.models(run)
-            # Servers and cached models leave the devices first, because a training needs their
-            # memory.
-            if alone or roles:
-                models.make_room()
-            result: Any = do(run, iteration, progress)
-            # A coroutine runs on the event loop of the engines, which stay open between stages.
-            metrics = models.run_async(result) if inspect.iscoroutine(result) else result
-            return metrics or {}
-
-        required = tuple(stage.step for stage in after)
-        # Stages of the same kind do the same work, so that a dry run can estimate a stage from a
-        # trial.
-        stage_kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
-        settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
-        return Stage(
-            Step(iteration, name), do_with_room, required, (*settings, *depends), roles, stage_kind
-        )
+    def _do(
+        self, method: Work, run: Run, iteration: int, progress: Progress, *, release: bool
+    ) -> Metrics:
+        models = self.models(run)
+        if release:
+            models.release_devices()
+        result: Any = method(run, iteration, progress)
+        # A coroutine runs on the event loop of the engines, which stay open between stages.
+        metrics = models.engines.run(result) if inspect.iscoroutine(result) else result
+        return metrics or {}
 
     # -- for the loop -------------------------------------------------------------------------
 
-    def steps(self) -> list[Step]:
+    def stage_keys(self) -> list[StageKey]:
         """Return the iteration and name of each stage, in order."""
-        return [stage.step for stage in self.stages()]
+        return [stage.key for stage in self.stages()]
 
-    def at(self, step: Step) -> Stage:
-        """Return the stage of a step. Raises ``KeyError`` if the recipe has no such step."""
-        return {stage.step: stage for stage in self.stages()}[step]
+    def finished(self, run: Run, *names: str) -> list[StageKey]:
+        """Return the keys of the finished stages, or of those with certain names, in order."""
+        keys = (key for key in self.stage_keys() if not names or key.stage in names)
+        return [key for key in keys if run.is_finished(key)]
 
-    def check(self) -> None:
-        """Raise ``UserError`` for settings that cannot work, within seconds."""
-        self.plan()
+    def find_stage(self, key: StageKey) -> Stage:
+        """Return the stage of a key. Raises ``KeyError`` if the recipe has no such stage."""
+        return {stage.key: stage for stage in self.stages()}[key]
 
-    def fingerprint(self, step: Step) -> str:
-        """Return a hash of the settings and stages that the step's results depend on."""
-        return self._fingerprints[step]
+    def fingerprint(self, key: StageKey) -> str:
+        """Return a hash of the settings and stages that a stage's results depend on."""
+        return self._fingerprints[key]
 
     @cached_property
-    def _fingerprints(self) -> dict[Step, str]:
+    def _fingerprints(self) -> dict[StageKey, str]:
         user_simulator = self.settings.user_simulator.identity()
         common = (self._models, self._content, self.settings.seed, user_simulator)
         # Without arguments of the chat template nothing is added to the hash, so runs from before
         # there were any keep their fingerprints.
         template_args = sorted(self.settings.engine.template.items())
-        fingerprints: dict[Step, str] = {}
-        for stage in self.stages():
-            # The hashes of the inputs are included, so that a change also invalidates all later
-            # stages.
-            inputs = [f"{step} {fingerprints.get(step, '')}" for step in stage.after]
-            depends = (inputs, *stage.depends, *([template_args] if template_args else []))
-            fingerprints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
+        fingerprints: dict[StageKey, str] = {}
+        for current in self.stages():
+            # The hashes of the inputs are included, so that a change also invalidates all later stages.
+            inputs = [f"{key} {fingerprints.get(key, '')}" for key in current.after]
+            depends = (inputs, *current.depends, *([template_args] if template_args else []))
+            fingerprints[current.key] = digest(current.key.stage, *common, *depends)[:16]
         return fingerprints
 
     @cached_property
@@ -371,8 +376,8 @@ class Recipe(ABC):
         """Return the versions of a role: 0 initially, and one per finished training."""
         name = role or self.main_role
         # The training of a role in iteration i makes its version i + 1.
-        finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
-        return [0, *(step.iteration + 1 for step in finished)]
+        trained = [stage.key for stage in self.stages() if name in stage.trains]
+        return [0, *(key.iteration + 1 for key in trained if run.is_finished(key))]
 
     def find_version(
         self,
@@ -405,19 +410,6 @@ class Recipe(ABC):
             raise UserError(f"{problem} (0 is the base)", fix)
         return version
 
-    def policy_path(self, run: Run, version: int | Path, role: str | None = None) -> Path | str:
-        """Return the folder or name of a version's weights; ``version`` may be the folder of a checkpoint."""
-        return self.models(run).path(role or self.main_role, version)
-
-    def load_policy(
-        self, run: Run, version: int | Path, role: str | None = None, *, merge: bool = False
-    ) -> LoadedModel:
-        """Load a version of a role with its tokenizer and renderer.
-
-        A LoRA adapter is merged into float32 weights, and into bfloat16 weights only with ``merge``.
-        """
-        return self.models(run).load(role or self.main_role, version, merge=merge)
-
     def heldout_tasks(self) -> list[Task]:
         """Return the tasks of evaluations."""
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
@@ -436,13 +428,11 @@ class Recipe(ABC):
         logs = run.folder / "user_simulator"
         return open_actors(self.environment, logs, self.settings.user_simulator, self.openers())
 
-    def evaluation(
-        self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
-    ) -> Stage:
-        """Make the stage that evaluates the policies of an iteration. ``uses`` are settings beyond its own."""
-        settings_keys = ("evaluate", "turn_tokens", "engine", *uses)
-        return self.stage(version, EVALUATION, self.evaluate, after, uses=settings_keys)
+    def evaluation(self, version: int, after: Sequence[Stage] = ()) -> Stage:
+        """Make the stage that evaluates the policies of an iteration."""
+        return self.make_stages(version, self.evaluate, after=after)[0]
 
+    @stage(EVALUATION, uses=EVALUATION_USES)
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Play one episode on each held-out task with the newest version of each role."""
         episodes = [Episode(task, 0, version, EVALUATION) for task in self.heldout_tasks()]
@@ -459,27 +449,28 @@ class Recipe(ABC):
         """Return a sampler of a version of a role (default: the first), whose engine is then open."""
         max_tokens, timeout = self.settings.turn_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
-        speaking = await self.models(run).speak(role or self.main_role, version)
-        renderer, context = speaking.renderer, speaking.context_length
-        return TokenSampler.of(speaking.engine, renderer, sampling, context)
+        role_engine = await self.models(run).open_engine(role or self.main_role, version)
+        return role_engine.sampler(sampling)
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
     ) -> dict[str, TokenSampler]:
         """Return a sampler for each agent, with the newest version of its role in the iteration."""
         # Agents with the same role share a sampler, and with it the engine's caches.
-        players = self.players()
-        by_role = {
-            role: await self.sampler(
-                run, self.newest(run, role, iteration), temperature, top_p, role
-            )
-            for role in dict.fromkeys(players.values())
-        }
+        players, by_role = self.players(), dict[str, TokenSampler]()
+        for role in dict.fromkeys(players.values()):
+            version = self.newest(run, role, iteration)
+            by_role[role] = await self.sampler(run, version, temperature, top_p, role)
         return {agent: by_role[role] for agent, role in players.items()}
 
     def newest(self, run: Run, role: str, iteration: int) -> int:
         """Return the newest version of a role before the trainings of an iteration."""
         return max(version for version in self.versions(run, role) if version <= iteration)
+
+    def rollout_episodes(self, iteration: int, rollouts_per_task: int) -> list[Episode]:
+        """Return the episodes of an iteration's stage ``rollout``: several for each training task."""
+        tasks, numbers = self.train_tasks(iteration), range(rollouts_per_task)
+        return [Episode(task, number, iteration, "rollout") for task in tasks for number in numbers]
 
     async def play(
         self,
@@ -535,4 +526,4 @@ def stored_policy(name: str) -> Path | str | None:
         return None
     folder, step = run_and_step
     with recorded_run(folder) as (recipe, run):
-        return recipe.policy_path(run, recipe.find_version(run, step=step))
+        return recipe.models(run).path(recipe.main_role, recipe.find_version(run, step=step))

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
 from coterie.datasets.published_preferences import MixedPreferences
+from coterie.engines.protocol import POLICY
 from coterie.environments.acting import Acting, drop_shots
 from coterie.environments.protocol import most_turns
 from coterie.errors import UserError
@@ -38,7 +39,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import only, selected_examples
-from coterie.recipes.trainings import prefer
+from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Edit, Pair
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Message
@@ -54,15 +55,15 @@ from coterie.rollout.dense_search import (
     instructed_samplers,
 )
 from coterie.rollout.episodes import Driver
-from coterie.rollout.recorded_turns import preference_pair
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, Search
-from coterie.runs.loop import Stage
-from coterie.runs.run import Run, Step
+from coterie.runs.loop import Stage, stage
+from coterie.runs.run import Run, StageKey
 from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
-from coterie.runs.work_items import Done, going_on, on_trees, sampled_tokens, totals
+from coterie.runs.work_items import ItemResult, engine_errors, on_trees, sampled_tokens, totals
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
+from coterie.training.chat_rows import preference_pair
 
 MAX_TREES = 64
 """Trees that grow concurrently, each with a window of rollouts in flight."""
@@ -90,39 +91,34 @@ class DenseTree(Recipe):
         self.max_turns = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
-        # The first evaluation is of the initial policy.
-        stages = [self.evaluation(0)]
+        stages = [self.evaluation(0)]  # of the initial policy
         for i in range(self.settings.iterations):
-            stages += self.iteration(i, [stage for stage in stages if stage.trains])
+            trained = [stage for stage in stages if stage.trains]
+            methods = (self.sample, self.value, self.pair, self.learn)
+            stages += self.make_stages(i, *methods, after=trained)
+            stages.append(self.evaluation(i + 1, stages[-1:]))
         return stages
 
     def sections(self, run: Run) -> list[Section]:
-        selects = [
-            step for step in self.steps() if step.stage == "select" and run.is_finished(step)
-        ]
+        selects = self.finished(run, "select")
         if not selects:
             return []
         i = selects[-1].iteration
         return [_histogram(run, i), _selected(self, run, i)]
 
-    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
-        sampling = (
-            *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
-            # A tree stops growing when it has its pairs, so the rule of pairs also changes what is
-            # sampled.
-            *("pairs.margin", "pairs.max_visits"),
-        )
-        selection, training = ("pairs", "budget"), ("objective", "train")
-        # Outside sets are files, whose contents are not part of the settings.
-        sets = self.mix_identity
-        rollout = self.stage(i, "rollout", self.sample, previous, uses=sampling)
-        reward = self.stage(i, "reward", self.value, [rollout], uses=["search.value"])
-        select = self.stage(i, "select", self.pair, [reward], uses=selection)
-        train = self.stage(
-            *(i, "train", self.learn, [select], sets), uses=training, trains=self.main_role
-        )
-        return [rollout, reward, select, train, self.evaluation(i + 1, [train])]
-
+    @stage(
+        "rollout",
+        # A tree stops growing when it has its pairs, so the rule of pairs also changes what is sampled.
+        uses=(
+            "rollout.tasks",
+            "rollout.shard",
+            "rollout.max_tokens",
+            "search",
+            "engine",
+            "pairs.margin",
+            "pairs.max_visits",
+        ),
+    )
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Grow a tree for each task, all concurrently. Keeps complete trees and continues incomplete ones."""
         s, done = self.settings, run.store.finished_keys(i, GROWN)
@@ -152,18 +148,20 @@ class DenseTree(Recipe):
         finished = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
         title = f"trees {i}"
         progress.start(s.search.rollouts_per_task * len(tasks) - finished, title)
-        with going_on(title, progress):
+        with engine_errors(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
                 await grow_trees(driver, writer, tasks, begin, MAX_TREES, note)
         return growth_summary(run.store, i)
 
+    @stage("reward", after="rollout", uses="search.value")
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store V(node), the mean success of the rollouts through a node, as credit."""
         work = partial(self.value_tree, run)
         await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
         return totals(run.store, i, "reward", ("nodes", "successes"))
 
+    @stage("select", after="reward", uses=("pairs", "budget"))
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs with ``V_chosen - V_rejected >= margin``."""
         selections, counts = self.select_pairs(run, i)
@@ -175,6 +173,14 @@ class DenseTree(Recipe):
             "selected": len(selections),
         }
 
+    @stage(
+        "train",
+        after="select",
+        uses=("objective", "train"),
+        # Outside sets are files, whose contents are not part of the settings.
+        depends=lambda recipe, i: recipe.mix_identity,
+        trains=POLICY,
+    )
     def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train by DPO on the pairs; pi_ref is the policy before this training.
 
@@ -191,7 +197,8 @@ class DenseTree(Recipe):
         # As in the released code, outside pairs are added to the pairs of the trees.
         mixed, counts = self.mixed_pairs(i, progress)
         s = self.settings
-        metrics = prefer(self, run, i, pairs + mixed, s.objective, s.train, progress)
+        job = TrainingJob.of(self, run, i, s.train, progress)
+        metrics = job.train_dpo(pairs + mixed, s.objective)
         return {**metrics, "tree_pairs": len(pairs), **counts}
 
     def plan(self) -> Plan:
@@ -238,16 +245,15 @@ class DenseTree(Recipe):
         s = self.settings.search
         temperatures = [s.temperature(label) for label in range(s.max_children)]
         samplers = {t: sampler.at(t) for t in temperatures}
-        # In the other modes, children differ by an instruction and are sampled at temperature 0 or
-        # 1.
+        # In the other modes, children differ by an instruction and are sampled at temperature 0 or 1.
         if s.children == "temperature" or s.children == "sampling":
             return [samplers[t] for t in temperatures]
         return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.max_children)
 
     # -- values ---------------------------------------------------------------------------------
 
-    async def value_tree(self, run: Run, tree: Tree) -> Done:
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
+    async def value_tree(self, run: Run, tree: Tree) -> ItemResult:
+        settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         values = TreeValues(tree.root, self.settings.search.value)
         recorded = rollouts(run.store, tree.iteration, tree.task)[tree.task]
         # A path that was sampled twice counts once, so that its success is not weighted double.
@@ -260,10 +266,12 @@ class DenseTree(Recipe):
             credit += [Credit(node, name, number, settings) for name, number in named]
         successes = sum((outcome.score or 0.0) >= 1 for outcome in tree.outcomes.values())
         counts: Metrics = {"nodes": len(values), "successes": successes}
-        return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+        return ItemResult(
+            ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit)
+        )
 
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
         for credit in run.store.credit_of(tree):
             # The store also keeps credit that was computed under other settings.
@@ -310,8 +318,7 @@ class DenseTree(Recipe):
 
     def context(self, tasks: Sequence[Task]) -> str | None:
         """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
-        # Prompts are only rendered again if they contain text that the trained policy should not
-        # see.
+        # Prompts are only rendered again if they contain text that the trained policy should not see.
         has_instructions = self.settings.search.children not in ("temperature", "sampling")
         has_examples = isinstance(self.environment, Acting) and any(
             map(self.environment.shots, tasks[:1])
@@ -355,8 +362,7 @@ class DenseTree(Recipe):
             rows = [
                 row
                 for row in candidates
-                # Only the user's messages of the prompt are searched, because a reply may quote
-                # anything.
+                # Only the user's messages of the prompt are searched, because a reply may quote anything.
                 if not any(
                     message.role == "user" and self.heldout_questions.occurs_in(message.content)
                     for message in row.messages[: row.start]

@@ -39,15 +39,15 @@ from coterie.recipes.file_training_settings import (
 )
 from coterie.recipes.plan import Plan
 from coterie.recipes.report import EXAMPLES
-from coterie.recipes.trainings import prefer, train_role
+from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Pair, Row
 from coterie.record.tree import ItemKey, Metrics
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, Shown, example
+from coterie.reports.examples import Example, ExampleSample, example
 from coterie.reports.page import Headline, Section, signed
-from coterie.rollout.recorded_turns import conversation_rows, preference_pair
-from coterie.runs.loop import Stage
-from coterie.runs.run import Run, Step
+from coterie.runs.loop import Stage, stage
+from coterie.runs.run import Run, StageKey
+from coterie.training.chat_rows import conversation_rows, preference_pair
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
@@ -64,8 +64,6 @@ class FileTraining(Recipe):
     settings: FileTrainingSettings
     environment: ConversationReply
     row: type[Conversation]
-    uses: tuple[str, ...]
-    """Settings that training and measurement depend on."""
 
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
@@ -77,13 +75,13 @@ class FileTraining(Recipe):
             raise UserError(problem, fix)
 
     def stages(self) -> list[Stage]:
-        uses = ("train", "rows", "long_rows", *self.uses)
-        train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
+        training = self.make_stages(0, self.train)
         # Without held-out rows there is nothing to evaluate or to measure.
         if not self.holds_out:
-            return [train]
-        measurements = [self.evaluation(0), self._measured(0)]
-        return [*measurements, train, self.evaluation(1, [train]), self._measured(1, [train])]
+            return training
+        base = [self.evaluation(0), *self.make_stages(0, self.measure)]
+        trained = self.make_stages(1, self.evaluate, self.measure, after=training)
+        return [*base, *training, *trained]
 
     @property
     def holds_out(self) -> bool:
@@ -95,13 +93,13 @@ class FileTraining(Recipe):
         return [*measures, *_curve(run), _rows(self)]
 
     def heldout_loss(self, run: Run, version: int) -> tuple[float, float, float] | None:
-        measured = run.metrics(Step(version, MEASURE))
+        measured = run.metrics(StageKey(version, MEASURE))
         if "loss_low" not in measured:
             return None
         return float(measured["loss"]), float(measured["loss_low"]), float(measured["loss_high"])
 
     def headlines(self, run: Run) -> list[Headline]:
-        base, trained = (run.metrics(Step(version, MEASURE)) for version in (0, 1))
+        base, trained = (run.metrics(StageKey(version, MEASURE)) for version in (0, 1))
         (base_text, interval), (trained_text, last_interval) = (
             _texts(measured, "loss") for measured in (base, trained)
         )
@@ -128,12 +126,6 @@ class FileTraining(Recipe):
             name = "Held-out accuracy"
             headlines.append(Headline(name, accuracy, None, "after training", detail, chart))
         return headlines
-
-    def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
-        uses = ("evaluate.rows", *self.uses)
-        # Servers leave the devices first, because the measurement loads the model into this
-        # process.
-        return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
         return row is self.row
@@ -248,8 +240,7 @@ class FileTraining(Recipe):
         for conversation in self.environment.rows(split)[:count]:
             try:
                 new_items = self.items_of(self._model[0], conversation)
-            # A conversation may fail only when it is rendered; then the rule for broken rows
-            # applies too.
+            # A conversation may fail only when it is rendered; then the rule for broken rows applies too.
             except UserError as error:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
@@ -308,8 +299,6 @@ class SFTOnFile(FileTraining):
     settings: SFTFileSettings
     row = Conversation
 
-    uses = ("targets",)
-
     def trains_on(self, row: type[QuestionRow]) -> bool:
         return row is Conversation or issubclass(row, PROBLEMS)
 
@@ -319,13 +308,13 @@ class SFTOnFile(FileTraining):
     def rows_of(self, item: Row) -> Sequence[Row]:
         return (item,)
 
+    @stage("train", uses=("train", "rows", "long_rows", "targets"), trains=POLICY)
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Minimize the mean of -log p over the trained tokens."""
-        policy = self.models(run).load(POLICY, 0, trainable=True)
-        settings, measured = self.seeded(self.settings.train, i), self.measured_in_training()
-        items = self.training_items
-        return train_role(run, i, policy, items, settings, progress, role=POLICY, **measured)
+        job = TrainingJob.of(self, run, i, self.settings.train, progress)
+        return job.train(self.training_items, **self.measured_in_training())
 
+    @stage(MEASURE, uses=("evaluate.rows", "targets"), alone=True)
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
         engine, rows = self.models(run).embedded(POLICY, version), self.heldout_items
@@ -341,8 +330,6 @@ class DPOOnFile(FileTraining):
     settings: DPOFileSettings
     row = Preference
 
-    uses = ("objective",)
-
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
         pair = preference_pair(renderer, conversation)
         if pair.equal_sides:
@@ -352,10 +339,13 @@ class DPOOnFile(FileTraining):
     def rows_of(self, item: Pair) -> Sequence[Row]:
         return (*item.chosen, *item.rejected)
 
+    @stage("train", uses=("train", "rows", "long_rows", "objective"), trains=POLICY)
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
-        s, pairs, measured = self.settings, self.training_items, self.measured_in_training()
-        return prefer(self, run, i, pairs, s.objective, s.train, progress, **measured)
+        job = TrainingJob.of(self, run, i, self.settings.train, progress)
+        objective, measured = self.settings.objective, self.measured_in_training()
+        return job.train_dpo(self.training_items, objective, **measured)
 
+    @stage(MEASURE, uses=("evaluate.rows", "objective"), alone=True)
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return loss of the trained objective, and accuracy and margin of its implicit rewards, on held-out pairs."""
         import torch  # torch takes seconds to import
@@ -375,8 +365,7 @@ class DPOOnFile(FileTraining):
             # The rows of a pair are consecutive in the list of all rows.
             start, stop = stop, stop + len(self.rows_of(pair))
             base, trained = logprobs[0][start:stop], logprobs[-1][start:stop]
-            # With a reference of 0, the log-ratios are the reduced log-probs of the base model
-            # itself.
+            # With a reference of 0, the log-ratios are the reduced log-probs of the base model itself.
             better, worse = objective.log_ratios(replace(pair, reference=(0.0, 0.0)), base)
             scored = replace(pair, reference=(float(better), float(worse)))
             ratios = objective.log_ratios(scored, trained)
@@ -414,7 +403,10 @@ def _texts(measured: Metrics, name: str) -> tuple[str, str]:
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
-    policies = {"base": run.metrics(Step(0, MEASURE)), "trained": run.metrics(Step(1, MEASURE))}
+    policies = {
+        "base": run.metrics(StageKey(0, MEASURE)),
+        "trained": run.metrics(StageKey(1, MEASURE)),
+    }
     measures = {name: measured for name, measured in policies.items() if measured}
     names = [
         name
@@ -487,7 +479,9 @@ def _rows(recipe: FileTraining) -> Section:
 def _example(recipe: FileTraining, item: Row | Pair) -> Example:
     if isinstance(item, Pair):
         return _pair(recipe, item)
-    sample = Shown("row", (("tokens", f"{len(item.ids):,}"),), ((POLICY, item),), trained=True)
+    sample = ExampleSample(
+        "row", (("tokens", f"{len(item.ids):,}"),), ((POLICY, item),), trained=True
+    )
     return example(None, [sample], recipe.renderer, title=item.origin)
 
 
@@ -500,7 +494,7 @@ def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None 
         if rewards:
             facts.append(("implicit reward", f"{rewards[side]:+.3f}"))
         named = tuple((POLICY, row) for row in rows)
-        samples.append(Shown("reply", tuple(facts), named, trained=not rewards, side=side))
+        samples.append(ExampleSample("reply", tuple(facts), named, trained=not rewards, side=side))
     if rewards:
         reason = (
             "Held-out pair, not trained on. After training: beta * log(p / p_base), reduced as in training, of chosen "

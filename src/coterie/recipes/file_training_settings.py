@@ -46,10 +46,10 @@ class FileTrainingSettings(RecipeSettings):
         return self.evaluate.max_tokens
 
     @property
-    def played(self) -> str:
+    def benchmark(self) -> str:
         """Name of the file or data set, for titles."""
         source = self.dataset.source if isinstance(self.dataset, FileSettings) else ""
-        return Path(source).name if source else super().played
+        return Path(source).name if source else super().benchmark
 
 
 class SFTFileSettings(FileTrainingSettings):

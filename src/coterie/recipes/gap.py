@@ -28,11 +28,13 @@ Deliberate deviations from the released code:
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from coterie.config.folders import sha256
 from coterie.datasets.files import trajectory_file
+from coterie.engines.protocol import POLICY
 from coterie.environments.protocol import Shared
 from coterie.environments.qa_metrics import question_of
 from coterie.environments.workflow.agent import AgentSettings
@@ -55,15 +57,15 @@ from coterie.recipes.rl import reinforce, reinforce_uses
 from coterie.recipes.rl_plan import plan_reinforcement
 from coterie.recipes.rl_report import step_sections
 from coterie.recipes.rl_settings import CRITIC
-from coterie.recipes.trainings import train_role
+from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.reports.examples import Example
 from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
-from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.runs.loop import REINFORCE, Role, Stage
-from coterie.runs.run import Run, Step
+from coterie.rollout.scripted import ScriptedSampler
+from coterie.runs.loop import REINFORCE, Role, Stage, stage
+from coterie.runs.run import Run
 from coterie.runs.work_items import play, summary
 from coterie.tools.calls import Tags
 
@@ -86,7 +88,7 @@ class Gap(Recipe):
         # Only an environment with gold facts can write traces by an expert.
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
-                f"traces=expert: {settings.played} has no expert",
+                f"traces=expert: {settings.benchmark} has no expert",
                 "use environment=mhqa, or traces=FILE with trajectories of another agent",
             )
         self._check_form()
@@ -94,13 +96,16 @@ class Gap(Recipe):
             self._check_calls()
 
     def stages(self) -> list[Stage]:
-        stages = [self.evaluation(0)]
-        if self.settings.imitates:
-            stages += self._imitation()
-        # With both methods, the RL stage starts from the stage that trains on traces, which is the
-        # last but one.
-        if self.settings.reinforces:
-            stages += self._reinforcement([stages[-2]] if self.settings.imitates else [])
+        s, stages, trained = self.settings, [self.evaluation(0)], list[Stage]()
+        if s.imitates:
+            stages += self.make_stages(0, self.sample, self.select, self.imitate)
+            trained = stages[-1:]
+            stages.append(self.evaluation(1, trained))
+        if s.reinforces:
+            # With both methods, RL is iteration 1 and starts from the policy of the traces.
+            i = int(s.imitates)
+            stages += self.make_stages(i, self.reinforce, after=trained)
+            stages.append(self.evaluation(i + 1, stages[-1:]))
         return stages
 
     def sections(self, run: Run) -> list[Section]:
@@ -108,20 +113,7 @@ class Gap(Recipe):
         steps = [section for i in rl for section in step_sections(self, self.settings, run, i)]
         return [_traces(self, run), *steps]
 
-    def _imitation(self) -> list[Stage]:
-        file, role = [self.file_content], self.main_role
-        sampling, training = ("traces", "tools"), ("train", "traces.max_truncated")
-        rollout = self.stage(0, "rollout", self.sample, (), file, uses=sampling)
-        select = self.stage(0, "select", self.select, [rollout], uses=["traces.min_calls"])
-        train = self.stage(0, "train", self.imitate_traces, [select], uses=training, trains=role)
-        return [rollout, select, train, self.evaluation(1, [train])]
-
-    def _reinforcement(self, previous: list[Stage]) -> list[Stage]:
-        # Iteration 1 after supervised fine-tuning, else iteration 0.
-        i, uses = len(previous), [*reinforce_uses(self.settings), "tools"]
-        stage = self.stage(i, REINFORCE, self.reinforce, previous, uses=uses, trains=self.main_role)
-        return [stage, self.evaluation(i + 1, [stage])]
-
+    @stage("rollout", uses=("traces", "tools"), depends=lambda recipe, i: [recipe.file_content])
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Play the traces of the expert, or write the traces of a file to the store."""
         if self.from_expert:
@@ -132,6 +124,7 @@ class Gap(Recipe):
         failed = len(run.store.failures(i, "rollout"))
         return {**metrics, "failed": failed, **left_out}  # traces of a file are not graded
 
+    @stage("select", after="rollout", uses="traces.min_calls")
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
         selections, counts, s = list[Selection](), Counter[str](), self.settings
@@ -150,6 +143,59 @@ class Gap(Recipe):
         left_out = {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
         return {"selected": len(selections), **left_out}
 
+    @stage("train", after="select", uses=("train", "traces.max_truncated"), trains=POLICY)
+    def imitate(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+        """Train by SFT on the selected traces, with observations masked (equation 4).
+
+        ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
+
+        Targets of a row are the tokens of the agent's messages: thoughts, plan, calls and answer, and the ends of
+        messages. Prompt and observations are turns of others and only context (:func:`coterie.record.rows.rows`), so
+        no mask is made from the text. All targets count the same in the mean (:class:`~coterie.training.losses.SFT`).
+        """
+        from coterie.training.batches import max_row_length, steps_for_targets
+
+        training_rows = self.rows(run, iteration)
+        if not training_rows:
+            raise UserError(
+                "no trace is left to learn from",
+                "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
+            )
+        lengths = self.check_lengths(training_rows)
+        job = TrainingJob.of(self, run, iteration, self.settings.train.plain, progress)
+        model, settings = job.model.model, job.settings
+        progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
+        # A fixed number of target tokens gives controls the same training budget, whatever their lengths.
+        if (tokens := self.settings.train.target_tokens) is not None:
+            steps, epochs = steps_for_targets(model, training_rows, settings, tokens)
+            settings = settings.model_copy(update={"max_steps": steps, "epochs": epochs})
+        # The training drops longer rows by the same limit; the count is only shown.
+        max_length = max_row_length(model, settings)
+        fitting = [row for row in training_rows if len(row.ids) <= max_length]
+        targets = sum(row.target_count for row in fitting)
+        progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
+        return replace(job, settings=settings).train(training_rows)
+
+    def check_lengths(self, rows: Sequence[Row]) -> str:
+        """Return quantiles of the row lengths. Raises ``UserError`` if too many rows exceed train.max_length."""
+        lengths = sorted(len(row.ids) for row in rows)
+        max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
+        too_long = sum(length > max_length for length in lengths) / len(lengths)
+        at_quantile = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
+        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at_quantile.items())
+        if too_long > allowed:
+            raise UserError(
+                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "
+                f"and traces.max_truncated allows {100 * allowed:g}%",
+                f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
+            )
+        return quantiles
+
+    @stage(
+        REINFORCE,
+        uses=lambda recipe, i: [*reinforce_uses(recipe.settings), "tools"],
+        trains=POLICY,
+    )
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
         return await reinforce(self, self.settings, run, i, progress, roles=[self.main_role])
 
@@ -169,8 +215,7 @@ class Gap(Recipe):
     def _check_form(self) -> None:
         agent_settings = self.settings.environment
         closed = isinstance(agent_settings, AgentSettings) and agent_settings.prompt == "closed"
-        # The control without tools changes the prompt and the traces together; one alone would
-        # mislead.
+        # The control without tools changes the prompt and the traces together; one alone would mislead.
         if closed != self.closed:
             raise UserError(
                 f"traces.form={self.settings.traces.form} with "
@@ -325,62 +370,10 @@ class Gap(Recipe):
             return "the facts were not found"
         return "" if score else "the answer is not right"
 
-    # -- training -------------------------------------------------------------------------------
-
-    def imitate_traces(self, run: Run, iteration: int, progress: Progress) -> Metrics:
-        """Train by SFT on the selected traces, with observations masked (equation 4).
-
-        ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
-
-        Targets of a row are the tokens of the agent's messages: thoughts, plan, calls and answer, and the ends of
-        messages. Prompt and observations are turns of others and only context (:func:`coterie.record.rows.rows`), so
-        no mask is made from the text. All targets count the same in the mean (:class:`~coterie.training.losses.SFT`).
-        """
-        from coterie.training.batches import max_row_length, steps_for_targets
-
-        training_rows = self.rows(run, iteration)
-        if not training_rows:
-            raise UserError(
-                "no trace is left to learn from",
-                "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
-            )
-        lengths = self.check_lengths(training_rows)
-        model = self.models(run).load(self.main_role, 0, trainable=True)
-        progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
-        settings = self.seeded(self.settings.train.plain, iteration)
-        # A fixed number of target tokens gives controls the same training budget, whatever their
-        # lengths.
-        if (tokens := self.settings.train.target_tokens) is not None:
-            steps, epochs = steps_for_targets(model.model, training_rows, settings, tokens)
-            settings = settings.model_copy(update={"max_steps": steps, "epochs": epochs})
-        # The training drops longer rows by the same limit; the count is only shown.
-        max_length = max_row_length(model.model, settings)
-        fitting = [row for row in training_rows if len(row.ids) <= max_length]
-        targets = sum(row.target_count for row in fitting)
-        progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
-        return train_role(
-            run, iteration, model, training_rows, settings, progress, role=self.main_role
-        )
-
-    def check_lengths(self, rows: Sequence[Row]) -> str:
-        """Return quantiles of the row lengths. Raises ``UserError`` if too many rows exceed train.max_length."""
-        lengths = sorted(len(row.ids) for row in rows)
-        max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
-        too_long = sum(length > max_length for length in lengths) / len(lengths)
-        at_quantile = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
-        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at_quantile.items())
-        if too_long > allowed:
-            raise UserError(
-                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "
-                f"and traces.max_truncated allows {100 * allowed:g}%",
-                f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
-            )
-        return quantiles
-
 
 def _traces(recipe: Gap, run: Run) -> Section:
     s, examples = recipe.settings.traces, tuple[Example, ...]()
-    if run.is_finished(Step(0, "select")):
+    if recipe.finished(run, "select"):
         rule = "the answer is right" if s.form == "closed" else (
             f"it has {s.min_calls} calls or more, its results have the supporting facts, and its answer is right"
         )  # fmt: skip

@@ -117,7 +117,7 @@ class GapSettings(ReinforceRecipeSettings):
         return {"train": self.train} if self.imitates else {}
 
     @property
-    def rounds(self) -> int:
+    def iteration_count(self) -> int:
         return self.imitates + self.reinforces
 
 

@@ -34,7 +34,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
-from coterie.rollout.recorded_turns import stopped_at
+from coterie.rollout.scripted import stopped_at
 from coterie.tools.calls import Tags
 
 QUESTION = "Question:"
@@ -221,8 +221,7 @@ class TraceEnvironment(Pure):
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        # Only the first prompt comes from the wrapped environment, so it gets a state without
-        # turns.
+        # Only the first prompt comes from the wrapped environment, so it gets a state without turns.
         task_messages = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)

@@ -55,12 +55,11 @@ from coterie.environments.protocol import State
 from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.base import Recipe
+from coterie.recipes.base import Recipe, Work
 from coterie.recipes.moat_settings import SCRIPT, MoatSettings
 from coterie.recipes.plan import Plan
-from coterie.recipes.trainings import imitate, likelihood_model, prefer, train_role
+from coterie.recipes.trainings import TrainingJob, likelihood_model, train_sft
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
@@ -73,13 +72,12 @@ from coterie.rewards.critics import (
     read_correction,
 )
 from coterie.rewards.dialogue_reward import quotes
-from coterie.rollout.episodes import Episode
-from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
+from coterie.rollout.scripted import WrittenTurn, write_path
 from coterie.rollout.tree_search import Value
-from coterie.runs.loop import Role, Stage
-from coterie.runs.run import Run, Step
-from coterie.runs.work_items import Done, do_items, on_trees, totals
+from coterie.runs.loop import Role, Stage, stage
+from coterie.runs.run import Run, StageKey
+from coterie.runs.work_items import ItemResult, do_items, on_trees, totals
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check_actions, describe
 
@@ -100,6 +98,10 @@ Review = Callable[[Task, Turn, Turn, float], Awaitable[Correction]]
 """Function of a task, a plan, its actions and their score that returns the critic's verdict."""
 
 
+J_USES = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
+"""Settings that J depends on."""
+
+
 class Moat(Recipe):
     """The MOAT recipe."""
 
@@ -111,7 +113,7 @@ class Moat(Recipe):
         check_no_tools(settings, self.name)
         if not isinstance(self.environment, PlanGround):
             raise UserError(
-                f"{self.name} needs a planner and a grounder, and {settings.played} has none",
+                f"{self.name} needs a planner and a grounder, and {settings.benchmark} has none",
                 "use a data set with plans, such as dataset=gsm8k_plans",
             )
 
@@ -123,64 +125,37 @@ class Moat(Recipe):
 
     def stages(self) -> list[Stage]:
         """Return the stages of all iterations. Success and J are also measured before the first one."""
+        s, stages = self.settings, list[Stage]()
         # Iteration 0 is the supervised start, if there is one.
-        first_iteration = int(self.settings.start.enabled)
-        stages = (
-            self.supervised(0, (), ("start.tasks", "start.train", "train"))
-            if first_iteration
-            else []
-        )
+        first_iteration = int(s.start.enabled)
+        if first_iteration:
+            stages += self.make_stages(0, self.align_on_gold, self.improve_on_gold)
         stages += self.measurement(first_iteration, stages)
-        for i in range(first_iteration, self.settings.rounds):
-            stages += self.iteration(i, [stage for stage in stages if stage.trains])
+        for i in range(first_iteration, s.iteration_count):
+            trained = [stage for stage in stages if stage.trains]
+            new = self.make_stages(i, *self.methods(), after=trained)
+            stages += new
+            stages += self.measurement(i + 1, [stage for stage in new if stage.trains])
         return stages
 
-    def iteration(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
-        # The tasks of an iteration depend on how many the earlier ones have drawn.
-        s, draws = self.settings, [self.draws(i)]
+    def methods(self) -> list[Work]:
+        """Return the methods of an iteration: both halves, the half that ``parts`` keeps, or the control."""
         # The control trains on gold rows of the tasks that the other methods sample on.
-        if s.parts == "sft":
-            stages = self.supervised(i, previous, ["improve.train", "train"], draws)
-            return [*stages, *self.measurement(i + 1, stages)]
-        rollout = self.stage(i, "rollout", self.sample, previous, draws, uses=("rollout", "engine"))
-        reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
-        stages = [rollout, reward]
-        if s.parts != "grounder":  # planning agent alignment
-            select = self.stage(i, "select", self.select, [reward], uses=["pairs"])
-            align = self.stage(
-                *(i, "align", self.align, [select]), uses=["align", "train"], trains=PLANNER
-            )
-            half = self.stage(i, HALF, self.measure_half, [align], uses=self.measured)
-            stages += [select, align, half]
-        if s.parts != "planner":  # grounding agent improving
-            correct = self.stage(i, "correct", self.correct, [reward], uses=["correct"])
-            improve = self.stage(
-                *(i, "improve", self.improve, [correct]), uses=["improve", "train"], trains=GROUNDER
-            )
-            stages += [correct, improve]
-        return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
-
-    def supervised(
-        self, i: int, previous: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
-    ) -> list[Stage]:
-        return [
-            self.stage(
-                *(i, name, partial(self.teach, role=role), previous, depends),
-                uses=uses,
-                trains=role,
-            )
-            for name, role in (("align", PLANNER), ("improve", GROUNDER))
-        ]
+        if self.settings.parts == "sft":
+            return [self.align_on_gold, self.improve_on_gold]
+        methods: list[Work] = [self.sample, self.reward]
+        if self.settings.parts != "grounder":
+            methods += [self.select, self.align, self.measure_half]
+        if self.settings.parts != "planner":
+            methods += [self.correct, self.improve]
+        return methods
 
     def measurement(self, version: int, previous: Sequence[Stage]) -> list[Stage]:
         """Return the stages that measure J and, for tasks that can be graded, success."""
-        measure = self.stage(version, WHOLE, self.measure, previous, uses=self.measured)
-        graded = self.environment.ungraded is None
-        return [measure, *([self.evaluation(version, previous)] if graded else [])]
-
-    measured = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
-    """Settings that J depends on."""
+        methods: list[Work] = [self.measure]
+        if self.environment.ungraded is None:
+            methods.append(self.evaluate)
+        return self.make_stages(version, *methods, after=previous)
 
     def sections(self, run: Run) -> list[Section]:
         from coterie.recipes.moat_report import sections
@@ -189,20 +164,19 @@ class Moat(Recipe):
 
     # -- planning agent alignment ---------------------------------------------------------------
 
+    @stage("rollout", uses=("rollout", "engine"), depends=lambda recipe, i: [recipe.task_counts(i)])
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         s = self.settings.rollout
-        episodes = [
-            Episode(task, sample, i, "rollout")
-            for task in self.train_tasks(i)
-            for sample in range(s.rollouts_per_task)
-        ]
         # Only plans need diversity, so the grounder samples at a lower temperature.
+        temperatures = {PLANNER: s.temperature, GROUNDER: s.ground_temperature}
         samplers = {
-            PLANNER: await self.role_sampler(run, PLANNER, i, s.temperature),
-            GROUNDER: await self.role_sampler(run, GROUNDER, i, s.ground_temperature),
+            role: await self.sampler(run, self.newest(run, role, i), temperature, s.top_p, role)
+            for role, temperature in temperatures.items()
         }
+        episodes = self.rollout_episodes(i, s.rollouts_per_task)
         return await self.play_by(run, episodes, samplers, progress)
 
+    @stage("reward", after="rollout", uses="reward", alone=True)
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store ``r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s)`` of every valid plan as credit.
 
@@ -218,19 +192,19 @@ class Moat(Recipe):
         rewards = [float(m["reward"]) for key, m in items if key.task and "reward" in m]
         return {**counts, "reward": statistics.fmean(rewards) if rewards else 0.0}
 
-    async def reward_tree(self, run: Run, grounder: LikelihoodModel, tree: Tree) -> Done:
+    async def reward_tree(self, run: Run, grounder: LikelihoodModel, tree: Tree) -> ItemResult:
         key, s = ItemKey(tree.iteration, "reward", tree.task), self.settings.reward
         task = run.store.task(tree.task)
         plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
         metrics: dict[str, float | int | str] = {"plans": len(plans), **counts}
         # Without a valid plan or gold actions there is nothing to score.
         if not plans or gold(task).done:
-            return Done(key, metrics)
+            return ItemResult(key, metrics)
         try:
             loglikelihoods = await self.loglikelihoods(grounder, task, tree, plans)
         except EngineError as error:
-            return Done(key, metrics, failure=str(error))
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
+            return ItemResult(key, metrics, failure=str(error))
+        settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         rewards, credit = [], []
         for plan, loglikelihood in zip(plans, loglikelihoods, strict=True):
             # The reward of the paper is the log-likelihood alone, with `reward.success=0`.
@@ -242,27 +216,27 @@ class Moat(Recipe):
             }
             credit += [Credit(plan.id, name, value, settings) for name, value in values.items()]
         metrics |= {"reward": statistics.fmean(rewards), "spread": max(rewards) - min(rewards)}
-        return Done(key, metrics, None, tuple(credit))
+        return ItemResult(key, metrics, None, tuple(credit))
 
     async def loglikelihoods(
         self, grounder: LikelihoodModel, task: Task, tree: Tree, plans: Sequence[Turn]
     ) -> list[float]:
         """Return r(s) of each plan ``s``: the mean log-likelihood of the gold actions in nats per token."""
         render = self.renderers[GROUNDER]
-        # Each plan makes another prompt of the grounder, and the gold actions are the common
-        # target.
+        # Each plan makes another prompt of the grounder, and the gold actions are the common target.
         prompts = [
             render(self.environment.see(State(task, 0, turns=(plan,)), GROUNDER), tree, GROUNDER)
             for plan in plans
         ]
         return await mean_loglikelihoods(grounder, prompts, render.encode_turn(gold(task).actions))
 
+    @stage("select", after="reward", uses="pairs")
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Pair plans of one task: ``r(s_w) - r(s_l) > margin``."""
         s = self.settings.pairs
         # Only the margin decides: every reward passes the threshold, and all pairs are kept.
         rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
-        settings = self.fingerprint(Step(i, "reward"))
+        settings = self.fingerprint(StageKey(i, "reward"))
         rewards = run.store.credit(settings, "reward", iteration=i, stage="rollout")
         selections = []
         for tree in run.store.trees(i, "rollout"):
@@ -276,6 +250,7 @@ class Moat(Recipe):
         run.select(i, selections)
         return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
 
+    @stage("align", after="select", uses=("align", "train"), trains=PLANNER)
     def align(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the planner by DPO; the reference is the planner before this training.
 
@@ -288,11 +263,12 @@ class Moat(Recipe):
                 f"pairs.margin={self.settings.pairs.margin:g}",
                 "lower pairs.margin, or raise rollout.rollouts_per_task, rollout.tasks or rollout.temperature",
             )
-        train = self.trainings()["align.train"]
-        return prefer(self, run, i, pairs, s.objective, train, progress, role=PLANNER)
+        job = TrainingJob.of(self, run, i, self.trainings()["align.train"], progress, PLANNER)
+        return job.train_dpo(pairs, s.objective)
 
     # -- grounding agent improving --------------------------------------------------------------
 
+    @stage("correct", after="reward", uses="correct")
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Collect the grounder's training rows: accepted, corrected and gold actions."""
         async with self.open_reviews(run) as (author, review):
@@ -303,15 +279,15 @@ class Moat(Recipe):
             )
         return totals(run.store, i, "correct", COUNTS)
 
-    async def correct_tree(self, run: Run, author: str, review: Review, tree: Tree) -> Done:
+    async def correct_tree(self, run: Run, author: str, review: Review, tree: Tree) -> ItemResult:
         """Review the actions for the plan with the highest reward, or for all plans (``correct.candidates``)."""
         task, s = run.store.task(tree.task), self.settings.correct
         target, examples = gold(task), list[Written]()
         key, counts = ItemKey(tree.iteration, "correct", tree.task), Counter[str]()
         if target.done:
-            return Done(key, {"rows": 0})
+            return ItemResult(key, {"rows": 0})
         plans = [turn.id for turn in tree.children(tree.root)]
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         rewards = run.store.credit(settings, "reward", plans)
         ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
         for plan in ranked[: 1 if s.candidates == "best" else None]:
@@ -321,7 +297,7 @@ class Moat(Recipe):
                 try:
                     correction = await review(task, *turns, (outcome and outcome.score) or 0.0)
                 except EngineError as error:
-                    return Done(key, {}, failure=str(error))
+                    return ItemResult(key, {}, failure=str(error))
                 # Actions of the critic are checked, because the grounder would learn invalid ones.
                 correction = self.validate(task, correction, actions.text)
                 counts[correction.verdict] += 1
@@ -330,12 +306,11 @@ class Moat(Recipe):
         if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
-        # The rows are stored as a tree with a path for each, so that they are read like sampled
-        # dialogues.
+        # The rows are stored as a tree with a path for each, so that they are read like sampled dialogues.
         corrections = Tree(tree.task, "correct", tree.iteration)
         for draw, example in enumerate(examples):
             write_path(self.environment, task, corrections, example, self.renderers, draw)
-        return Done(key, {**counts, "rows": len(examples)}, corrections if examples else None)
+        return ItemResult(key, {**counts, "rows": len(examples)}, corrections if examples else None)
 
     @asynccontextmanager
     async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
@@ -359,8 +334,7 @@ class Moat(Recipe):
         async with open_chat(s) as chat:
 
             async def ask(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
-                # The seed depends on the reviewed actions, so that a resumed run asks in the same
-                # way.
+                # The seed depends on the reviewed actions, so that a resumed run asks in the same way.
                 seed = int(digest("critic", self.settings.seed, actions.id)[:15], 16)
                 question = correction_question(request(task), plan.text, actions.text, tools)
                 reply = await chat.ask(question, seed)
@@ -399,6 +373,7 @@ class Moat(Recipe):
             return [(own_plan, own_actions)]
         return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []
 
+    @stage("improve", after="correct", uses=("improve", "train"), trains=GROUNDER)
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the grounder by SFT on the rows of :meth:`correct`: ``L = -sum_l log pi_g(a_l | a_<l, x, I, s)``."""
         empty = UserError(
@@ -406,23 +381,81 @@ class Moat(Recipe):
             "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
         )
         train = self.trainings()["improve.train"]
-        return imitate(self, run, i, train, progress, role=GROUNDER, empty=empty)
+        return train_sft(self, run, i, train, progress, role=GROUNDER, empty=empty)
+
+    # -- supervised start, and the control of ``parts=sft`` ---------------------------------------
+
+    def is_start(self, iteration: int) -> bool:
+        """Return True for the supervised start, which draws tasks of its own."""
+        return self.settings.start.enabled and iteration == 0
+
+    def gold_uses(self, iteration: int) -> tuple[str, ...]:
+        start = ("start.tasks", "start.train", "train")
+        return start if self.is_start(iteration) else ("improve.train", "train")
+
+    @stage(
+        "align",
+        uses=gold_uses,
+        depends=lambda recipe, i: recipe.gold_depends(i),
+        trains=PLANNER,
+    )
+    def align_on_gold(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the planner by SFT on gold plans."""
+        return self.train_on_gold(run, i, progress, PLANNER)
+
+    @stage(
+        "improve",
+        uses=gold_uses,
+        depends=lambda recipe, i: recipe.gold_depends(i),
+        trains=GROUNDER,
+    )
+    def improve_on_gold(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the grounder by SFT on gold actions for gold plans."""
+        return self.train_on_gold(run, i, progress, GROUNDER)
+
+    def gold_depends(self, iteration: int) -> Sequence[object]:
+        # The tasks of the control depend on how many the earlier iterations have drawn.
+        return () if self.is_start(iteration) else [self.task_counts(iteration)]
+
+    def train_on_gold(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
+        """Train a role by SFT on gold plans, or on gold actions for gold plans."""
+        # Iteration 0 uses the settings of the start, and the control the settings of `improve`.
+        phase = "start" if self.is_start(iteration) else "improve"
+        train = self.trainings()[f"{phase}.train"]
+        training_rows = [
+            row for task in self.train_tasks(iteration) for row in self.gold_rows(task, role)
+        ]
+        return TrainingJob.of(self, run, iteration, train, progress, role).train(training_rows)
+
+    def gold_rows(self, task: Task, role: str) -> list[Row]:
+        """Return the gold row of a task: the gold plan, or the gold actions for it."""
+        target, tree = gold(task), Tree(task.id, DATA, 0)
+        # A finished task has a gold plan ("done") but no gold actions.
+        if target.done and role == GROUNDER:
+            return []
+        turns = [WrittenTurn(PLANNER, target.plan, DATA)]
+        if role == GROUNDER:
+            turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
+        *_, last_turn = write_path(self.environment, task, tree, turns, self.renderers)
+        return list(rows(view(tree, last_turn.id, role)))
 
     # -- J --------------------------------------------------------------------------------------
 
+    @stage(HALF, after="align", uses=J_USES)
     async def measure_half(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Measure ``J(pi_p', pi_g)``: the newly aligned planner with the grounder before its update."""
         # The planner has been trained in this iteration already, the grounder not yet.
         planner, grounder = self.newest(run, PLANNER, i + 1), self.newest(run, GROUNDER, i)
-        return await self.joint(run, Step(i, HALF), planner, grounder, progress)
+        return await self.joint(run, StageKey(i, HALF), planner, grounder, progress)
 
+    @stage(WHOLE, uses=J_USES)
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Measure ``J(pi_p', pi_g')`` of the newest planner and grounder."""
         planner, grounder = (self.newest(run, role, version) for role in (PLANNER, GROUNDER))
-        return await self.joint(run, Step(version, WHOLE), planner, grounder, progress)
+        return await self.joint(run, StageKey(version, WHOLE), planner, grounder, progress)
 
     async def joint(
-        self, run: Run, step: Step, planner: int, grounder: int, progress: Progress
+        self, run: Run, stage_key: StageKey, planner: int, grounder: int, progress: Progress
     ) -> Metrics:
         """Estimate J of two versions: the mean over held-out tasks and its standard error."""
         s = self.settings
@@ -430,15 +463,14 @@ class Moat(Recipe):
         engine = self.models(run).embedded(GROUNDER, grounder)
         tasks = self.environment.scored_tasks(s.measure.tasks, s.seed)
         run.store.put_tasks(tasks)
+        work = partial(self.measure_task, sampler, engine, stage_key)
         items = {
-            ItemKey(step.iteration, step.stage, task.id): partial(
-                self.measure_task, sampler, engine, task, step
-            )
+            ItemKey(stage_key.iteration, stage_key.stage, task.id): partial(work, task)
             for task in tasks
         }
-        title = f"{step.stage} {step.iteration}"
+        title = f"{stage_key.stage} {stage_key.iteration}"
         await do_items(run.store, items, progress, "tasks", title, in_flight=IN_FLIGHT)
-        metrics = run.store.metrics(step.iteration, step.stage).items()
+        metrics = run.store.metrics(stage_key.iteration, stage_key.stage).items()
         values = [
             float(m["loglikelihood"]) for key, m in metrics if key.task and "loglikelihood" in m
         ]
@@ -450,11 +482,11 @@ class Moat(Recipe):
         return {"n": n, "j": j, "standard_error": error, PLANNER: planner, GROUNDER: grounder}
 
     async def measure_task(
-        self, planner: TokenSampler, grounder: LikelihoodModel, task: Task, step: Step
-    ) -> Done:
+        self, planner: TokenSampler, grounder: LikelihoodModel, stage_key: StageKey, task: Task
+    ) -> ItemResult:
         """Sample plans of a held-out task and average their r(s)."""
-        key = ItemKey(step.iteration, step.stage, task.id)
-        tree = Tree(task.id, step.stage, step.iteration)
+        key = ItemKey(stage_key.iteration, stage_key.stage, task.id)
+        tree = Tree(task.id, stage_key.stage, stage_key.iteration)
         samples = range(self.settings.measure.rollouts_per_task)
         # Seeds depend on the task only, so that all measurements use the same random numbers.
         seeds = [int(digest("J", self.settings.seed, task.id, n)[:15], 16) for n in samples]
@@ -467,8 +499,8 @@ class Moat(Recipe):
             plans = [candidate.turn for candidate in candidates]
             loglikelihoods = await self.loglikelihoods(grounder, task, tree, plans)
         except EngineError as error:
-            return Done(key, {}, failure=str(error))
-        return Done(key, {"loglikelihood": statistics.fmean(loglikelihoods)}, tree)
+            return ItemResult(key, {}, failure=str(error))
+        return ItemResult(key, {"loglikelihood": statistics.fmean(loglikelihoods)}, tree)
 
     # -- settings, size and tasks ---------------------------------------------------------------
 
@@ -486,63 +518,30 @@ class Moat(Recipe):
         plans = len(tasks) * s.rollout.rollouts_per_task * s.iterations if s.parts != "sft" else 0
         held_out_tasks = self.environment.scored_tasks(s.measure.tasks, s.seed)
         held_out = len(held_out_tasks) * s.measure.rollouts_per_task
-        return plans + held_out * sum(step.stage in (WHOLE, HALF) for step in self.steps())
+        return plans + held_out * sum(step.stage in (WHOLE, HALF) for step in self.stage_keys())
 
     def whole_task(self, task: Task) -> Task:
         """Reduce a task to its question, which is the same for all single-step tasks made from it."""
         public = {name: task.public[name] for name in ("question", "description")}
         return replace(task, public=public)
 
-    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+    def context_reserve(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         return self.environment.max_turns * self.settings.turn_tokens
 
     def players(self) -> dict[str, str]:
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
-    def draws(self, iteration: int) -> list[int]:
+    def task_counts(self, iteration: int) -> list[int]:
         # The supervised start draws tasks of its own, which do not count here.
-        return super().draws(iteration - int(self.settings.start.enabled))
+        return super().task_counts(iteration - int(self.settings.start.enabled))
 
     def train_tasks(self, iteration: int = 0) -> list[Task]:
         s = self.settings
-        if s.start.enabled and iteration == 0:
+        if self.is_start(iteration):
             return self.environment.tasks("train", s.start.tasks, s.seed)
         return super().train_tasks(iteration)
 
-    async def role_sampler(
-        self, run: Run, role: str, iteration: int, temperature: float
-    ) -> TokenSampler:
-        """Return a sampler of the newest version that a role has in an iteration."""
-        version = self.newest(run, role, iteration)
-        return await self.sampler(run, version, temperature, self.settings.rollout.top_p, role)
-
-    def load_newest(self, run: Run, role: str, iteration: int) -> LoadedModel:
-        return self.models(run).load(role, self.newest(run, role, iteration), trainable=True)
-
     # -- training data --------------------------------------------------------------------------
-
-    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
-        """Train a role by SFT on gold plans, or on gold actions for gold plans."""
-        s = self.settings
-        # Iteration 0 uses the settings of the start, and the control the settings of `improve`.
-        phase = "start" if s.start.enabled and iteration == 0 else "improve"
-        train = self.trainings()[f"{phase}.train"]
-        tasks, seeded = self.train_tasks(iteration), self.seeded(train, iteration)
-        training_rows = [row for task in tasks for row in self.gold_rows(task, role)]
-        model = self.load_newest(run, role, iteration)
-        return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
-
-    def gold_rows(self, task: Task, role: str) -> list[Row]:
-        """Return the gold row of a task: the gold plan, or the gold actions for it."""
-        target, tree = gold(task), Tree(task.id, DATA, 0)
-        # A finished task has a gold plan ("done") but no gold actions.
-        if target.done and role == GROUNDER:
-            return []
-        turns = [WrittenTurn(PLANNER, target.plan, DATA)]
-        if role == GROUNDER:
-            turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
-        *_, last_turn = write_path(self.environment, task, tree, turns, self.renderers)
-        return list(rows(view(tree, last_turn.id, role)))
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         yield from super().trained_on(run, iteration)

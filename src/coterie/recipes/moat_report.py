@@ -12,43 +12,40 @@ from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.report import only, selected_examples
 from coterie.record.rows import rows, view
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, Shown, example
+from coterie.reports.examples import Example, ExampleSample, example
 from coterie.reports.page import Section
-from coterie.runs.run import Run, Step
+from coterie.runs.run import Run, StageKey
 
 EXAMPLES = 4
 """Maximum number of tasks whose plans and actions are shown."""
 
 
 def sections(recipe: Moat, run: Run) -> list[Section]:
-    done = [step for step in recipe.steps() if run.is_finished(step)]
-    selects = [step.iteration for step in done if step.stage == "select"]
-    corrects = [step.iteration for step in done if step.stage == "correct"]
     return [
-        _joint(run, [step for step in done if step.stage in (WHOLE, HALF)]),
-        _rewards(run, [step for step in done if step.stage == "reward"]),
-        *(_planner(recipe, run, i) for i in selects[-1:]),
-        *(_grounder(recipe, run, i) for i in corrects[-1:]),
+        _joint(run, recipe.finished(run, WHOLE, HALF)),
+        _rewards(run, recipe.finished(run, "reward")),
+        *(_planner(recipe, run, key.iteration) for key in recipe.finished(run, "select")[-1:]),
+        *(_grounder(recipe, run, key.iteration) for key in recipe.finished(run, "correct")[-1:]),
     ]
 
 
 # -- J ------------------------------------------------------------------------------------------
 
 
-def _joint(run: Run, steps: Sequence[Step]) -> Section:
+def _joint(run: Run, keys: Sequence[StageKey]) -> Section:
     # A measurement in which every task failed has no J.
-    steps = [step for step in steps if run.metrics(step).get("n")]
+    keys = [key for key in keys if run.metrics(key).get("n")]
     rows, points, previous = list[tuple[str, ...]](), list[Point](), None
-    for number, step in enumerate(steps):
-        metrics, when = run.metrics(step), _when(step, steps[0])
+    for number, key in enumerate(keys):
+        metrics, when = run.metrics(key), _when(key, keys[0])
         j, error = float(metrics["j"]), float(metrics["standard_error"])
         versions = f"{metrics[PLANNER]}", f"{metrics[GROUNDER]}"
-        change = _change(run, previous, step) if previous else ""
+        change = _change(run, previous, key) if previous else ""
         cells = (f"{j:.4f}", f"{error:.4f}", change, f"{metrics['n']}")
         rows.append((f"{number}: {when}", *versions, *cells))
         title = f"{when}: J {j:.3f}, standard error {error:.3f}"
         points.append(Point(number, j, title, j - error, j + error))
-        previous = step
+        previous = key
     series = (Series("J", tuple(points)),)
     chart = Chart("joint-chart", "J by measurement", "measurement", "J", series)
     return Section(
@@ -59,21 +56,21 @@ def _joint(run: Run, steps: Sequence[Step]) -> Section:
         "tasks, with their standard error; the bars are one standard error of J.",
         ("measurement", "planner", "grounder", "J", "standard error", "change", "tasks"),
         tuple(rows),
-        (chart,) if steps else (),
+        (chart,) if keys else (),
     )
 
 
-def _when(step: Step, first_step: Step) -> str:
-    if step.stage == HALF:
-        return f"iteration {step.iteration}, planner aligned"
-    if step == first_step:
-        return f"before iteration {step.iteration}"
-    return f"after iteration {step.iteration - 1}"
+def _when(key: StageKey, first_key: StageKey) -> str:
+    if key.stage == HALF:
+        return f"iteration {key.iteration}, planner aligned"
+    if key == first_key:
+        return f"before iteration {key.iteration}"
+    return f"after iteration {key.iteration - 1}"
 
 
-def _change(run: Run, previous: Step, step: Step) -> str:
+def _change(run: Run, previous: StageKey, key: StageKey) -> str:
     """Return the mean difference on common tasks, and its standard error."""
-    old, new = _by_task(run, previous), _by_task(run, step)
+    old, new = _by_task(run, previous), _by_task(run, key)
     # Differences on the same tasks, so that the spread between tasks cancels out.
     gaps = [new[task] - old[task] for task in new if task in old]
     if not gaps:
@@ -83,8 +80,8 @@ def _change(run: Run, previous: Step, step: Step) -> str:
     return f"{statistics.fmean(gaps):+.4f} ± {spread / math.sqrt(len(gaps)):.4f}"
 
 
-def _by_task(run: Run, step: Step) -> dict[str, float]:
-    items = run.store.metrics(step.iteration, step.stage)
+def _by_task(run: Run, key: StageKey) -> dict[str, float]:
+    items = run.store.metrics(key.iteration, key.stage)
     name = "loglikelihood"
     return {key.task: float(values[name]) for key, values in items.items() if name in values}
 
@@ -92,20 +89,20 @@ def _by_task(run: Run, step: Step) -> dict[str, float]:
 # -- rewards -----------------------------------------------------------------------------------
 
 
-def _rewards(run: Run, steps: Sequence[Step]) -> Section:
+def _rewards(run: Run, keys: Sequence[StageKey]) -> Section:
     rows = []
-    for step in steps:
-        metrics = run.metrics(step)
-        items = run.store.metrics(step.iteration, step.stage).items()
+    for key in keys:
+        metrics = run.metrics(key)
+        items = run.store.metrics(key.iteration, key.stage).items()
         spreads = [
             float(values["spread"]) for key, values in items if key.task and "spread" in values
         ]
         quarters = [""] * 3
         if spreads:
             quarters = [f"{cut:.3f}" for cut in np.percentile(spreads, (25, 50, 75))]
-        select = run.metrics(Step(step.iteration, "select"))
+        select = run.metrics(StageKey(key.iteration, "select"))
         pairs = f"{select['selected']}" if select else ""
-        rows.append((f"{step.iteration}", f"{float(metrics['reward']):.4f}", *quarters, pairs))
+        rows.append((f"{key.iteration}", f"{float(metrics['reward']):.4f}", *quarters, pairs))
     return Section(
         "spread",
         "How far apart plans are",
@@ -138,12 +135,11 @@ def _grounder(recipe: Moat, run: Run, i: int) -> Section:
     examples: list[Example] = []
     reason = "Accepted by the critic, corrected by it, or right actions of the data."
     for tree in islice(run.store.trees(i, "correct"), EXAMPLES):
-        samples = list[Shown]()
+        samples = list[ExampleSample]()
         for n, leaf in enumerate(tree.leaves(), 1):
             grounder_rows = tuple((GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)))
-            samples.append(
-                Shown(f"row {n}", (("written by", leaf.writer),), grounder_rows, trained=True)
-            )
+            facts = (("written by", leaf.writer),)
+            samples.append(ExampleSample(f"row {n}", facts, grounder_rows, trained=True))
         examples.append(example(run.store.task(tree.task), samples, recipe.renderer, reason))
     return Section(
         "grounder",

@@ -174,7 +174,7 @@ class MoatSettings(RecipeSettings):
     measure: MeasureSettings = MeasureSettings()
 
     @property
-    def rounds(self) -> int:
+    def iteration_count(self) -> int:
         """Number of iterations, including the supervised start."""
         return self.iterations + self.start.enabled
 

@@ -46,7 +46,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima_settings import DPORoundSettings, OptimaDPOSettings, OptimaSettings
-from coterie.recipes.trainings import imitate, prefer
+from coterie.recipes.trainings import TrainingJob, train_sft
 from coterie.record.rows import Edit, View, view
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
@@ -64,10 +64,10 @@ from coterie.rewards.dialogue_reward import (
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, node_values
-from coterie.runs.loop import Stage
-from coterie.runs.run import Run, Step
+from coterie.runs.loop import Stage, stage
+from coterie.runs.run import Run, StageKey
 from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
-from coterie.runs.work_items import Done, going_on, on_trees, sampled_tokens, totals
+from coterie.runs.work_items import ItemResult, engine_errors, on_trees, sampled_tokens, totals
 from coterie.selection import best_demonstrations, sibling_pairs
 
 PROBE = "probe"
@@ -142,6 +142,11 @@ def agent_turns(path: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in path if turn.speaker.kind == "agent"]
 
 
+def drawn_tasks(recipe: Recipe, i: int) -> list[list[int]]:
+    """Return the counts of tasks up to an iteration, on which its tasks depend."""
+    return [recipe.task_counts(i)]
+
+
 class Optima(Recipe):
     """The Optima recipe. ``settings.kinds()`` lists which iterations are SFT and which DPO."""
 
@@ -161,7 +166,11 @@ class Optima(Recipe):
         for i, method in enumerate(self.settings.kinds()):
             # Each policy is evaluated before it is trained further.
             stages.append(self.evaluation(i, previous))
-            stages += self.sft(i, previous) if method == "sft" else self.dpo(i, previous)
+            if method == "sft":
+                methods = (self.sample, self.reward, self.demonstrate, self.imitate)
+            else:
+                methods = (self.search, self.value, self.pair, self.prefer)
+            stages += self.make_stages(i, *methods, after=previous)
             previous = stages[-1:]
         return [*stages, self.evaluation(self.settings.iterations, previous)]
 
@@ -172,48 +181,39 @@ class Optima(Recipe):
 
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
-    def sft(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
-        sampling = ("rollout", "engine")
-        rollout = self.stage(i, "rollout", self.sample, previous, [self.draws(i)], uses=sampling)
-        reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
-        select = self.stage(i, "select", self.demonstrate, [reward], uses=["select"])
-        training = ("train", "from_initial")
-        train = self.stage(i, "train", self.imitate, [select], uses=training, trains=POLICY)
-        return [rollout, reward, select, train]
-
+    @stage("rollout", uses=("rollout", "engine"), depends=drawn_tasks)
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Sample N dialogues per task with M_i; for i = 0 each with a random format prompt."""
         s = self.settings.rollout
         temperature = s.temperature if i else s.first_temperature
         return await self.play(run, self.episodes(i), temperature, s.top_p, progress)
 
+    @stage("reward", after="rollout", uses="reward", alone=True)
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store R(tau), its terms, and every turn's loss under M_base as credit (equation 1)."""
         # R_loss is measured under M_base, which is version 0 of the policy.
         base, context = self.models(run).embedded(POLICY, 0), self.context(i)
-        settings = self.fingerprint(Step(i, "reward"))
+        settings = self.fingerprint(StageKey(i, "reward"))
 
         def show(tree: Tree, leaf: str, agent: str) -> View:
             return self.training_view(run, tree, Selection(leaf, agent, context))
 
-        async def score(tree: Tree) -> Done:
-            # Without a fixed denominator, R_token divides by the longest dialogue of the task
-            # (equation 1).
+        async def score(tree: Tree) -> ItemResult:
+            # Without a fixed denominator, R_token divides by the longest dialogue of the task (equation 1).
             judge = TreeJudge(self.settings.reward, None, base, self.agents, settings, show)
-            key, outcomes = (
-                ItemKey(i, "reward", tree.task),
-                [outcome for outcome, _ in tree.graded()],
-            )
+            key = ItemKey(i, "reward", tree.task)
+            outcomes = [outcome for outcome, _ in tree.graded()]
             try:
                 judgments = await judge(tree, outcomes)
             except EngineError as error:
-                return Done(key, self.conduct(tree, [], failed=1), failure=str(error))
+                return ItemResult(key, self.conduct(tree, [], failed=1), failure=str(error))
             credit = tuple(credit_ for judgment in judgments for credit_ in judgment.credit)
-            return Done(key, self.conduct(tree, outcomes), credit=credit)
+            return ItemResult(key, self.conduct(tree, outcomes), credit=credit)
 
         await on_trees(run.store, i, score, progress, f"reward {i}", in_flight=IN_FLIGHT)
         return totals(run.store, i, "reward", COUNTS)
 
+    @stage("select", after="reward", uses="select")
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select each task's best dialogue with R >= theta_sft, keep the top share, in all agents' views."""
         rewards = self.rewards(run, i)
@@ -225,6 +225,7 @@ class Optima(Recipe):
         )
         return {"tasks": len(rewards), "selected": len(demonstrations)}
 
+    @stage("train", after="select", uses=("train", "from_initial"), trains=POLICY)
     def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train M_{i+1} by SFT on each agent's own turns of the selected dialogues."""
         empty = UserError(
@@ -233,30 +234,32 @@ class Optima(Recipe):
             "lower select.threshold with --fork FOLDER; the report shows the rewards",
         )
         start = 0 if self.settings.from_initial else i  # M_base, or M_i
-        return imitate(self, run, i, self.settings.train, progress, version=start, empty=empty)
+        return train_sft(self, run, i, self.settings.train, progress, version=start, empty=empty)
 
     # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
-    def dpo(self, i: int, previous: Sequence[Stage]) -> list[Stage]:
-        sampling = (
-            *("dpo.temperature", "dpo.probe_dialogues", "dpo.length_percentile", "dpo.search"),
-            *("dpo.reward", "rollout.top_p", "rollout.max_tokens", "engine"),
-        )
-        training = ("dpo.objective", "dpo.train", "train")
-        rollout = self.stage(i, "rollout", self.search, previous, [self.draws(i)], uses=sampling)
-        reward = self.stage(i, "reward", self.value, [rollout], uses=["dpo.reward"], alone=True)
-        select = self.stage(i, "select", self.pair, [reward], uses=["dpo.select"])
-        train = self.stage(i, "train", self.prefer, [select], uses=training, trains=POLICY)
-        return [rollout, reward, select, train]
-
+    @stage(
+        "rollout",
+        uses=(
+            "dpo.temperature",
+            "dpo.probe_dialogues",
+            "dpo.length_percentile",
+            "dpo.search",
+            "dpo.reward",
+            "rollout.top_p",
+            "rollout.max_tokens",
+            "engine",
+        ),
+        depends=drawn_tasks,
+    )
     async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Grow a tree of dialogues per task with M_i, all concurrently (algorithm 4)."""
-        # During a search the longest dialogue is not known yet, so R_token gets its denominator
-        # first.
+        # During a search the longest dialogue is not known yet, so R_token gets its denominator first.
         limit = await self.probe(run, i, progress)
         s, tasks = self.dpo_settings, self.train_tasks(i)
         sampler = await self.sampler(run, i, s.temperature, self.settings.rollout.top_p)
-        base, settings = self.models(run).embedded(POLICY, 0), self.fingerprint(Step(i, "reward"))
+        base = self.models(run).embedded(POLICY, 0)
+        settings = self.fingerprint(StageKey(i, "reward"))
         judge = TreeJudge(s.reward, limit, base, self.agents, settings)
         # An interrupted search continues with the losses that it has stored.
         judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
@@ -273,7 +276,7 @@ class Optima(Recipe):
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)
-        with going_on(title, progress):
+        with engine_errors(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver(samplers, self.settings.seed)
                 await grow_trees(driver, writer, tasks, begin, TREES_IN_FLIGHT)
@@ -292,11 +295,12 @@ class Optima(Recipe):
         # A failed dialogue has no tokens and would lower the percentile.
         return int(np.percentile([length for length in lengths if length], s.length_percentile)) + 1
 
+    @stage("reward", after="rollout", uses="dpo.reward", alone=True)
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store the value of every node, the mean R of the rollouts through it, as credit."""
-        settings, by_task = self.fingerprint(Step(i, "reward")), rollouts(run.store, i)
+        settings, by_task = self.fingerprint(StageKey(i, "reward")), rollouts(run.store, i)
 
-        async def one(tree: Tree) -> Done:
+        async def value_tree(tree: Tree) -> ItemResult:
             credit = [
                 Credit(node, name, number, settings)
                 for node, value in node_values(tree, by_task[tree.task]).items()
@@ -305,11 +309,12 @@ class Optima(Recipe):
             counts = self.conduct(tree, [outcome for outcome, _ in tree.trajectories()])
             # The rollouts of a tree are finished dialogues, so there are no failures to count.
             del counts["failed"]
-            return Done(ItemKey(i, "reward", tree.task), counts, credit=tuple(credit))
+            return ItemResult(ItemKey(i, "reward", tree.task), counts, credit=tuple(credit))
 
-        await on_trees(run.store, i, one, progress, f"values {i}", in_flight=1)
+        await on_trees(run.store, i, value_tree, progress, f"values {i}", in_flight=1)
         return totals(run.store, i, "reward", (name for name in COUNTS if name != "failed"))
 
+    @stage("select", after="reward", uses="dpo.select")
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
         selections = list[Selection]()
@@ -322,6 +327,7 @@ class Optima(Recipe):
         run.select(i, selections)
         return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
 
+    @stage("train", after="select", uses=("dpo.objective", "dpo.train", "train"), trains=POLICY)
     def prefer(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train M_{i+1} by DPO on the pairs, with M_i as the reference pi_ref.
 
@@ -336,8 +342,8 @@ class Optima(Recipe):
                 f"more than dpo.select.theta_diff={s.select.theta_diff}",
                 "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
             )
-        train = self.trainings()["dpo.train"]
-        return prefer(self, run, i, pairs, s.objective, train, progress)
+        job = TrainingJob.of(self, run, i, self.trainings()["dpo.train"], progress)
+        return job.train_dpo(pairs, s.objective)
 
     # -- settings and size ----------------------------------------------------------------------
 
@@ -353,7 +359,7 @@ class Optima(Recipe):
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
     def training_tasks(self) -> int:
-        return max(self.settings.draws())
+        return max(self.settings.task_counts())
 
     def dialogues(self) -> int:
         count = 0
@@ -368,8 +374,8 @@ class Optima(Recipe):
 
     # -- tasks and episodes ---------------------------------------------------------------------
 
-    def draws(self, iteration: int) -> list[int]:
-        return self.settings.draws()[: iteration + 1]
+    def task_counts(self, iteration: int) -> list[int]:
+        return self.settings.task_counts()[: iteration + 1]
 
     def episodes(self, iteration: int) -> list[Episode]:
         """Return N episodes per task; in iteration 0 each has a random format prompt."""
@@ -407,7 +413,7 @@ class Optima(Recipe):
 
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
         """Read the rewards computed under the current settings, by task. Failed tasks are left out."""
-        settings = self.fingerprint(Step(iteration, "reward"))
+        settings = self.fingerprint(StageKey(iteration, "reward"))
         parts = {
             name: run.store.credit(settings, name, iteration=iteration, stage="rollout")
             for name in self.rule(iteration).names()
@@ -422,7 +428,7 @@ class Optima(Recipe):
         }
 
     def values(self, run: Run, tree: Tree) -> dict[str, Value]:
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
         means, visits = credit("value"), credit("visits")
         return {node: Value(mean, round(visits[node])) for node, mean in means.items()}

@@ -15,9 +15,8 @@ Sample = tuple[Reward, bool]
 
 
 def sections(recipe: Optima, run: Run) -> list[Section]:
-    done = [step for step in recipe.steps() if run.is_finished(step)]
-    iterations = [step.iteration for step in done if step.stage == "reward"]
-    selects = [step.iteration for step in done if step.stage == "select"]
+    iterations = [key.iteration for key in recipe.finished(run, "reward")]
+    selects = [key.iteration for key in recipe.finished(run, "select")]
     selected = [
         Section(
             f"selected-{i}",
@@ -59,9 +58,8 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
 def _samples(recipe: Optima, run: Run, i: int) -> list[Sample]:
     # The leaf of a selection is the end of a whole dialogue, or a turn of a tree.
     turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
-    rewards = {
-        reward.leaf: reward for several in recipe.rewards(run, i).values() for reward in several
-    }
+    by_task = recipe.rewards(run, i).values()
+    rewards = {reward.leaf: reward for of_task in by_task for reward in of_task}
     return [
         (rewards[outcome.leaf], any(turn.id in turns for turn in path))
         for tree in run.store.trees(i, "rollout")

@@ -73,7 +73,7 @@ class OptimaSettings(RecipeSettings):
     def kinds(self) -> list[TrainingKind]:
         return ["sft"] * self.iterations
 
-    def draws(self) -> list[int]:
+    def task_counts(self) -> list[int]:
         return [self.rollout.tasks] * self.iterations
 
     @model_validator(mode="after")
@@ -157,7 +157,7 @@ class OptimaDPOSettings(OptimaSettings):
     def trainings(self) -> dict[str, TrainingSettings]:
         return {**super().trainings, "dpo.train": combine(self.train, self.dpo.train)}
 
-    def draws(self) -> list[int]:
+    def task_counts(self) -> list[int]:
         counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
         return [counts[kind] for kind in self.kinds()]
 

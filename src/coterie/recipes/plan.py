@@ -168,7 +168,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         # Each role has its own template, with which the same prompt has another length.
         renderer, context = load_renderer(role.model, s.engine.template)
         prompt = _first_prompt(environment, renderer, tasks, longest=True)
-        check_context(context, prompt + recipe.room(renderer, train), role.model)
+        check_context(context, prompt + recipe.context_reserve(renderer, train), role.model)
         shortest.append(_first_prompt(environment, renderer, train or tasks, longest=False))
         for name, training in trainings.items():
             if training.max_length > context:
@@ -209,7 +209,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     for stage_memory in memory:
         stage_memory.check(available, device, s.model)
     return Plan(
-        stages=tuple(stage.step.stage for stage in stages),
+        stages=tuple(stage.key.stage for stage in stages),
         tasks=len(train),
         tasks_wanted=count,
         heldout=len(heldout),
@@ -222,7 +222,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest_prompt=max(shortest),
         context=min(contexts),
         dialogues=recipe.dialogues(),
-        evaluations=len(heldout) * sum(stage.step.stage == EVALUATION for stage in stages),
+        evaluations=len(heldout) * sum(stage.key.stage == EVALUATION for stage in stages),
         turns=turns,
         max_tokens=s.turn_tokens,
         details=notes_of(environment),

@@ -7,6 +7,7 @@ A method (``optima/isft``) is played on a *choice*: a data set, an environment, 
 of values over each other. A preset is the layer that a method has for a data set or its micro-world.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -112,6 +113,14 @@ def plugin(name: str) -> RecipeDescription:
         )
     if missing := sorted(located.thing.__abstractmethods__):
         raise UserError(f"{located} has no {', '.join(missing)}", "define it")
+    # A property instead of a method would only fail where the method is called.
+    for name, method in vars(Recipe).items():
+        override = inspect.getattr_static(located.thing, name)
+        if inspect.isfunction(method) and not callable(getattr(override, "__func__", override)):
+            kind = type(override).__name__
+            problem = f"{located} defines {name}, a method of recipes, as a {kind}"
+            parameters = ", ".join(inspect.signature(method).parameters)
+            raise UserError(problem, f"make it a method: `def {name}({parameters})`")
     base = settings_type_of(located, RecipeSettings)
     # A class is a recipe with a single method, which has its name.
     plugin_methods = methods(base, (located.name, base.__doc__ or ""))
@@ -145,7 +154,7 @@ def _default(name: str) -> "Choice":
         raise UserError(
             f"{name} has no default environment or data set", "add environment=NAME or dataset=NAME"
         )
-    return choice.over(Choice(), settings_type(name).questions)
+    return choice.with_defaults(Choice(), settings_type(name).questions)
 
 
 def _declared_choice(name: str) -> "Choice":
@@ -184,11 +193,11 @@ def settings(
         name: Method.
         words: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder,
             ``model=RUN@STEP`` the one after a step of reinforcement learning.
-        stored: Values of a run folder, which override ``over``.
+        stored: Values of a run folder, which override ``with_defaults``.
         over: Values that override the preset.
     """
     from coterie.config.resolve import resolve
-    from coterie.environments.registry import Choice, is_name_word, played_type, with_file
+    from coterie.environments.registry import Choice, is_name_word, task_settings_type, with_file
 
     stored = stored or {}
     words = list(map(_of_run, with_file(words)))
@@ -196,7 +205,7 @@ def settings(
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
-    method_settings_type = played_type(base, choice)
+    method_settings_type = task_settings_type(base, choice)
     # Each layer overrides those before it.
     layers = [
         choice.values(),  # what the data set implies for its environment and tools
@@ -211,9 +220,9 @@ def settings(
 
 def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
     """Return the settings type of a method with the keys of the environment and data set in ``words``."""
-    from coterie.environments.registry import played_type, with_file
+    from coterie.environments.registry import task_settings_type, with_file
 
-    return played_type(settings_type(name), played_choice(name, with_file(words), {}))
+    return task_settings_type(settings_type(name), played_choice(name, with_file(words), {}))
 
 
 def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
@@ -227,7 +236,7 @@ def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) ->
     # Without a stored choice, and without one in the words, the default applies.
     if stored_choice.environment is None:
         stored_choice = _default(name) if choice == Choice() else Choice()
-    return choice.over(stored_choice, settings_type(name).questions)
+    return choice.with_defaults(stored_choice, settings_type(name).questions)
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
@@ -247,8 +256,7 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     from coterie.environments.registry import PACKAGED
 
     presets, dataset = _presets(name), choice.dataset or choice.environment or ""
-    # A method with a closed list refuses built-in data sets without a preset; plug-ins get the
-    # common values.
+    # A method with a closed list refuses built-in data sets without a preset; plug-ins get the common values.
     closed = bool(presets.values) and not presets.open
     if dataset in presets.values or (closed and dataset in PACKAGED):
         return _packaged(presets, dataset, name)

@@ -13,10 +13,18 @@ from coterie.recipes.base import Recipe
 from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import page
-from coterie.reports.examples import Example, Shown, add_pictures, described, example, rollout
+from coterie.reports.examples import (
+    Example,
+    ExampleSample,
+    add_pictures,
+    described,
+    example,
+    rollout,
+)
 from coterie.reports.page import Report, Section
 from coterie.runs.evaluation import evaluation, grade_means
-from coterie.runs.run import Run, Step
+from coterie.runs.loop import EVALUATION
+from coterie.runs.run import Run, StageKey
 
 EXAMPLES = 8
 HEADLINES = 2
@@ -32,25 +40,25 @@ Look = Callable[[Tree, Selection, str], View]
 
 def run_report(recipe: Recipe, run: Run) -> Report:
     """Return the report of a run, finished or not."""
-    done = [step for step in recipe.steps() if run.is_finished(step)]
-    versions = [step.iteration for step in done if step.stage == "evaluate"]
+    done = recipe.finished(run)
+    versions = [key.iteration for key in done if key.stage == EVALUATION]
     evaluations = [
         evaluation(run.store, version, label=f"after iteration {version}" if version else "base")
         for version in versions
     ]
-    measured = [run.metrics(step) for step in done]
+    measured = [run.metrics(key) for key in done]
     trained = sum(int(metrics.get("trained_tokens", 0)) for metrics in measured)
     training = sum("trained_tokens" in metrics for metrics in measured)
     metric, method = recipe.environment.metric, getattr(recipe.settings, "method", "")
-    rollouts = [step for step in done if step.stage == "rollout" and run.metrics(step).get("n")]
+    rollouts = [key for key in done if key.stage == "rollout" and run.metrics(key).get("n")]
     measures = []
-    for step in rollouts:
-        if means := grade_means(run.store, step.iteration, step.stage, None):
-            name = f"training, iteration {step.iteration}"
-            measures.append((name, int(run.metrics(step)["n"]), means))
+    for key in rollouts:
+        if means := grade_means(run.store, key.iteration, key.stage, None):
+            name = f"training, iteration {key.iteration}"
+            measures.append((name, int(run.metrics(key)["n"]), means))
     return Report(
         kind="run report",
-        title=f"{recipe.title} on {recipe.settings.played}",
+        title=f"{recipe.title} on {recipe.settings.benchmark}",
         facts=(
             ("model", recipe.settings.model),
             ("seed", f"{recipe.settings.seed}"),
@@ -62,7 +70,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
         headlines=(
             # The recipe's own results come first, and may leave no place for the usual ones.
             *recipe.headlines(run),
-            *page.headlines(evaluations, metric, recipe.settings.rounds),
+            *page.headlines(evaluations, metric, recipe.settings.iteration_count),
         )[:HEADLINES],
         sections=(
             page.changes(recipe.settings, _preset(recipe)),
@@ -100,9 +108,9 @@ def selected_examples(
         # All selections of the first tasks, and none of other tasks.
         if task in by_task or len(by_task) < count:
             by_task.setdefault(task, []).append(selection)
-    reward = Step(iteration, "reward")
+    reward = StageKey(iteration, "reward")
     # The store also keeps credit that was computed under other settings.
-    settings = recipe.fingerprint(reward) if reward in recipe.steps() else ""
+    settings = recipe.fingerprint(reward) if reward in recipe.stage_keys() else ""
     examples = []
     for task, selections in by_task.items():
         tree = run.store.tree(iteration, "rollout", task)
@@ -124,15 +132,14 @@ def selected_examples(
 
 def _parent(tree: Tree, selection: Selection) -> str:
     # Selections without a common parent form one group.
-    parents = {
-        tree.turns[node].parent for node in (selection.leaf, selection.rejected or "") if node
-    }
+    nodes = filter(None, (selection.leaf, selection.rejected))
+    parents = {tree.turns[node].parent for node in nodes}
     return parents.pop() if selection.rejected and len(parents) == 1 else ""
 
 
 def _sides(
     tree: Tree, pairs: Sequence[Selection], numbers: Mapping[str, Numbers], look: Look
-) -> list[Shown]:
+) -> list[ExampleSample]:
     """Return the turns, or the whole rollouts, that pairs compare, and their siblings."""
     first_pair = pairs[0]
     assert first_pair.rejected is not None, "these selections are pairs"
@@ -152,7 +159,7 @@ def _sides(
         texts = described(tree.outcomes.get(node), numbers.get(node, {}))
         named = tuple((first_pair.agent, row) for row in trained_rows)
         if named:
-            replies.append((node, Shown("", texts, named, trained=bool(side), side=side)))
+            replies.append((node, ExampleSample("", texts, named, trained=bool(side), side=side)))
     # By falling value, and the chosen side first if values are equal.
     replies.sort(key=lambda reply: (-_first(numbers.get(reply[0])), reply[1].side != "chosen"))
     unit = "reply" if are_siblings else "rollout"
@@ -161,29 +168,20 @@ def _sides(
 
 def _demonstrations(
     tree: Tree, chosen: Sequence[Selection], numbers: Mapping[str, Numbers], look: Look
-) -> list[Shown]:
+) -> list[ExampleSample]:
     """Return the rollouts of a task by falling reward, with the selected rollouts as trained."""
     rollouts = []
     for outcome, path in tree.trajectories():
         selected = [selection for selection in chosen if selection.leaf == outcome.leaf]
-        sample = rollout(
-            *(tree, outcome, path, f"rollout {outcome.sample}", numbers.get(outcome.leaf)),
-            trained=bool(selected),
-            side="chosen" if selected else "",
-        )
+        name, facts = f"rollout {outcome.sample}", numbers.get(outcome.leaf)
+        sample = rollout(tree, outcome, path, name, facts, trained=bool(selected))
         if selected:
             trained = ((s.agent, row) for s in selected for row in rows(look(tree, s, s.leaf)))
-            sample = replace(
-                sample, rows=tuple((agent, row) for agent, row in trained if row.targets)
-            )
+            targets = tuple((agent, row) for agent, row in trained if row.targets)
+            sample = replace(sample, rows=targets, side="chosen")
         rollouts.append((outcome.leaf, sample))
-    rollouts.sort(
-        key=lambda leaf_and_sample: (
-            -_first(numbers.get(leaf_and_sample[0])),
-            not leaf_and_sample[1].side,
-        )
-    )
-    return [sample_ for _, sample_ in rollouts]
+    rollouts.sort(key=lambda item: (-_first(numbers.get(item[0])), not item[1].side))
+    return [sample for _, sample in rollouts]
 
 
 def _first(numbers: Numbers | None) -> float:
@@ -194,17 +192,17 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
     """Return held-out tasks with the first and the last policy's rollout; those with the largest change come first."""
     if not versions:
         return ()
-    tasks = list[tuple[float, int, Task, list[Shown]]]()
+    tasks = list[tuple[float, int, Task, list[ExampleSample]]]()
     try:
         heldout = recipe.heldout_tasks()
     except UserError:  # its file has moved, or its server has ended
         return ()
     # Only the first held-out tasks are read, which is fast for large sets too.
     for task in heldout[: 4 * EXAMPLES]:
-        sides, scores = list[Shown](), list[float]()
+        sides, scores = list[ExampleSample](), list[float]()
         for version in dict.fromkeys((versions[0], versions[-1])):
             try:
-                tree = run.store.tree(version, "evaluate", task.id)
+                tree = run.store.tree(version, EVALUATION, task.id)
             except KeyError:  # the rollout failed; the table of failures says why
                 continue
             name = f"after iteration {version}" if version else "before training"
@@ -224,12 +222,12 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
 UNLISTED = ("seconds", "settings", "weights")
 
 
-def _stages(run: Run, done: Sequence[Step]) -> Section:
+def _stages(run: Run, done: Sequence[StageKey]) -> Section:
     """Return the time of each finished stage, its share of the whole, and the counts and means that it reported."""
-    measured = [(step, run.metrics(step)) for step in done]
+    measured = [(key, run.metrics(key)) for key in done]
     total = sum(float(metrics["seconds"]) for _, metrics in measured) or 1.0
     rows = []
-    for step, metrics in measured:
+    for key, metrics in measured:
         texts = (
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in metrics.items()
@@ -237,7 +235,7 @@ def _stages(run: Run, done: Sequence[Step]) -> Section:
         )
         seconds = float(metrics["seconds"])
         time = (duration(seconds), f"{seconds / total:.0%}")
-        rows.append((f"{step.iteration}", step.stage, *time, ", ".join(texts)))
+        rows.append((f"{key.iteration}", key.stage, *time, ", ".join(texts)))
     heads = ("iteration", "stage", "time", "share", "metrics")
     intro = f"All stages took {duration(total)}."
     return Section("stages", "Time and metrics of stages", intro, heads, tuple(rows), folded=True)

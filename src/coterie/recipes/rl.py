@@ -47,7 +47,7 @@ from coterie.rewards.advantages import (
     with_advantages,
 )
 from coterie.rewards.dialogue_reward import PathReward
-from coterie.runs.loop import REINFORCE, Role, Stage
+from coterie.runs.loop import REINFORCE, Role, Stage, stage
 from coterie.runs.reinforce_batch import (
     AgentPath,
     StepBatch,
@@ -82,9 +82,8 @@ class Reinforce(Recipe):
     settings: RLSettings
 
     def stages(self) -> list[Stage]:
-        first_evaluation, uses = self.evaluation(0), reinforce_uses(self.settings)
-        training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
-        return [first_evaluation, training, self.evaluation(1, [training])]
+        training = self.make_stages(0, self.learn)
+        return [self.evaluation(0), *training, self.evaluation(1, training)]
 
     def sections(self, run: Run) -> tuple[Section, ...]:
         return step_sections(self, self.settings, run, 0)
@@ -116,6 +115,11 @@ class Reinforce(Recipe):
     def dialogues(self) -> int:
         return self.settings.paths
 
+    @stage(
+        REINFORCE,
+        uses=lambda recipe, i: reinforce_uses(recipe.settings),
+        trains=lambda recipe, i: recipe.learning_roles,
+    )
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
 
@@ -155,7 +159,7 @@ async def reinforce(
             role=CRITIC,
             objective=ValueLoss(s.critic.loss),
             settings=training,
-            like=policy.role,
+            init_from=policy.role,
         )
     async with recipe.actors(run) as actors:
         work = ReinforcementLoop(
@@ -221,7 +225,7 @@ def prepare(
     if s.loss.kl_coef or s.reward.kl_coef:
         fresh = by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
     # Before its first update a policy equals its reference, so the divergence costs nothing.
-    moved = {agent for role in policies if role.has_moved for agent in role.config.agents}
+    moved = {agent for role in policies if role.is_trained for agent in role.config.agents}
     before_kl = fresh
     if weight := s.reward.kl_coef:
         fresh = [with_kl_cost(path, weight) if path.agent in moved else path for path in fresh]
@@ -342,7 +346,7 @@ def update(
             learner.trainer.leave_out(len(every) - len(rows), 0)
             fits = fits or bool(rows)
             if rows and _has_gradient(learner, rows, s):
-                if learner.config.like is None:  # not a critic
+                if learner.config.init_from is None:  # not a critic
                     trained += sum(row.target_count for row in rows)
                 for name, value in learner.trainer.step(rows).items():
                     if name not in TOTALS:
@@ -373,8 +377,8 @@ def minibatches(
 def _has_gradient(learner: "Learner", rows: Sequence[Row], s: ReinforceSettings) -> bool:
     """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
     # A policy that has not moved equals its reference, so a KL term has no gradient yet.
-    is_regularized = s.loss.entropy_coef or (s.loss.kl_coef and learner.has_moved)
-    if learner.config.like is not None or is_regularized:
+    is_regularized = s.loss.entropy_coef or (s.loss.kl_coef and learner.is_trained)
+    if learner.config.init_from is not None or is_regularized:
         return True
     return any(any(row.advantages or ()) for row in rows)
 

@@ -58,7 +58,7 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
     length, engine = min(plan.context, longest), s.engine
     attention = engine.attention or "sdpa"
     # The entropy bonus needs gradients of the entropies; without it they are only shown.
-    reads: Reads = "entropies" if s.loss.entropy_coef else "shown entropies"
+    reads: Reads = "entropies" if s.loss.entropy_coef else "entropies_no_grad"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
         if role == CRITIC:

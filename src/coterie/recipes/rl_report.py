@@ -6,7 +6,7 @@ from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, Shown, described, example
+from coterie.reports.examples import Example, ExampleSample, described, example
 from coterie.reports.page import Section
 from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
@@ -205,7 +205,7 @@ def _group(
         # With a critic, each token has its own advantage, and all rollouts are trained on.
         is_trained = (bool(advantage) or s.has_critic) and not left_out
         name = f"rollout {path.outcome.sample}"
-        samples.append(Shown(name, facts, rows, trained=is_trained, side=side))
+        samples.append(ExampleSample(name, facts, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
     intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:

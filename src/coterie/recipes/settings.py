@@ -20,7 +20,7 @@ from coterie.config.resolve import overlaid
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.load import DatasetSettings
 from coterie.engines.settings import EngineSettings
-from coterie.environments.registry import PlayedSettings
+from coterie.environments.registry import TaskSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.models.catalogue import ModelName
@@ -46,7 +46,7 @@ class EvaluateSettings(Settings):
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
 
 
-class RecipeSettings(RunSettings, PlayedSettings):
+class RecipeSettings(RunSettings, TaskSettings):
     """Base class of the settings of recipes. `coterie list` shows the first line of a subclass's docstring."""
 
     recipe: ClassVar[str]
@@ -72,10 +72,9 @@ class RecipeSettings(RunSettings, PlayedSettings):
         return self
 
     @property
-    def rounds(self) -> int:
-        """Number of iterations."""
-        iterations: int = getattr(self, "iterations", 1)
-        return iterations
+    def iteration_count(self) -> int:
+        """Number of iterations; 1 for recipes without the key ``iterations``."""
+        return int(getattr(self, "iterations", 1))
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -105,8 +104,7 @@ def _method(
 ) -> type[S]:
     defaults: dict[str, Any] = {}
     if dataset:
-        # Only the names; the command line may replace them, and `registry.settings` adds the keys of
-        # the environment.
+        # Only the names; the command line may replace them, and `registry.settings` adds the keys of the environment.
         defaults["dataset"] = (DatasetSettings, DatasetSettings(name=dataset))
         defaults["environment"] = (EnvironmentSettings, EnvironmentSettings(name=environment))
     method_settings: type[S] = create_model(

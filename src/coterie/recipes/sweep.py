@@ -27,8 +27,8 @@ from coterie.recipes.report import run_report
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
 from coterie.runs.evaluation import evaluation
-from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
-from coterie.runs.run import Run, Step, differences, new_run, open_run, read_config
+from coterie.runs.loop import EVALUATION, check_finished, fork, run_stages, stages_where
+from coterie.runs.run import Run, StageKey, differences, new_run, open_run, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Point:
     recipe: Recipe
     source: "Point | None"
     """Earlier run that shares the most stages, which are copied from it."""
-    shared: list[Step]
+    shared: list[StageKey]
     """Stages that it shares."""
 
 
@@ -136,40 +136,33 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
         if (path / "config.yaml").is_file():
             with open_run(path, recipe.name, point_settings, write=False) as run:
                 check_finished(recipe, run)
-        shared = [(earlier, shared_steps(recipe, earlier.recipe)) for earlier in points]
+        shared = [(earlier, shared_stages(recipe, earlier.recipe)) for earlier in points]
         # The earlier run with the most equal stages saves the most work.
-        source, steps = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
-        points.append(
-            Point(value, text, point_settings.seed, path, recipe, source if steps else None, steps)
-        )
+        source, common = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
+        source, seed = source if common else None, point_settings.seed
+        points.append(Point(value, text, seed, path, recipe, source, common))
     return points
 
 
 def _check(recipe: Recipe, text: str) -> None:
     """Raise ``UserError`` with the values of a run (``text``) if it can't work, or could not be compared."""
     try:
-        recipe.check()
+        recipe.plan()
     except UserError as error:
         raise UserError(f"{text}: {error.what}", error.todo) from error
-    if not any(step.stage == EVALUATION for step in recipe.steps()):
-        problem = f"{text}: {recipe.title} on {recipe.settings.played} has no evaluation"
+    if not any(key.stage == EVALUATION for key in recipe.stage_keys()):
+        problem = f"{text}: {recipe.title} on {recipe.settings.benchmark} has no evaluation"
         fix = f"use data with gradable answers, or add a stage `{EVALUATION}` to your own recipe"
         raise UserError(f"{problem}, so its runs cannot be compared", fix)
 
 
-def shared_steps(recipe: Recipe, other_recipe: Recipe) -> list[Step]:
+def shared_stages(recipe: Recipe, other_recipe: Recipe) -> list[StageKey]:
     """Return the stages with equal settings in both recipes, including the stages that they read."""
-    theirs, common = set(other_recipe.steps()), list[Step]()
-    for stage in recipe.stages():
-        # A stage is shared only if all stages that it reads are shared.
-        step, has_inputs = stage.step, all(required in common for required in stage.after)
-        if (
-            has_inputs
-            and step in theirs
-            and recipe.fingerprint(step) == other_recipe.fingerprint(step)
-        ):
-            common.append(step)
-    return common
+    theirs = set(other_recipe.stage_keys())
+    return stages_where(
+        recipe,
+        lambda key: key in theirs and recipe.fingerprint(key) == other_recipe.fingerprint(key),
+    )
 
 
 def run_sweep(
@@ -187,11 +180,9 @@ def run_sweep(
             copied = fork(recipe, point.source.folder, point.folder, recipe.settings)
             say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
         with open_run(point.folder, recipe.name, recipe.settings) as run:
-            run_steps(recipe, run, progress)
+            run_stages(recipe, run, progress)
             write_page(run_report(recipe, run), run.report)
-            last_iteration = [
-                step.iteration for step in recipe.steps() if step.stage == EVALUATION
-            ][-1]
+            last_iteration = recipe.finished(run, EVALUATION)[-1].iteration
             result = evaluation(run.store, last_iteration)
             score, low, high = (round(mean, 4) for mean in (result.score, *result.interval))
             tokens, folder = round(result.tokens, 2), str(point.folder)
@@ -276,22 +267,22 @@ def merge(
             + ", ".join(f"[{part}, {count}]" for part in missing),
             "give their folders too, or --partial to let the merged run do their tasks",
         )
-    steps = [step for step in full.steps() if step.stage in full.by_task]
+    keys = [key for key in full.stage_keys() if key.stage in full.by_task]
     # Only the first iteration is merged, because later ones need the policy that it trains.
-    steps = [step for step in steps if step.iteration == steps[0].iteration]
+    keys = [key for key in keys if key.iteration == keys[0].iteration]
     for part in parts:
-        _check_sampled(part, steps[0])
+        _check_sampled(part, keys[0])
     todo = "give --folder a folder that does not exist"
     with parts[0].open(), new_run(target, full.name, full.settings, todo) as run:
         for part in parts:
             say(f"copying {part.folder}")
-            _copy(part, steps, run)
-        for step in steps:
-            run.begin(step, full.fingerprint(step))
+            _copy(part, keys, run)
+        for key in keys:
+            run.begin(key, full.fingerprint(key))
         # With missing parts, the merged run still has to sample their tasks.
         if not missing:
-            run_steps(full, run, progress, steps)
-        tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
+            run_stages(full, run, progress, keys)
+        tasks = run.store.tasks_of(keys[0].iteration, keys[0].stage)
         return full.name, len(tasks), missing
 
 
@@ -312,61 +303,52 @@ def _check_same_run(first_part: Part, part: Part) -> None:
     # Recipes with all tasks are compared, so that the parts' shards do not count as a difference. Parts
     # of different counts are not parts of one run, and the message then shows their shards.
     alike = first_part.shard[1] == part.shard[1]
-    first_recipe, part_recipe = (
-        (first_part.full, part.full) if alike else (first_part.recipe, part.recipe)
-    )
-    if (
-        first_recipe.name == part_recipe.name
-        and alike
-        and shared_steps(first_recipe, part_recipe) == first_recipe.steps()
-    ):
+    first, second = (first_part.full, part.full) if alike else (first_part.recipe, part.recipe)
+    has_same_name = first.name == second.name
+    if has_same_name and alike and shared_stages(first, second) == first.stage_keys():
         return
-    lines = differences(first_recipe.settings.model_dump(mode="json"), part_recipe.settings)
-    if first_recipe.name != part_recipe.name:
-        lines.insert(0, f"recipe: {first_recipe.name} -> {part_recipe.name}")
-    problem = "\n    ".join(
-        [f"{first_part.folder} and {part.folder} have different settings:", *lines]
-    )
+    lines = [f"{first_part.folder} and {part.folder} have different settings:"]
+    lines += [] if has_same_name else [f"recipe: {first.name} -> {second.name}"]
+    lines += differences(first.settings.model_dump(mode="json"), second.settings)
+    problem = "\n    ".join(lines)
     raise UserError(problem, f"merge parts of one run, which differ only in {SHARD}")
 
 
-def _check_sampled(part: Part, step: Step) -> None:
+def _check_sampled(part: Part, key: StageKey) -> None:
     """Raise ``UserError`` if a part has not sampled all its tasks, or its settings have changed since."""
     with part.open() as run:
         check_finished(part.recipe, run)
-        if not run.is_finished(step):
-            problem = f"the {step} of {part.folder} is not finished"
-            raise UserError(problem, f"finish it with: coterie stage {step.stage} {part.folder}")
+        if not run.is_finished(key):
+            problem = f"the {key} of {part.folder} is not finished"
+            raise UserError(problem, f"finish it with: coterie stage {key.stage} {part.folder}")
 
 
-def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
+def _copy(part: Part, keys: Sequence[StageKey], run: Run) -> None:
     """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
-    stages, iteration = part.recipe.by_task, steps[0].iteration
+    stages, iteration = part.recipe.by_task, keys[0].iteration
     # Credit is stored under the fingerprint of its stage, which depends on the shard: from the part's
     # fingerprint to the whole run's.
-    renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
+    renamed = {part.recipe.fingerprint(key): part.full.fingerprint(key) for key in keys}
     # A stage without inputs, such as the evaluation of the base, is equal in all parts.
-    without_inputs = [stage.step for stage in part.full.stages() if not stage.after]
-    equal_steps = [step for step in shared_steps(part.full, part.recipe) if step in without_inputs]
+    without_inputs = [stage.key for stage in part.full.stages() if not stage.after]
+    equal_keys = [key for key in shared_stages(part.full, part.recipe) if key in without_inputs]
     with part.open() as part_run:
         # Parts have different tasks, unless two of them have the same shard.
         common = set[str]()
         for stage in stages:
-            common |= {*part_run.store.tasks_of(iteration, stage)} & {
-                *run.store.tasks_of(iteration, stage)
-            }
+            tasks = {*part_run.store.tasks_of(iteration, stage)}
+            common |= tasks & {*run.store.tasks_of(iteration, stage)}
         if common:
             named = sorted(common)[:MAX_NAMED] + ["..."] * (len(common) > MAX_NAMED)
             problem = f"{part.folder} and an earlier run have the same tasks: {', '.join(named)}"
             raise UserError(problem, "give runs with different tasks")
-        base_evaluations = [
-            step
-            for step in equal_steps
-            if step.stage == EVALUATION and part_run.is_finished(step) and not run.is_finished(step)
+        missing = [
+            key for key in equal_keys if key.stage == EVALUATION and not run.is_finished(key)
         ]
+        evaluations = [key for key in missing if part_run.is_finished(key)]
         with run.store.beside(part_run.store.path) as db:
             for stage in stages:
                 copy_step(db, iteration, stage, renamed)
             # Whole stages, with the mark that they are finished. The others get theirs in `merge`.
-            for step in base_evaluations:
-                copy_step(db, step.iteration, step.stage, {}, marks=True)
+            for key in evaluations:
+                copy_step(db, key.iteration, key.stage, {}, marks=True)

@@ -68,12 +68,12 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
-from coterie.recipes.base import Recipe, TurnCritic
+from coterie.recipes.base import EVALUATION_USES, Recipe, TurnCritic
 from coterie.recipes.plan import Plan
 from coterie.recipes.report import selected_examples
 from coterie.recipes.sweet_rl_offline import play_offline
 from coterie.recipes.sweet_rl_settings import FIRST, SECOND, SweetSettings
-from coterie.recipes.trainings import imitate, prefer, train_role
+from coterie.recipes.trainings import TrainingJob, train_sft
 from coterie.record.rows import (
     LabeledTrajectory,
     Pair,
@@ -88,11 +88,10 @@ from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
-from coterie.rollout.episodes import Episode
-from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
-from coterie.runs.loop import Role, Stage, load_selections
-from coterie.runs.run import Run, Step
-from coterie.runs.work_items import Done, do_items, on_trees, sampled_tokens, totals
+from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
+from coterie.runs.loop import EVALUATION, Role, Stage, load_selections, stage
+from coterie.runs.run import Run, StageKey
+from coterie.runs.work_items import ItemResult, do_items, on_trees, sampled_tokens, totals
 from coterie.selection import difference_pairs, ranked_pairs, trajectory_pairs
 from coterie.training.settings import DPOSettings
 
@@ -100,6 +99,11 @@ PRIVILEGED = "with_reference"
 """Recontext rule of the critic's rows, whose prompts contain the reference."""
 TREES_IN_FLIGHT, DIALOGUES_IN_FLIGHT = 8, 64
 """Trees scored and dialogues branched concurrently."""
+
+
+TURN_USES = ("rollout.max_tokens", "engine")
+CANDIDATE_USES = ("candidates.share", "candidates.count", "candidates.temperature")
+"""Settings that turns, and candidates for turns, depend on."""
 
 
 class SweetRL(Recipe):
@@ -119,7 +123,7 @@ class SweetRL(Recipe):
         )
         if not isinstance(self.environment, environment_type):
             raise UserError(
-                f"{self.name} needs an environment for {environment_type.__name__.lower()}, and {settings.played} "
+                f"{self.name} needs an environment for {environment_type.__name__.lower()}, and {settings.benchmark} "
                 "is not one",
                 f"remove dataset and environment, use dataset={dataset}, or derive your environment from "
                 f"{environment_type.__module__}.{environment_type.__name__}",
@@ -131,70 +135,56 @@ class SweetRL(Recipe):
         return (Role(POLICY, base), Role(CRITIC, base, head=self.settings.critic.has_head))
 
     def stages(self) -> list[Stage]:
-        """Return the stages of the method. A judge needs no training stage."""
-        s, talk = self.settings, ("rollout.max_tokens", "engine")
-        evaluation = partial(self.evaluation, uses=talk)
-        # The settings only name the file of dialogues, and the stage depends on its content.
-        offline = self.offline_content
-        rollout = self.stage(FIRST, "rollout", self.rollout, (), offline, uses=(*talk, "rollout"))
-        stages = [evaluation(FIRST), rollout]
-        critic = list[Stage]()
-        # A judge is not trained, so it needs no pairs of dialogues.
-        if not (self.has_critic and s.critic.kind == "judge"):
-            method = (self.has_critic, s.method == "rejection_ft")
-            uses = ["min_reward", *(["min_difference"] if self.min_difference else [])]
-            select = self.stage(FIRST, "select", self.select, [rollout], method, uses=uses)
-            role, training = (CRITIC, "critic") if self.has_critic else (POLICY, s.method)
-            critic = [
-                self.stage(
-                    *(FIRST, "train", self.train, [select]), uses=[training, "train"], trains=role
-                )
-            ]
-            stages += [select, *critic]
-        if self.has_critic:
-            stages += self.second_round(rollout, critic)
-        return [*stages, evaluation(s.rounds, stages[-1:])]
+        """Return the stages of the method. A judge needs no pairs and no training stage."""
+        s, stages = self.settings, [self.evaluation(FIRST)]
+        (rollout,) = self.make_stages(FIRST, self.rollout)
+        stages.append(rollout)
+        trained = list[Stage]()
+        if not self.has_critic:
+            baseline = self.rejection_ft if s.method == "rejection_ft" else self.multi_turn_dpo
+            stages += self.make_stages(FIRST, self.select, baseline, after=[rollout])
+        else:
+            if s.critic.kind != "judge":
+                stages += self.make_stages(FIRST, self.select, self.train_critic, after=[rollout])
+                trained = stages[-1:]
+            (branch,) = self.make_stages(SECOND, self.branch, after=[rollout])
+            methods = (self.reward, self.select_turns, self.train_turns)
+            stages += [branch, *self.make_stages(SECOND, *methods, after=[branch, *trained])]
+        return [*stages, self.evaluation(s.iteration_count, stages[-1:])]
 
     def sections(self, run: Run) -> list[Section]:
-        return [_pairs(self, run, i) for i in (FIRST, SECOND) if run.is_finished(Step(i, "select"))]
-
-    def second_round(self, rollout: Stage, critic: Sequence[Stage]) -> list[Stage]:
-        sampled = ("candidates.share", "candidates.count", "candidates.temperature")
-        sampling, scoring = (*sampled, "rollout.top_p", "engine"), (*sampled, "critic")
-        branching = self.stage(SECOND, "rollout", self.branch, [rollout], uses=sampling)
-        inputs = [branching, *critic]
-        reward = self.stage(SECOND, "reward", self.reward, inputs, uses=scoring, alone=True)
-        select = self.stage(SECOND, "select", self.select_turns, [reward], uses=["pairs"])
-        train = self.stage(
-            *(SECOND, "train", self.train_turns, [select]), uses=["policy", "train"], trains=POLICY
-        )
-        return [branching, reward, select, train]
+        return [_pairs(self, run, key.iteration) for key in self.finished(run, "select")]
 
     # -- round 0 --------------------------------------------------------------------------------
 
-    async def rollout(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage(
+        "rollout",
+        uses=(*TURN_USES, "rollout"),
+        # The settings only name the file of dialogues, and the stage depends on its content.
+        depends=lambda recipe, i: recipe.offline_content,
+    )
+    async def rollout(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Sample k dialogues per task with the base policy, or read them from a file."""
         s = self.settings
         if (file := self.offline) is not None:
             assert isinstance(self.environment, BackendProgramming), "checked by the plan"
             return await play_offline(self.environment, s, run, file, progress)
-        episodes = [
-            Episode(task, sample, FIRST, "rollout")
-            for task in self.train_tasks()
-            for sample in range(s.rollout.rollouts_per_task)
-        ]
+        episodes = self.rollout_episodes(FIRST, s.rollout.rollouts_per_task)
         return await self.play(run, episodes, s.rollout.temperature, s.rollout.top_p, progress)
 
-    def select(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage(
+        "select",
+        uses=lambda recipe, i: ["min_reward", *["min_difference"] * bool(recipe.min_difference)],
+        depends=lambda recipe, i: (recipe.has_critic, recipe.settings.method == "rejection_ft"),
+    )
+    def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select pairs of one task; for ``rejection_ft`` all successes.
 
         A pair is a success and a failure, or of web pages two dialogues whose similarities differ enough.
         """
-        selections, shares, min_share = (
-            list[Selection](),
-            rewards(run, self.environment.reward),
-            self.settings.min_reward,
-        )
+        selections = list[Selection]()
+        shares = rewards(run, self.environment.reward)
+        min_share = self.settings.min_reward
         for tree in run.store.trees(FIRST, "rollout"):
             leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
@@ -211,38 +201,40 @@ class SweetRL(Recipe):
         run.select(FIRST, selections)
         return {"tasks": len(run.store.tree_tasks(FIRST, "rollout")), "selected": len(selections)}
 
-    def train(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Train the critic (equations 2 and 3), or the policy of a baseline, from the base model."""
-        s = self.settings
-        if s.method == "rejection_ft":
-            training = self.trainings()["rejection_ft.train"]
-            return imitate(self, run, FIRST, training, progress, role=POLICY)
-        if s.method == "multi_turn_dpo":
-            return self.prefer(run, FIRST, "multi_turn_dpo", progress)
+    @stage("train", after="select", uses=("critic", "train"), trains=CRITIC)
+    def train_critic(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the critic from the base model (equations 2 and 3)."""
+        s, training = self.settings.critic, self.trainings()["critic.train"]
         # A classifier learns from single dialogues, other critics from pairs.
-        classifier = s.critic.kind == "classifier"
+        is_classifier = s.kind == "classifier"
         items: list[Any] = (
-            self.labeled_dialogues(run) if classifier else self.pairs(run, FIRST, CRITIC)
+            self.labeled_dialogues(run) if is_classifier else self.pairs(run, FIRST, CRITIC)
         )
-        # With log-ratios as advantages (equation 3), the loss of equation 2 is DPO on whole
-        # dialogues.
-        if s.critic.kind == "likelihood":
-            objective_and_training = (s.critic.objective, self.trainings()["critic.train"])
-            return prefer(self, run, FIRST, items, *objective_and_training, progress, role=CRITIC)
-        from coterie.training.losses import (
-            Classifier,
-            Objective,
-            Regression,
-        )  # torch takes seconds to import
+        job = TrainingJob.of(self, run, FIRST, training, progress, CRITIC)
+        # With log-ratios as advantages (equation 3), the loss of equation 2 is DPO on whole dialogues.
+        if s.kind == "likelihood":
+            return job.train_dpo(items, s.objective)
+        # torch takes seconds to import
+        from coterie.training.losses import Classifier, Objective, Regression
 
-        model = self.models(run).load(CRITIC, 0, trainable=True)
-        seeded = self.seeded(self.trainings()["critic.train"], FIRST)
-        head: Objective[Any] = Classifier() if classifier else Regression()
-        return train_role(run, FIRST, model, items, seeded, progress, objective=head, role=CRITIC)
+        head: Objective[Any] = Classifier() if is_classifier else Regression()
+        return job.train(items, head)
+
+    @stage("train", after="select", uses=("rejection_ft", "train"), trains=POLICY)
+    def rejection_ft(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the policy by SFT on all successes (baseline)."""
+        training = self.trainings()["rejection_ft.train"]
+        return train_sft(self, run, FIRST, training, progress, role=POLICY)
+
+    @stage("train", after="select", uses=("multi_turn_dpo", "train"), trains=POLICY)
+    def multi_turn_dpo(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the policy by DPO on pairs of whole dialogues (baseline)."""
+        return self.prefer(run, FIRST, "multi_turn_dpo", progress)
 
     # -- round 1 --------------------------------------------------------------------------------
 
-    async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage("rollout", uses=(*CANDIDATE_USES, "rollout.top_p", "engine"))
+    async def branch(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
         s = self.settings
         # Candidates come from the base policy pi_ref, which is version 0.
@@ -252,28 +244,29 @@ class SweetRL(Recipe):
             async with driver.sessions() as sessions:
                 count, reward = s.candidates.count, self.environment.reward
                 branching = CandidateSampling(driver, sampler, sessions, SECOND, "rollout", count)
+                branch = partial(_branch_dialogue, branching)
                 items = {
-                    ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key): partial(
-                        _branch_dialogue, branching, dialogue
-                    )
-                    for dialogue in dialogues_to_branch(run, s.candidates.share, reward)
+                    ItemKey(SECOND, "rollout", d.task.id, d.key): partial(branch, d)
+                    for d in dialogues_to_branch(run, s.candidates.share, reward)
                 }
-                await do_items(
-                    *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
-                    in_flight=DIALOGUES_IN_FLIGHT,
-                    sampled_tokens=sampled_tokens([sampler]),
-                )
+                title, tokens = f"candidates {SECOND}", sampled_tokens([sampler])
+                limits: dict[str, Any] = {
+                    "in_flight": DIALOGUES_IN_FLIGHT,
+                    "sampled_tokens": tokens,
+                }
+                await do_items(run.store, items, progress, "dialogues", title, **limits)
         results = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
         failed = len(run.store.failures(SECOND, "rollout"))
         count = sum(int(metrics["candidates"]) for metrics in results)
         return {"dialogues": len(results), "failed": failed, "candidates": count}
 
-    async def reward(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage("reward", uses=(*CANDIDATE_USES, "critic"), alone=True)
+    async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store A_theta(o_t, a_t, c) of every candidate as credit (equation 3)."""
-        settings = self.fingerprint(Step(SECOND, "reward"))
+        settings = self.fingerprint(StageKey(SECOND, "reward"))
         async with self.open_critic(run) as critic:
 
-            async def score(tree: Tree) -> Done:
+            async def score(tree: Tree) -> ItemResult:
                 return await score_candidates(critic, run.store.task(tree.task), tree, settings)
 
             title = f"advantages {SECOND}"
@@ -281,9 +274,10 @@ class SweetRL(Recipe):
             counts = critic.counts
         return {**totals(run.store, SECOND, "reward", ("turns", "unscored")), **counts}
 
-    def select_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage("select", after="reward", uses="pairs")
+    def select_turns(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Pair candidates of the upper half of a turn's advantages with candidates of the lower half."""
-        s, settings = self.settings, self.fingerprint(Step(SECOND, "reward"))
+        s, settings = self.settings, self.fingerprint(StageKey(SECOND, "reward"))
         selections, turns = list[Selection](), 0
         for tree in run.store.trees(SECOND, "rollout"):
             groups = candidates(tree)
@@ -301,9 +295,14 @@ class SweetRL(Recipe):
         run.select(SECOND, selections)
         return {"turns": turns, "selected": len(selections)}
 
-    def train_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
+    @stage("train", after="select", uses=("policy", "train"), trains=POLICY)
+    def train_turns(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the policy by DPO with an NLL term on these turns, without c (equation 4)."""
         return self.prefer(run, SECOND, "policy", progress)
+
+    @stage(EVALUATION, uses=(*EVALUATION_USES, *TURN_USES))
+    async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
+        return await super().evaluate(run, version, progress)
 
     # -- settings, size and tasks ---------------------------------------------------------------
 
@@ -320,7 +319,7 @@ class SweetRL(Recipe):
 
     def _critic_fingerprint(self, run: Run) -> str:
         """Return a hash of the critic's settings and weights. Raises ``UserError`` if it is not trained."""
-        settings = self.fingerprint(Step(SECOND, "reward"))
+        settings = self.fingerprint(StageKey(SECOND, "reward"))
         # A judge has no trained weights.
         if self.settings.critic.kind == "judge":
             return settings
@@ -358,7 +357,7 @@ class SweetRL(Recipe):
             step: StepCritic = LikelihoodCritic(engine, base, "none" if is_sum else "tokens")
             yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
             return
-        critic = models.load(CRITIC, FIRST + 1, merge=False)
+        critic = models.load(CRITIC, FIRST + 1)
         rule = CostRule.of(critic.model)
         step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
         yield TrainedCritic(step, critic.renderer, s.privileged)
@@ -368,7 +367,7 @@ class SweetRL(Recipe):
         if (file := self.offline) is not None:
             if not isinstance(self.environment, BackendProgramming):
                 raise UserError(
-                    f"offline needs ColBench tasks, and {self.settings.played} has other tasks",
+                    f"offline needs ColBench tasks, and {self.settings.benchmark} has other tasks",
                     "use dataset=colbench_code",
                 )
             if not file.is_file():
@@ -391,7 +390,7 @@ class SweetRL(Recipe):
         branched = max(1, int(sampled_dialogues * s.candidates.share)) * s.candidates.count
         return sampled_dialogues + branched * self.has_critic
 
-    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+    def context_reserve(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens of a turn, plus the tokens of the longest reference if the critic reads it."""
         critic, reference_tokens = self.settings.critic, 0
         # Only a trained critic that sees the reference has longer prompts than the policy.
@@ -433,7 +432,7 @@ class SweetRL(Recipe):
         pairs = self.pairs(run, iteration, POLICY)
         objective: DPOSettings = getattr(self.settings, phase).objective
         train = self.trainings()[f"{phase}.train"]
-        return prefer(self, run, iteration, pairs, objective, train, progress)
+        return TrainingJob.of(self, run, iteration, train, progress).train_dpo(pairs, objective)
 
     def pairs(self, run: Run, iteration: int, role: str | None = None) -> list[Pair]:
         """Return the selected pairs. Raises ``UserError`` without any."""
@@ -484,7 +483,7 @@ def dialogues_to_branch(run: Run, share: float, name: str = Coding.reward) -> li
     return dialogues
 
 
-async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogue) -> Done:
+async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogue) -> ItemResult:
     key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
     try:
         tree = await branching.branch(dialogue)
@@ -492,8 +491,8 @@ async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogu
         # Without an engine every further dialogue would fail, so the stage stops.
         raise
     except EngineError as error:
-        return Done(key, {"candidates": 0}, failure=str(error))
-    return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
+        return ItemResult(key, {"candidates": 0}, failure=str(error))
+    return ItemResult(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
 
 
 # -- critics of turns ---------------------------------------------------------------------------
@@ -552,7 +551,7 @@ class JudgeCritic:
 
 async def score_candidates(
     critic: TrainedCritic | JudgeCritic, task: Task, tree: Tree, settings: str
-) -> Done:
+) -> ItemResult:
     """Score a tree's candidates and count the turns that the critic failed on. Raises ``EngineGone``."""
     groups = candidates(tree)
     # Errors are collected, so that a turn that fails does not discard the others.
@@ -573,7 +572,7 @@ async def score_candidates(
     # The item fails only if the critic failed on all turns.
     failure = str(errors[0]) if errors and not credit else None
     metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
-    return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
+    return ItemResult(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
 
 
 # -- report -------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ from coterie.recipes.sweet_rl_settings import FIRST, SweetSettings
 from coterie.record.tree import ANSWERED, TURNS, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
+from coterie.rollout.scripted import recorded_response
 from coterie.runs.run import Run
-from coterie.runs.work_items import Done, do_items, summary
+from coterie.runs.work_items import ItemResult, do_items, summary
 from coterie.tools.sandbox.pool import Sandbox
 
 IN_FLIGHT = 16
@@ -86,7 +86,7 @@ class Replay:
     author: str
     shared: Shared
 
-    async def finish(self, key: ItemKey, task: Task, row: OfflineDialogue) -> Done:
+    async def finish(self, key: ItemKey, task: Task, row: OfflineDialogue) -> ItemResult:
         """Rebuild and grade a dialogue. Fails the item if the context is too short or grading fails."""
         tree, state, room = self._tree(task, int(key.sample), row)
         tokens: Metrics = {"tokens": dialogue_tokens(state.turns)}
@@ -95,7 +95,7 @@ class Replay:
             reason = (
                 f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
             )
-            return Done(key, tokens, failure=reason)
+            return ItemResult(key, tokens, failure=reason)
         # A reward in the file replaces the tests, which would have to run in the sandbox.
         if row.reward is not None:
             turns = sum(turn.speaker.name == AGENT for turn in state.turns)
@@ -106,10 +106,10 @@ class Replay:
                     grade = await self.environment.grade(state, self.shared)
                     grade = await with_leaks(self.environment, state, grade)
             except EngineError as error:
-                return Done(key, tokens, failure=str(error))
+                return ItemResult(key, tokens, failure=str(error))
         assert state.end is not None
         tree.end(Outcome(state.turns[-1].id, int(key.sample), state.end, state.answer, grade.score))
-        return Done(key, {**tokens, **grade.metrics}, tree)
+        return ItemResult(key, {**tokens, **grade.metrics}, tree)
 
     def _tree(self, task: Task, sample: int, row: OfflineDialogue) -> tuple[Tree, State, int]:
         """Return the dialogue as a tree with one path, its last state, and the context tokens it needs."""
@@ -163,9 +163,8 @@ async def play_offline(
             shared = Shared(await stack.enter_async_context(sandbox))
         replay = Replay(environment, renderer, context, f"import:{file.name}", shared)
         items = {key: partial(replay.finish, key, *dialogue) for key, dialogue in dialogues.items()}
-        await do_items(
-            run.store, items, progress, "dialogues", f"read {file.name}", in_flight=IN_FLIGHT
-        )
+        title = f"read {file.name}"
+        await do_items(run.store, items, progress, "dialogues", title, in_flight=IN_FLIGHT)
     return {**summary(run.store, FIRST, "rollout"), "held_out": left_out}
 
 
@@ -197,7 +196,6 @@ def _dialogues(
             repeats[task.id] += 1
             dialogues[key] = (task, row)
     if not dialogues:
-        raise UserError(
-            f"every dialogue of {file} has a held-out task", "give a file with training tasks"
-        )
+        problem = f"every dialogue of {file} has a held-out task"
+        raise UserError(problem, "give a file with training tasks")
     return dialogues, left_out

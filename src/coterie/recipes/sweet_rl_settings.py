@@ -166,8 +166,8 @@ class SweetSettings(RecipeSettings):
     multi_turn_dpo: PolicySettings = PolicySettings()
 
     @property
-    def rounds(self) -> int:
-        """Number of rounds: ``sweet`` trains a critic, then the policy; the baselines only the policy."""
+    def iteration_count(self) -> int:
+        """Number of iterations: ``sweet`` trains a critic, then the policy; the baselines only the policy."""
         return 2 if self.method == "sweet" else 1
 
     @property

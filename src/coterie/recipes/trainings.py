@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,67 +25,131 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.training.ranks import Ranks, RankScorer
 
 
-def train_role(
-    run: Run,
-    iteration: int,
-    model: LoadedModel,
-    items: Sequence[Any],
-    settings: TrainingSettings,
-    progress: Progress,
-    *,
-    objective: "Objective[Any] | None" = None,
-    role: str,
-    heldout: Sequence[Any] = (),
-    measure_every: int | None = None,
-    ranks: "tuple[Ranks, ModelSource] | None" = None,
-) -> Metrics:
-    """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training.
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """Training of a role in an iteration of a run."""
 
-    ``ranks`` that have started for this training are used.
-    """
-    from coterie.training.checkpoint import weight_hash
-    from coterie.training.losses import SFT
-    from coterie.training.trainer import train
+    run: Run
+    iteration: int
+    role: str
+    model: LoadedModel
+    """Model to train."""
+    settings: TrainingSettings
+    """Settings with the seed of the iteration."""
+    progress: Progress
 
-    folder, objective = run.training_folder(iteration, role), objective or SFT()
-    named: dict[str, Any] = {"objective": objective, "progress": progress, "heldout": heldout}
-    named |= {"tracker": run.tracker.of(role), "measure_every": measure_every}
-    if role != POLICY:  # the lines of the progress only count rows
-        progress.say(f"training {role}: {len(items)} rows or pairs")
-    with nullcontext(ranks) if ranks else ranks_for(run, model, settings, folder) as started:
-        if started:
-            # Only trainings on several processes load this module.
-            from coterie.training.ranks import train_on_ranks
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        run: Run,
+        iteration: int,
+        settings: TrainingSettings,
+        progress: Progress,
+        role: str | None = None,
+        version: int | None = None,
+    ) -> "TrainingJob":
+        """Return the training of a version of a role (default: the newest version of the main role)."""
+        role = role or recipe.main_role
+        version = recipe.newest(run, role, iteration) if version is None else version
+        model = recipe.models(run).load(role, version, trainable=True)
+        return cls(run, iteration, role, model, recipe.seeded(settings, iteration), progress)
 
-            report = train_on_ranks(*started, model.model, items, settings, folder, **named)
-        else:
-            report = train(model.model, items, settings, folder, **named)
-    dropped = report.dropped_too_long + report.dropped_empty
-    return {
-        "rows": len(items) - dropped,
-        "dropped": dropped,
-        "trained_tokens": report.targets,
-        "steps": report.steps,
-        "loss": report.last_loss,
-        "weights": weight_hash(report.final),
-    }
+    @property
+    def folder(self) -> Path:
+        return self.run.training_folder(self.iteration, self.role)
 
+    def train(
+        self,
+        items: Sequence[Any],
+        objective: "Objective[Any] | None" = None,
+        *,
+        heldout: Sequence[Any] = (),
+        measure_every: int | None = None,
+        ranks: "tuple[Ranks, ModelSource] | None" = None,
+    ) -> Metrics:
+        """Train on items, by default with SFT on rows. ``heldout`` items are measured during training.
 
-@contextmanager
-def ranks_for(
-    run: Run, model: LoadedModel, settings: TrainingSettings, folder: Path
-) -> "Iterator[tuple[Ranks, ModelSource] | None]":
-    """Start the ranks of a training, if its settings ask for any."""
-    if launches(settings):
+        ``ranks`` that have started for this training are used.
+        """
+        from coterie.training.checkpoint import weight_hash
+        from coterie.training.losses import SFT
+        from coterie.training.trainer import train
+
+        model, progress = self.model.model, self.progress
+        named: dict[str, Any] = {"objective": objective or SFT(), "progress": progress}
+        named |= {"heldout": heldout, "measure_every": measure_every}
+        named |= {"tracker": self.run.tracker.of(self.role)}
+        if self.role != POLICY:  # the lines of the progress only count rows
+            progress.say(f"training {self.role}: {len(items)} rows or pairs")
+        with nullcontext(ranks) if ranks else self.open_ranks() as started:
+            if started:
+                # Only trainings on several processes load this module.
+                from coterie.training.ranks import train_on_ranks
+
+                report = train_on_ranks(*started, model, items, self.settings, self.folder, **named)
+            else:
+                report = train(model, items, self.settings, self.folder, **named)
+        dropped = report.dropped_too_long + report.dropped_empty
+        return {
+            "rows": len(items) - dropped,
+            "dropped": dropped,
+            "trained_tokens": report.targets,
+            "steps": report.steps,
+            "loss": report.last_loss,
+            "weights": weight_hash(report.final),
+        }
+
+    def train_dpo(
+        self,
+        pairs: Sequence[Pair],
+        objective: DPOSettings,
+        *,
+        heldout: Sequence[Pair] = (),
+        measure_every: int | None = None,
+    ) -> Metrics:
+        """Train by DPO on pairs, with the model before this training as the reference.
+
+        ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the
+        rejected side l. Log-probs of the reference are stored next to the training.
+        """
+        from peft import PeftModel
+
+        from coterie.training.losses import DPO
+        from coterie.training.ranks import RankScorer
+        from coterie.training.reference import with_reference
+
+        model, settings = self.model.model, self.settings
+        # The reference has the adapter that the policy has before this training.
+        adapter = model.active_adapter if isinstance(model, PeftModel) else None
+        named: dict[str, Any] = {"adapter": adapter, "reduction": objective.reduction}
+        named["progress"] = self.progress
+        # The same ranks compute the reference and train, because starting them is slow.
+        with self.open_ranks() as ranks:
+            with RankScorer(*ranks, settings) if ranks else nullcontext() as scorer:
+
+                def referenced(split: Sequence[Pair], name: str) -> list[Pair]:
+                    folder = self.folder / name
+                    return with_reference(model, split, settings, folder, scorer=scorer, **named)
+
+                training_pairs = referenced(pairs, "reference") if pairs else []
+                measured = referenced(heldout, "reference-heldout") if heldout else []
+            measures: dict[str, Any] = {"heldout": measured, "measure_every": measure_every}
+            return self.train(training_pairs, DPO(objective), ranks=ranks, **measures)
+
+    @contextmanager
+    def open_ranks(self) -> "Iterator[tuple[Ranks, ModelSource] | None]":
+        """Start the ranks of the training, if its settings ask for any."""
+        if not launches(self.settings):
+            yield None
+            return
         from coterie.training.ranks import ranks_of
 
-        with ranks_of(model, settings, folder, run.launch) as ranks:
+        with ranks_of(self.model, self.settings, self.folder, self.run.launch) as ranks:
             yield ranks
-    else:
-        yield None
 
 
-def imitate(
+def train_sft(
     recipe: Recipe,
     run: Run,
     iteration: int,
@@ -107,64 +171,7 @@ def imitate(
             f"iteration {iteration} selected no turns of {role} to train on",
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
-    version = recipe.newest(run, role, iteration) if version is None else version
-    model = recipe.models(run).load(role, version, trainable=True)
-    seeded = recipe.seeded(settings, iteration)
-    return train_role(run, iteration, model, rows, seeded, progress, role=role)
-
-
-def prefer(
-    recipe: Recipe,
-    run: Run,
-    iteration: int,
-    pairs: Sequence[Pair],
-    objective: DPOSettings,
-    settings: TrainingSettings,
-    progress: Progress,
-    *,
-    role: str | None = None,
-    heldout: Sequence[Pair] = (),
-    measure_every: int | None = None,
-) -> Metrics:
-    """Train a role's newest version (default: the main role's) by DPO on pairs; it is the reference.
-
-    ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the rejected
-    side l. Log-probs of the reference are stored next to the training.
-    """
-    from peft import PeftModel
-
-    from coterie.training.losses import DPO
-    from coterie.training.ranks import RankScorer
-    from coterie.training.reference import with_reference
-
-    role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
-    model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
-    # The reference is the policy before this training, so with its adapter if it has one.
-    adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
-    folder = run.training_folder(iteration, role)
-    # The same ranks compute the reference and train, because starting them is slow.
-    with ranks_for(run, model, seeded, folder) as ranks:
-        with RankScorer(*ranks, seeded) if ranks else nullcontext() as scorer:
-            pairs_with_reference, measured = (
-                with_reference(
-                    *(model.model, pairs_of_split, seeded, folder / name),
-                    adapter=adapter,
-                    reduction=objective.reduction,
-                    progress=progress,
-                    scorer=scorer,
-                )
-                if pairs_of_split
-                else []
-                for name, pairs_of_split in (("reference", pairs), ("reference-heldout", heldout))
-            )
-        return train_role(
-            *(run, iteration, model, pairs_with_reference, seeded, progress),
-            objective=DPO(objective),
-            role=role,
-            heldout=measured,
-            measure_every=measure_every,
-            ranks=ranks,
-        )
+    return TrainingJob.of(recipe, run, iteration, settings, progress, role, version).train(rows)
 
 
 class RankLikelihood:
@@ -222,7 +229,7 @@ async def likelihood_model(
         return
     from coterie.training.ranks import Ranks, RankScorer
 
-    source = models.source(role, version, merge=False)
+    source = models.source(role, version)
     with Ranks(settings, models.settings.device_name, folder, **run.launch) as ranks:
         model = RankLikelihood(RankScorer(ranks, source, settings))
         try:

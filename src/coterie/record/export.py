@@ -18,7 +18,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.config.folders import whole_file
+from coterie.config.folders import atomic_file
 from coterie.record.rows import Edit, Render, prompts, recontext, rows, view
 from coterie.record.store import Store, TreeKey
 from coterie.record.tables import json_of
@@ -38,7 +38,11 @@ def export(
     Without ``secrets``, secrets of tasks and prompts with secrets are omitted (:func:`redact`).
     """
     # A snapshot, since a run may write to the store meanwhile.
-    with whole_file(Path(path)) as part, store.snapshot(), part.open("w", encoding="utf-8") as file:
+    with (
+        atomic_file(Path(path)) as part,
+        store.snapshot(),
+        part.open("w", encoding="utf-8") as file,
+    ):
         for line_kind, fields in _lines(store, iterations, secrets):
             file.write(json_of({"kind": line_kind, **fields}) + "\n")
 
@@ -184,11 +188,9 @@ def export_rows(trained: TrainedSelection, form: Form) -> Iterator[dict[str, Any
 
     Only ``jsonl`` has ids, labels and log-probs, exactly as trained.
     """
-    leaf, agent, name = (
-        trained.selection.leaf,
-        trained.selection.agent,
-        str(trained.selection.context),
-    )
+    leaf = trained.selection.leaf
+    agent = trained.selection.agent
+    name = str(trained.selection.context)
     # Exported chats have the same context as the rows that were trained.
     if trained.edit is None:
         agent_view = view(trained.tree, leaf, agent)
@@ -200,12 +202,10 @@ def export_rows(trained: TrainedSelection, form: Form) -> Iterator[dict[str, Any
         agent_view.segments, rows(agent_view, trained.selection.weight), strict=True
     ):
         turns = [piece.turn for piece in segment.pieces if piece.turn is not None]
-        # The last turn's chat contains all turns of the segment: each prompt extends the previous
-        # one.
+        # The last turn's chat contains all turns of the segment: each prompt extends the previous one.
         chat, tools = _chat(trained, turns[-1]), _tools(trained, turns[-1])
         if form == "jsonl":
-            # Everything after the first prompt is completion, observations included; labels tell
-            # them apart.
+            # Everything after the first prompt is completion, observations included; labels tell them apart.
             prompt_length = len(_prompt(trained, turns[0]))
             fields = {
                 "prompt": _merge(chat[:prompt_length]),
@@ -321,8 +321,7 @@ def _merge(messages: Iterable[tuple[str, str]]) -> Chat:
     chat: Chat = []
     inside = False
     for role, text in messages:
-        # Inline text has no message of its own: it is the environment's text inside an agent's
-        # turn.
+        # Inline text has no message of its own: it is the environment's text inside an agent's turn.
         inline = role == "inline"
         last_role = chat[-1]["role"] if chat else ""
         role = ("assistant" if last_role == "assistant" else "user") if inline else role

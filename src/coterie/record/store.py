@@ -515,10 +515,8 @@ class Store:
             tree = self._fill(key, (turn for _, turn in self.turns(key)))
             for row in self._checked(find, key[:1], _name(key)):
                 id_, agent, parent, previous, keep, ids, kept_messages, messages, tools = row
-                message_delta, offered = (
-                    value_of(tables.MESSAGES, messages),
-                    _tools(tools) if tools else (),
-                )
+                message_delta = value_of(tables.MESSAGES, messages)
+                offered = _tools(tools) if tools else ()
                 header = (id_, agent, parent, previous, keep)
                 request = Request(
                     *header, numbers_of(ids, IDS), kept_messages, message_delta, offered

@@ -274,8 +274,7 @@ def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None =
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     """Insert a row with the digest of its values, and return its row id."""
     placeholders = ", ".join("?" * (len(row) + 1))
-    # Keys that are numbered in order of insertion differ between equal stores, so the digest skips
-    # them.
+    # Keys that are numbered in order of insertion differ between equal stores, so the digest skips them.
     values = (*row, digest_of(*row[PLACES[table] :]))
     return db.execute(f"INSERT INTO {table} VALUES ({placeholders})", values).lastrowid or 0
 
@@ -308,8 +307,7 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool 
             "open it with the version that wrote it, or start a new run folder",
         )
     if not read_only:
-        # In this mode readers (such as a report of a running run) and the writer don't block each
-        # other.
+        # In this mode readers (such as a report of a running run) and the writer don't block each other.
         if pragma("journal_mode = WAL") != "wal":
             raise UserError(
                 f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"

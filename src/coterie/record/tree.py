@@ -181,8 +181,7 @@ class Tree:
             raise KeyError(f"parent {turn.parent} of turn {turn.id} is not in tree {self.task}")
         if request is not None:
             self.requests[request.id] = request
-        # Samples of one task share their first turns (such as an observation), which each of them
-        # adds.
+        # Samples of one task share their first turns (such as an observation), which each of them adds.
         if turn.id not in self.turns:
             self.turns[turn.id] = turn
             self._children.setdefault(turn.parent, []).append(turn.id)
@@ -194,8 +193,7 @@ class Tree:
 
     def end(self, outcome: Outcome) -> None:
         """Add the outcome of a path; a leaf belongs to one sample."""
-        # Two samples with equal tokens would be one path with one reward. Separate draws
-        # (`Turn.draw`) keep them apart.
+        # Two samples with equal tokens would be one path with one reward. Separate draws (`Turn.draw`) keep them apart.
         old = self.outcomes.get(outcome.leaf)
         if old is not None and old.sample != outcome.sample:
             raise ValueError(
@@ -232,8 +230,7 @@ class Tree:
 
     def messages(self, request: Request) -> tuple[Message, ...]:
         """Return all messages of the prompt of a request, oldest first."""
-        # Each request is a delta on the agent's previous one. Go back to the first, then apply
-        # them.
+        # Each request is a delta on the agent's previous one. Go back to the first, then apply them.
         deltas = [request]
         while (previous := deltas[-1].previous) is not None:
             previous_prompt = self.turns[previous].prompt

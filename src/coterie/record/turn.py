@@ -176,14 +176,12 @@ class Request:
         tools: tuple[Tool, ...] = (),
     ) -> "Request":
         """Build a request as a delta on the running prompt. The id hashes the arguments, ``tools`` only if any."""
-        # Prompts of a dialogue repeat each other. As deltas, a dialogue takes space linear in its
-        # length.
+        # Prompts of a dialogue repeat each other. As deltas, a dialogue takes space linear in its length.
         keep = common_length(prompt, running)
         keep_messages = common_length(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
         content = [[m.role, m.turn, [[p.text, p.source, p.image] for p in m.parts]] for m in new]
-        # Fields at their default are left out of the key, so that ids of earlier records do not
-        # change.
+        # Fields at their default are left out of the key, so that ids of earlier records do not change.
         offered = [[[t.name, t.description, t.parameters, t.alone] for t in tools]] if tools else []
         key = (agent, parent, previous, keep, delta, keep_messages, content, *offered)
         id_ = digest("request", *key)

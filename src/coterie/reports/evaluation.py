@@ -11,7 +11,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import page
 from coterie.reports.charts import Chart, Series, score_point
-from coterie.reports.examples import Example, Shown, add_pictures, example, rollout
+from coterie.reports.examples import Example, ExampleSample, add_pictures, example, rollout
 from coterie.reports.page import Report, Section
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings
@@ -53,7 +53,7 @@ def evaluation_report(
         tools = page.tools(store.calls())
     return Report(
         kind="evaluation",
-        title=f"{', '.join(result.label for result in results)} on {settings.played}",
+        title=f"{', '.join(result.label for result in results)} on {settings.benchmark}",
         facts=(
             ("method", settings.method),
             ("temperature", f"{settings.temperature:g}"),
@@ -165,7 +165,7 @@ def _examples(settings: BenchmarkSettings, results: Sequence[Evaluation]) -> tup
                 scores.setdefault(tree.task, []).extend(outcomes)
         examples, environment = [], settings.build_environment()
         for task in _picked_tasks(scores):
-            samples: list[Shown] = []
+            samples: list[ExampleSample] = []
             for result, store, attempt in zip(results, stores, attempts, strict=True):
                 if task not in store.tree_tasks(attempt, EVALUATION):
                     continue

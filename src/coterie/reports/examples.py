@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Tokens of one agent in order: prompts and replies."""
 
     agent: str
@@ -71,14 +71,14 @@ class Sample:
 
     name: str
     facts: tuple[tuple[str, str], ...]
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     side: str = ""
     """``chosen``, ``rejected``, ``more likely``, ``less likely``, or empty."""
 
     @property
     def trained(self) -> int:
         """Number of trained tokens."""
-        pieces = (piece for stretch in self.stretches for piece in stretch.pieces)
+        pieces = (piece for segment in self.segments for piece in segment.pieces)
         return sum(piece.tokens for piece in pieces if piece.kind == "trained")
 
 
@@ -91,14 +91,14 @@ class Example:
     """Why the example is shown or trained on."""
     task: str
     answers: tuple[tuple[str, str], ...]
-    prompts: tuple[Stretch, ...]
+    prompts: tuple[Segment, ...]
     samples: tuple[Sample, ...]
     pictures: tuple[tuple[str, str], ...] = ()
     """Captions and ``data:`` URLs of images, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ExampleSample:
     """A sample with its whole rows by agent, or as plain text."""
 
     name: str
@@ -113,7 +113,7 @@ class Shown:
 
 def example(
     task: Task | None,
-    samples: Sequence[Shown],
+    samples: Sequence[ExampleSample],
     decoder: Callable[[str], ChatRenderer],
     reason: str = "",
     *,
@@ -139,7 +139,7 @@ def example(
             seen.add(agent)
     shared = {agent: _shared(several, decoder(agent)) for agent, several in firsts.items()}
     prompts = [
-        Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
+        Segment(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
         for agent, several in firsts.items()
     ]
     # Replies of a server have no tokens, so the environment writes the prompts.
@@ -163,24 +163,15 @@ def rollout(
     facts: Mapping[str, float | str] | None = None,
     *,
     trained: bool = False,
-    side: str = "",
-) -> Shown:
+) -> ExampleSample:
     """Return a finished rollout with its score, answer and ending; all its agents' own tokens are targets."""
     agents = dict.fromkeys(turn.speaker.name for turn in path if turn.prompt and turn.ids)
-    agent_rows = tuple(
-        (agent, row)
-        for agent in agents
-        for row in rows(view(tree, outcome.leaf, agent))
-        if row.targets
-    )
-    text = (
-        ""
-        if agent_rows
-        else "\n\n".join(f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
-    )
-    return Shown(
-        name, described(outcome, facts or {}), agent_rows, text, trained, side, outcome.answer
-    )
+    views = ((agent, view(tree, outcome.leaf, agent)) for agent in agents)
+    agent_rows = tuple((agent, row) for agent, v in views for row in rows(v) if row.targets)
+    lines = (f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
+    text = "" if agent_rows else "\n\n".join(lines)
+    texts = described(outcome, facts or {})
+    return ExampleSample(name, texts, agent_rows, text, trained, answer=outcome.answer)
 
 
 def described(
@@ -205,13 +196,13 @@ def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _openings(environment: Environment, task: Task) -> list[Stretch]:
+def _openings(environment: Environment, task: Task) -> list[Segment]:
     try:
         openings = first_prompts(environment, task)
     except UserError:
         return []
     return [
-        Stretch(
+        Segment(
             agent,
             tuple(
                 _piece(f"{message.role}: {''.join(part.text for part in message.parts)}\n", "context", 0, MAX_PROMPT)
@@ -241,18 +232,18 @@ def _shared(several: Sequence[Row], renderer: ChatRenderer) -> int:
 
 
 def _rest(
-    sample: Shown, shared: Mapping[str, int], decoder: Callable[[str], ChatRenderer]
-) -> tuple[Stretch, ...]:
+    sample: ExampleSample, shared: Mapping[str, int], decoder: Callable[[str], ChatRenderer]
+) -> tuple[Segment, ...]:
     if sample.text:
-        return (Stretch("", (_piece(sample.text, "sampled", 0),)),)
-    stretches, agents = [], set[str]()
+        return (Segment("", (_piece(sample.text, "sampled", 0),)),)
+    segments, agents = [], set[str]()
     for agent, row in sample.rows:
         # Only the first row of an agent begins with the shared prompt.
         start = 0 if agent in agents else shared[agent]
         agents.add(agent)
         pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=sample.trained)
-        stretches.append(Stretch(agent, pieces))
-    return tuple(stretches)
+        segments.append(Segment(agent, pieces))
+    return tuple(segments)
 
 
 def _pieces(
@@ -261,8 +252,7 @@ def _pieces(
     """Return the text of a part of a row, cut where trained tokens begin and end."""
     own_kind, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
     counts = [(is_own, len([*run])) for is_own, run in groupby(row.mask[start:stop])]
-    # Texts are decoded from the start of the row, because a token's text may depend on earlier
-    # tokens.
+    # Texts are decoded from the start of the row, because a token's text may depend on earlier tokens.
     text, pieces, position = renderer.decode(row.ids[:stop]), [], start
     done = _common(text, renderer.decode(row.ids[:start]))
     for is_own, count in counts:
@@ -295,7 +285,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def add_pictures(
-    examples: Sequence[tuple[Example, Task, Sequence[Shown]]],
+    examples: Sequence[tuple[Example, Task, Sequence[ExampleSample]]],
     environment: Environment,
     folder: Path,
 ) -> tuple[Example, ...]:
@@ -331,7 +321,7 @@ def add_pictures(
     )
 
 
-def _page(sample: Shown) -> tuple[str, str | None]:
+def _page(sample: ExampleSample) -> tuple[str, str | None]:
     score = dict(sample.facts).get("score", "")
     return f"{sample.name}: similarity {score}" + ", no page" * (not sample.answer), sample.answer
 

@@ -144,8 +144,7 @@ class _MessageWriter:
             if turn.prompt is not None:
                 yield from self._prompt(turn, history.setdefault(name, Counter()))
             metadata = {"speaker": name, **self.credit.get(turn.id, {})}
-            # Ids of calls are unique only within a turn, so the id of the calling turn precedes
-            # them.
+            # Ids of calls are unique only within a turn, so the id of the calling turn precedes them.
             for result in turn.results:
                 error = {"type": "unknown", "message": result.text} if result.error else None
                 yield {

@@ -91,8 +91,7 @@ def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupA
     flat = 0
     for group in compared:
         rewards = [total for total in (totals[index] for index in group) if total is not None]
-        # Groups of equal rewards teach nothing; their number shows whether tasks are too easy or
-        # hard.
+        # Groups of equal rewards teach nothing; their number shows whether tasks are too easy or hard.
         flat += max(rewards) == min(rewards)
         for index, value in zip(group, _relative_to_group(rewards, baseline), strict=True):
             values[index] = value

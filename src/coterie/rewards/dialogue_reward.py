@@ -45,8 +45,7 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, P
     """
     ends = {}
     for name in names:
-        # From the shortest name to the longest: function, `FILE:FUNCTION`, with one folder, and so
-        # on.
+        # From the shortest name to the longest: function, `FILE:FUNCTION`, with one folder, and so on.
         starts = [match.end() for match in re.finditer(r"[/\\]", name)]
         ends[name] = dict.fromkeys([label(name), *(name[n:] for n in starts[::-1]), name])
     # An end that two terms share, or a built-in term has, would be ambiguous in reports.
@@ -304,8 +303,7 @@ def loss_term(sample: DialogueSample, settings: RewardSettings) -> float:
         return -1.0
     if sample.repeats and settings.repeats_lose_loss:
         return 0.0
-    # The paper's 1 / loss grows without bound for fluent text; the other form is at most
-    # lambda_loss.
+    # The paper's 1 / loss grows without bound for fluent text; the other form is at most lambda_loss.
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
@@ -456,10 +454,8 @@ class PathReward:
         assert limit is not None and buffer is not None, "checked in the settings"
         # Only the agent's tokens count, not observations. An unsampled turn (of a script) has no
         # finish reason, and counts as ended.
-        last_sample, tokens = (
-            agent_turns[-1].sample if agent_turns else None,
-            sum(len(turn.ids) for turn in agent_turns),
-        )
+        last_sample = agent_turns[-1].sample if agent_turns else None
+        tokens = sum(len(turn.ids) for turn in agent_turns)
         finish, ending = last_sample.finish if last_sample else "end", graded.outcome.ending
         return overlong_penalty(
             tokens, finish, ending, limit=limit, buffer=buffer, weight=s.overlong_penalty

@@ -53,10 +53,8 @@ class AgentContext:
         """Return the context with the messages of a request and the agent's turn."""
         assert request is not None, "only turns with tokens are stored as deltas"
         # The running prompt is the kept beginning, the request's new tokens and the sampled turn.
-        reply, kept_messages = (
-            Message("assistant", turn=turn.id),
-            self.messages[: request.keep_messages],
-        )
+        reply = Message("assistant", turn=turn.id)
+        kept_messages = self.messages[: request.keep_messages]
         ids = self.ids[: request.keep] + request.ids + turn.ids
         return AgentContext(turn.id, ids, (*kept_messages, *request.messages, reply))
 
@@ -194,8 +192,7 @@ class TokenSampler:
     def _response(
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
-        # Completions have no stop string in their text, but the environment needs it to read a
-        # call.
+        # Completions have no stop string in their text, but the environment needs it to read a call.
         stop = completion.stop if completion.stop in prompt.stop else ""
         calls: tuple[ToolCall, ...] = ()
         if prompt.tools:
@@ -305,8 +302,7 @@ def utterances(prompt: Prompt) -> list[Utterance]:
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
-            # Parts of the message replace the text of each result, as when old results are
-            # shortened.
+            # Parts of the message replace the text of each result, as when old results are shortened.
             instead = "".join(part.text for part in message.parts)
             for call_result in turn.results:
                 id_ = f"c{calling:04}{place(call_result.call_id):04}"

@@ -46,8 +46,7 @@ class ManagedSession:
 
     async def close(self, seconds: float) -> None:
         """Close the session. Cancel it if it is not open yet or does not close in time, then wait once more."""
-        # The owner leaves the session's block on its own. While still opening, it is canceled at
-        # once.
+        # The owner leaves the session's block on its own. While still opening, it is canceled at once.
         self._over.set()
         if self._opened.done():
             await asyncio.wait([self._owner], timeout=seconds)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import model_validator
 
-from coterie.config.folders import make_folder, whole_file
+from coterie.config.folders import atomic_file, make_folder
 from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, flatten, resolve
 from coterie.config.settings import MOST_SEED, key
@@ -26,14 +26,14 @@ from coterie.environments.registry import (
     ENVIRONMENTS,
     NAMES,
     Choice,
-    PlayedSettings,
+    TaskSettings,
     content,
     is_data_file,
     is_environment,
     is_name_word,
     is_played,
     make_environment,
-    played_type,
+    task_settings_type,
     with_file,
 )
 from coterie.environments.settings import Method
@@ -66,7 +66,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
 """Evaluation settings of a benchmark's paper (ColBench: SWEET-RL's released code)."""
 
 
-class BenchmarkSettings(PlayedSettings):
+class BenchmarkSettings(TaskSettings):
     """Settings of a benchmark. Policies are comparable under equal settings."""
 
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
@@ -112,7 +112,7 @@ class BenchmarkSettings(PlayedSettings):
         return by_method(environment, self.method, self.attempts)
 
 
-B = TypeVar("B", bound=PlayedSettings)
+B = TypeVar("B", bound=TaskSettings)
 
 
 def benchmark_settings(
@@ -143,12 +143,12 @@ def benchmark_settings(
             problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"
             raise UserError(problem, "name one, or give an environment such as code_maths first")
         words_choice = replace(words_choice, dataset=absolute_name(benchmark))
-    choice = words_choice.over(Choice())
+    choice = words_choice.with_defaults(Choice())
     # The names are settled now, so that only the other settings remain to be resolved.
     keys = [word for word in words if not is_name_word(word)]
     # Later layers win: what the data set implies, then the caller's values, then the names.
     values = [choice.values(), *layers, choice.names()]
-    return resolve(played_type(base, choice), values, keys, where=where)
+    return resolve(task_settings_type(base, choice), values, keys, where=where)
 
 
 def sampler_per_agent(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
@@ -173,7 +173,7 @@ async def evaluate(
     environment = settings.build_environment()
     if settings.samples > 1 and not isinstance(environment, Votes):
         raise UserError(
-            f"samples={settings.samples}: {settings.played} has no vote over answers",
+            f"samples={settings.samples}: {settings.benchmark} has no vote over answers",
             "use samples=1, or implement Votes in the environment: answer_to, same, similarity",
         )
     make_folder(path.parent)
@@ -220,7 +220,7 @@ def task_values(settings: BenchmarkSettings, split: Split, column: str) -> dict[
         columns |= dict.fromkeys(row_values)
         values[task.id] = str(row_values.get(column, "(none)"))
     if column not in columns:
-        problem = f"by={column}: no task of {settings.played} has a column {column!r}"
+        problem = f"by={column}: no task of {settings.benchmark} has a column {column!r}"
         fix = f"{did_you_mean(column, columns)}its columns are {', '.join(columns)}"
         raise UserError(problem, fix)
     return values
@@ -245,7 +245,7 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     prompts = [part.text for message in messages for part in message.parts]
     suffix = "" if split == "heldout" else f"-{split}"
     identity = digest(policy, fingerprint, rows, *prompts)[:12]
-    return f"{settings.played}-{identity}{suffix}.sqlite"
+    return f"{settings.benchmark}-{identity}{suffix}.sqlite"
 
 
 async def write_dialogues(file: Path, store: Store, settings: BenchmarkSettings, step: int) -> None:
@@ -258,14 +258,14 @@ async def write_dialogues(file: Path, store: Store, settings: BenchmarkSettings,
     environment = settings.build_environment()
     several = len(agents_of(environment)) > 1
     attempt = store.iterations(EVALUATION)[-1]
-    with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
+    with atomic_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for tree in store.outlines(attempt, EVALUATION):
             task = store.task(tree.task)
             first_prompt = next(iter((await first_prompts_async(environment, task)).values()))
             messages = ("".join(part.text for part in m.parts) for m in first_prompt.messages)
             row: dict[str, Any] = {
                 "step": step,
-                "data_source": settings.played,
+                "data_source": settings.benchmark,
                 "ground_truth": list(known_answers(task)),
                 "input": "\n\n".join(messages),
             }

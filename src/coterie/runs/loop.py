@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
@@ -17,24 +17,86 @@ from coterie.progress import Progress, StagePlace
 from coterie.record.store import copy_step
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.interruption import TERMINATED
-from coterie.runs.run import Run, Step, differences, new_run, open_run, read_config, write_config
+from coterie.runs.run import (
+    Run,
+    StageKey,
+    differences,
+    new_run,
+    open_run,
+    read_config,
+    write_config,
+)
 
 Do = Callable[[Run, int, Progress], Metrics]
 """Function that does or resumes a stage of an iteration and returns its metrics."""
+W = TypeVar("W", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage of one iteration."""
 
-    step: Step
+    key: StageKey
     do: Do
-    after: tuple[Step, ...] = ()
+    after: tuple[StageKey, ...] = ()
     depends: tuple[object, ...] = ()
     """Settings that its results depend on, in addition to the settings of the whole recipe."""
     trains: tuple[str, ...] = ()
     kind: str = ""
     """Name of the work. Stages of one kind in other iterations are used to estimate the remaining time."""
+
+
+Declared = Sequence[Any] | Callable[[Any, int], Sequence[Any]]
+"""Values, or a function of the recipe and the iteration that returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDeclaration:
+    """Arguments of :func:`stage`."""
+
+    name: str
+    after: tuple[str, ...]
+    uses: Declared
+    depends: Declared
+    trains: Declared
+    alone: bool
+
+
+def stage(
+    name: str,
+    *,
+    after: str | Sequence[str] = (),
+    uses: str | Declared = (),
+    depends: Declared = (),
+    trains: str | Declared = (),
+    alone: bool = False,
+) -> Callable[[W], W]:
+    """Declare the stage of a method with the arguments ``run``, ``iteration`` and ``progress``.
+
+    A change of what ``uses`` or ``depends`` names, or of a stage in ``after``, makes the results invalid. ``uses``,
+    ``depends`` and ``trains`` may be functions of the recipe and the iteration.
+
+    Args:
+        name: Name of the stage, unique in its iteration.
+        after: Stages of the same iteration whose results it reads.
+        uses: Names of the settings and groups that its results depend on, such as ``rollout`` or ``train``.
+        depends: Other values that its results depend on, such as the hash of a file.
+        trains: Roles that it trains.
+        alone: Stop servers first, to free the devices. A stage that trains always does so.
+    """
+
+    def declare(method: W) -> W:
+        declaration = StageDeclaration(
+            name, _names(after), _names(uses), depends, _names(trains), alone
+        )
+        method.declaration = declaration  # type: ignore[attr-defined]
+        return method
+
+    return declare
+
+
+def _names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +140,18 @@ def check_roles(roles: Sequence[Role]) -> None:
 
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
     """Raise ``UserError`` unless stages have unique names and follow the stages that they need."""
-    earlier: set[Step] = set()
+    earlier: set[StageKey] = set()
     for stage in stages:
-        step, missing = (
-            stage.step,
-            [required for required in stage.after if required not in earlier],
-        )
-        if step in earlier:
-            raise UserError(
-                f"the recipe {recipe} has two stages called {step}", "give each a unique name"
-            )
+        key = stage.key
+        missing = [required for required in stage.after if required not in earlier]
+        if key in earlier:
+            problem = f"the recipe {recipe} has two stages called {key}"
+            raise UserError(problem, "give each a unique name")
         if missing:
-            raise UserError(
-                f"the recipe {recipe} has the {step} without the {missing[0]} before it",
-                "correct `after`, or put the stages in the order in which they run",
-            )
-        earlier.add(step)
+            problem = f"the recipe {recipe} has the {key} without the {missing[0]} before it"
+            fix = "correct `after`, or put the stages in the order in which they run"
+            raise UserError(problem, fix)
+        earlier.add(key)
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
@@ -114,26 +172,21 @@ REINFORCE = "reinforce"
 
 def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
     # One more evaluation follows the last iteration, so evaluations don't count as iterations.
-    iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
-    done = [s for s in stages if run.is_finished(s.step)]
+    iterations = sorted({s.key.iteration for s in stages if s.key.stage != EVALUATION})
+    done = [s for s in stages if run.is_finished(s.key)]
     # The last finished stage of each kind is the estimate for those to come.
-    seconds = {s.kind: run.metrics(s.step).get("seconds") for s in done}
-    seconds_by_kind = {
-        kind: float(stage_seconds)
-        for kind, stage_seconds in seconds.items()
-        if stage_seconds is not None
-    }
-    remaining = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
-    later = [seconds_by_kind.get(s.kind) for s in remaining if s.kind != stage.kind]
-    iteration = stage.step.iteration
+    measured = {s.kind: run.metrics(s.key).get("seconds") for s in done}
+    seconds = {kind: float(value) for kind, value in measured.items() if value is not None}
+    remaining = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.key)]
+    later = [seconds.get(s.kind) for s in remaining if s.kind != stage.kind]
+    iteration = stage.key.iteration
     number = iterations.index(iteration) + 1 if iteration in iterations else None
     # The remaining time is only shown if every kind of remaining stage has been measured.
-    unknown = None in later or stage.step.stage == REINFORCE
+    unknown = None in later or stage.key.stage == REINFORCE
     later_seconds = None if unknown else sum(stage_seconds or 0.0 for stage_seconds in later)
     same = sum(s.kind == stage.kind for s in remaining)
-    return StagePlace(
-        iteration, number, len(iterations), seconds_by_kind.get(stage.kind), later_seconds, same
-    )
+    last_seconds = seconds.get(stage.kind)
+    return StagePlace(iteration, number, len(iterations), last_seconds, later_seconds, same)
 
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
@@ -146,60 +199,60 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(["coterie", *words[1:]]) if called else ""
 
 
-def run_steps(
+def run_stages(
     recipe: Any,
     run: Run,
     progress: Progress,
-    steps: Sequence[Step] | None = None,
+    keys: Sequence[StageKey] | None = None,
     *,
     on_stage_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the unfinished steps among ``steps`` (default: all), and call ``on_stage_end`` after each."""
-    stages = {stage.step: stage for stage in recipe.stages()}
+    """Run the unfinished stages among ``keys`` (default: all), and call ``on_stage_end`` after each."""
+    stages = {stage.key: stage for stage in recipe.stages()}
     # Fail before any file is changed: a mistake in the stages, or settings that have changed.
     check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
     write_config(run)
     run.note_command(command_line(sys.argv))
     try:
-        for step in stages if steps is None else steps:
-            if not run.is_finished(step):
+        for key in stages if keys is None else keys:
+            if not run.is_finished(key):
                 if TERMINATED.is_set():
                     raise KeyboardInterrupt
-                progress.stage(stage_place(run, list(stages.values()), stages[step]))
-                _run_stage(recipe, run, stages[step], progress)
+                progress.stage(stage_place(run, list(stages.values()), stages[key]))
+                _run_stage(recipe, run, stages[key], progress)
                 on_stage_end()
     finally:
         recipe.close()
 
 
 def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
-    step = stage.step
+    key = stage.key
     for required in stage.after:
         if not run.is_finished(required):
             command = (
                 f"coterie stage {required.stage} {run.folder} --iteration {required.iteration}"
             )
-            problem = f"the {step} needs the {required}, which is not finished"
+            problem = f"the {key} needs the {required}, which is not finished"
             raise UserError(problem, f"run `{command}` first, or `coterie run` for all stages")
     # The start is recorded too, since an interrupted stage must resume with the same settings.
-    run.begin(step, recipe.fingerprint(step))
+    run.begin(key, recipe.fingerprint(key))
     start = time.monotonic()
-    metrics = stage.do(run, step.iteration, progress)
+    metrics = stage.do(run, key.iteration, progress)
     seconds = round(time.monotonic() - start, 3)
-    run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
+    run.finish(key, recipe.fingerprint(key), {**metrics, "seconds": seconds})
 
 
 def check_finished(recipe: Any, run: Run) -> None:
-    """Raise :class:`UserError` if the settings of a step that has results have changed."""
-    for step in [stage.step for stage in recipe.stages()]:
-        fingerprint = run.start_fingerprint(step)
-        # A corrected reward or environment may follow a step that failed before its first result.
-        is_changed = fingerprint is not None and fingerprint != recipe.fingerprint(step)
-        if is_changed and run.has_results(step):
+    """Raise :class:`UserError` if the settings of a stage that has results have changed."""
+    for key in [stage.key for stage in recipe.stages()]:
+        fingerprint = run.start_fingerprint(key)
+        # A corrected reward or environment may follow a stage that failed before its first result.
+        is_changed = fingerprint is not None and fingerprint != recipe.fingerprint(key)
+        if is_changed and run.has_results(key):
             changed = differences(read_config(run.folder)[1], run.settings)
-            done = "finished" if run.is_finished(step) else "started"
-            lines = [f"the {step} in {run.folder} was {done} under other settings:"]
+            done = "finished" if run.is_finished(key) else "started"
+            lines = [f"the {key} in {run.folder} was {done} under other settings:"]
             problem = "\n    ".join([*lines, *(changed or _changed_files(run) or [UNSEEN])])
             fix = "--fork FOLDER for a new run that keeps the steps with equal settings"
             raise UserError(problem, f"add --folder FOLDER for a new run, or {fix}")
@@ -223,39 +276,46 @@ def _changed_files(run: Run) -> list[str]:
 
 def fork(
     recipe: Any, source: Path, target: Path, settings: Settings, from_step: int | None = None
-) -> list[Step]:
-    """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``; return them.
+) -> list[StageKey]:
+    """Create a run at ``target`` with the finished stages of ``source`` that are valid under ``settings``; return them.
 
-    The source may be a run of another recipe with equal steps. The folder appears when it is complete. ``from_step``
+    The source may be a run of another recipe with equal stages. The folder appears when it is complete. ``from_step``
     also keeps that many steps of its reinforcement learning, whose settings may have changed.
     """
     with (
         open_run(source, read_config(source)[0], settings, write=False) as old,
         new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
-        steps = _valid_steps(recipe, old, changed=REINFORCE if from_step else "")
+        keys = _valid_stages(recipe, old, changed=REINFORCE if from_step else "")
         with new.store.beside(old.store.path) as db:
-            for step in steps:
-                copy_step(db, step.iteration, step.stage, {}, marks=True)
+            for key in keys:
+                copy_step(db, key.iteration, key.stage, {}, marks=True)
         # Weights are copied, so either run can be removed without the other.
-        for step in steps:
-            for role in recipe.at(step).trains:
-                if (folder := old.training_folder(step.iteration, role)).exists():
-                    shutil.copytree(folder, new.training_folder(step.iteration, role))
+        for key in keys:
+            for role in recipe.find_stage(key).trains:
+                if (folder := old.training_folder(key.iteration, role)).exists():
+                    shutil.copytree(folder, new.training_folder(key.iteration, role))
         if from_step:
             from coterie.runs.reinforce_record import fork_steps
 
             fork_steps(old, new, from_step)
-    return steps
+    return keys
 
 
-def _valid_steps(recipe: Any, run: Run, changed: str) -> list[Step]:
-    """Return the finished steps that do not depend on a changed setting, or on the stage ``changed``."""
-    steps: list[Step] = []
+def _valid_stages(recipe: Any, run: Run, changed: str) -> list[StageKey]:
+    """Return the finished stages that do not depend on a changed setting, or on the stage ``changed``."""
+
+    def is_valid(key: StageKey) -> bool:
+        is_same = run.start_fingerprint(key) == recipe.fingerprint(key)
+        return is_same and key.stage != changed and run.is_finished(key)
+
+    return stages_where(recipe, is_valid)
+
+
+def stages_where(recipe: Any, is_valid: Callable[[StageKey], bool]) -> list[StageKey]:
+    """Return the valid stages of a recipe whose inputs are valid, too, in order."""
+    keys: list[StageKey] = []
     for stage in recipe.stages():
-        # A stage stays valid only if the stages that it needs stay valid.
-        step, has_inputs = stage.step, all(required in steps for required in stage.after)
-        is_same = run.start_fingerprint(step) == recipe.fingerprint(step)
-        if has_inputs and is_same and step.stage != changed and run.is_finished(step):
-            steps.append(step)
-    return steps
+        if is_valid(stage.key) and all(required in keys for required in stage.after):
+            keys.append(stage.key)
+    return keys

@@ -51,7 +51,7 @@ from coterie.runs.reinforce_record import (
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
 from coterie.runs.run import Run
-from coterie.runs.work_items import Actors, going_on, play, sampled_tokens, summary
+from coterie.runs.work_items import Actors, engine_errors, play, sampled_tokens, summary
 from coterie.training.checkpoint import finish_with, remove_checkpoints, saved_steps, weight_hash
 from coterie.training.distributed import launches
 from coterie.training.ranks import Ranks
@@ -144,7 +144,7 @@ class ReinforcementLoop:
             samples = StepSamples(int(self._records[step - 1][DRAWS]) if step else 0)
             await self._sample(step, samples)  # groups of paths, with rewards
             # Servers may stop here, to free the devices for the update.
-            await self.models.engines.rest()
+            await self.models.engines.release_devices()
         else:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
         middle = time.monotonic()
@@ -189,7 +189,7 @@ class ReinforcementLoop:
         batch, updates = self.train_step(samples, policies, critic, s, seed, flat)
         if s.rollout.max_staleness:  # not on the event loop
             for policy in policies:
-                policy.served()
+                policy.publish_weights()
         return batch, updates
 
     async def _run(self, work: Callable[[], Result]) -> Result:
@@ -227,7 +227,7 @@ class ReinforcementLoop:
         samplers = await self._samplers()
         driver, tokens = self.actors.driver(samplers, self.seed), sampled_tokens(samplers.values())
         title = f"{REINFORCE} {self.iteration}"
-        with going_on(title, progress):
+        with engine_errors(title, progress):
             async with driver.sessions() as sessions:
                 queue = GroupQueue(
                     *(self.run.store, self.iteration, driver, sessions, s.rollout, s.steps),
@@ -302,7 +302,7 @@ class ReinforcementLoop:
             progress, sessions = (Silent(), queue.sessions) if queue else (self._progress, None)
             tokens = sampled_tokens(samplers.values())
             await play(store, driver, episodes, progress, tokens, sessions)
-            await self.models.engines.rest()
+            await self.models.engines.release_devices()
             metrics = summary(store, self.iteration, stage)
             store.finish(key, metrics=metrics)
             self.run.tracker.stage("heldout", metrics, self._learners[0].trainer.done)

@@ -10,7 +10,7 @@ from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
 from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, REINFORCE
-from coterie.runs.run import Run, Step
+from coterie.runs.run import Run, StageKey
 
 STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
@@ -99,7 +99,7 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
     That is if the lower end of the score's interval is above their mean by a quarter of the score.
     """
     records = step_records(run.store, iteration, REINFORCE)
-    if not greedy or not records or not run.is_finished(Step(iteration, EVALUATION)):
+    if not greedy or not records or not run.is_finished(StageKey(iteration, EVALUATION)):
         return []
     start, sampled = evaluation(run.store, iteration), float(records[0]["score"])
     # Equal scores of few tasks have a narrow interval, so the rule of three bounds it, too.
@@ -150,7 +150,7 @@ def step_records(
 
 def heldout_means(run: Run, iteration: int) -> dict[int, Metrics]:
     """Return the held-out means by number of steps, from 0 (the starting policy) if it was evaluated."""
-    start = run.metrics(Step(iteration, EVALUATION))
+    start = run.metrics(StageKey(iteration, EVALUATION))
     steps = step_records(run.store, iteration, REINFORCE, HELDOUT)
     return {**({0: start} if start else {}), **steps}
 

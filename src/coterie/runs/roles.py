@@ -6,19 +6,18 @@ separate beside bfloat16 weights, because merging would round small updates away
 """
 
 import shutil
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Engine, Sampling
-from coterie.engines.run_engines import RunEngines, Speaking
+from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import (
@@ -32,6 +31,7 @@ from coterie.models.adapters import (
 from coterie.models.loading import LoadedModel, is_adapter
 from coterie.record.rows import Row, Target
 from coterie.rollout.samplers import TokenSampler
+from coterie.runs.engines import RoleEngine, RunEngines
 from coterie.runs.loop import Role, check_roles
 from coterie.runs.run import Run
 from coterie.training.losses import Objective
@@ -42,8 +42,6 @@ from coterie.training.trainer import Trainer
 if TYPE_CHECKING:  # most runs have neither servers nor ranks
     from coterie.engines.server_process import Servers
     from coterie.training.ranks import Ranks, RankTrainer
-
-Result = TypeVar("Result")
 
 
 class Roles:
@@ -65,7 +63,7 @@ class Roles:
         self.known = {role.name: role for role in roles}
         self.settings = settings
         self.run = run
-        self.engines = RunEngines(settings, roles[0].model, run.folder / "servers", servers)
+        self.engines = RunEngines(settings, run.folder / "servers", servers)
         self._shared: dict[str, LoadedModel] = {}
         """Base models with the adapters of several roles, by the role that owns the base."""
 
@@ -80,14 +78,14 @@ class Roles:
         return self.known[name].model
 
     def load(
-        self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
+        self, name: str, version: int | Path, *, merge: bool = False, trainable: bool = False
     ) -> LoadedModel:
-        """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
+        """Load a version of a role. An adapter is merged into float32 weights (``merge``: any), unless trainable."""
         s, source = self.settings, self.source(name, version, merge=merge, trainable=trainable)
         return source.load(s.device_name, s.template)
 
     def source(
-        self, name: str, version: int | Path, *, merge: bool = True, trainable: bool = False
+        self, name: str, version: int | Path, *, merge: bool = False, trainable: bool = False
     ) -> ModelSource:
         """Return what :meth:`load` loads. ``merge`` loads the base in full, others keep an adapter beside 4 bits."""
         role, path = self.known[name], self.path(name, version)
@@ -111,26 +109,26 @@ class Roles:
 
     # -- engines --------------------------------------------------------------------------------
 
-    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self.engines.run(work)
-
-    async def speak(self, name: str, version: int) -> Speaking:
+    async def open_engine(self, name: str, version: int) -> RoleEngine:
         role, path = self.known[name], self.path(name, version)
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
-            load = partial(self.load, name, version, merge=False)
-            return await self.engines.speak(version, path, load, role=name, base=role.model)
+            load = partial(self.load, name, version)
+            return await self.engines.open_engine(version, path, load, role=name, base=role.model)
         # Roles that share a base are adapters of one loaded model.
-        shared = self._beside(base, role, version)
-        return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
+        shared = self._with_shared_base(base, role, version)
+        return await self.engines.open_engine(
+            version, path, lambda: shared, role=name, adapter=name
+        )
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
         """Return an in-process engine of a version of a role, such as a frozen base."""
-        return self.engines.embedded(self.load(name, version, merge=False), version, role=name)
+        return self.engines.embedded(self.load(name, version), version, role=name)
 
-    def make_room(self) -> None:
+    def release_devices(self) -> None:
+        """Free the devices for other work, unless servers keep running."""
         self._shared.clear()
-        self.engines.make_room()
+        self.engines.run(self.engines.release_devices())
 
     def close(self) -> None:
         self._shared.clear()
@@ -140,20 +138,17 @@ class Roles:
         """Return the role that owns the shared base of a role; ``None`` if it does not share."""
         if role.shares is not None:
             return role.shares
-        return (
-            role.name
-            if any(sharing_role.shares == role.name for sharing_role in self.known.values())
-            else None
-        )
+        is_shared = any(sharing_role.shares == role.name for sharing_role in self.known.values())
+        return role.name if is_shared else None
 
-    def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
+    def _with_shared_base(self, base: str, role: Role, version: int) -> LoadedModel:
         path = self.path(role.name, version)
         # Full weights of one role can't be switched on and off as adapters can.
         if version and not is_adapter(path):
             problem = f"{role.name!r} shares a base, but its training wrote full weights to {path}"
             raise UserError(problem, "train it with method=lora, or remove `shares`")
         if base not in self._shared:
-            self._shared[base] = self.load(base, 0, merge=False)
+            self._shared[base] = self.load(base, 0)
         loaded = self._shared[base]
         if version:
             model: Any = load_adapter(loaded.model, Path(path), name=role.name)
@@ -180,7 +175,7 @@ class LearnerConfig:
     objective: Objective[Row]
     settings: TrainingSettings
     updates: int
-    like: str | None = None
+    init_from: str | None = None
     """Role whose weights a critic starts from, with a new value head. ``None`` for policies."""
 
 
@@ -209,7 +204,7 @@ class Learner:
         return f"{self.config.version}.{done}" if done else str(self.config.version)
 
     @property
-    def has_moved(self) -> bool:
+    def is_trained(self) -> bool:
         return self.trainer.done > 0
 
     @property
@@ -224,22 +219,22 @@ class Learner:
         return row_values(self.scorer, "logprobs", [row], self.config.settings)[0]
 
     async def sampler(self, sampling: Sampling) -> TokenSampler:
-        if self._models.settings.kind == "inprocess":
-            assert self.loaded is not None
-            renderer, context = self.loaded.renderer, self.loaded.context_length
-            engine: Engine = await self._embedded(self.loaded)
-        else:
-            models, loaded = self._models, partial(self._models.load, self.role, 0)
-            speaking = await models.engines.speak(
-                *(self.version, self.served(), loaded),
-                role=self.role,
-                base=models.known[self.role].model,
-                send=self.trainer.send,
-                score=self.score,
-            )
-            engine, renderer = speaking.engine, speaking.renderer
-            context = speaking.context_length
-        return TokenSampler.of(engine, renderer, sampling, context)
+        models = self._models
+        if models.settings.kind == "inprocess":
+            loaded = self.loaded
+            assert loaded is not None
+            engine = await self._embedded(loaded)
+            return TokenSampler.of(engine, loaded.renderer, sampling, loaded.context_length)
+        role_engine = await models.engines.open_engine(
+            self.version,
+            self.publish_weights(),
+            partial(models.load, self.role, 0),
+            role=self.role,
+            base=models.known[self.role].model,
+            send=self.trainer.send,
+            score=self.score,
+        )
+        return role_engine.sampler(sampling)
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """Return the rows with log-probs of the role at the start of the stage."""
@@ -247,12 +242,12 @@ class Learner:
         # Loaded at first use. With a new adapter, the model without it is the reference.
         if self._reference is None and not self._base:
             if self._ranks is None:
-                self._reference = models.load(self.role, config.version, merge=False).model
+                self._reference = models.load(self.role, config.version).model
             else:
                 # Only trainings on several processes load this module.
                 from coterie.training.ranks import RankScorer
 
-                source = models.source(self.role, config.version, merge=False)
+                source = models.source(self.role, config.version)
                 self._reference = RankScorer(self._ranks, source, config.settings)
         # An adapter that was not merged must stay active in the reference.
         beside = isinstance(self._reference, PeftModel)
@@ -274,13 +269,13 @@ class Learner:
             self._engine = engines.embedded(loaded, version, role=self.role, adapter=adapter)
         if self._engine.version != self.version:
             if on_ranks:
-                await self._engine.load(Path(self.served()), self.version)
+                await self._engine.load(Path(self.publish_weights()), self.version)
             else:
                 # The engine samples from the trainer's model itself, so only the name changes.
                 self._engine.version = self.version
         return self._engine
 
-    def served(self) -> Path | str:
+    def publish_weights(self) -> Path | str:
         """Return the folder of the current weights for servers. The one before is kept, for servers that restart."""
         if not self.trainer.done:
             return self._models.path(self.role, self.config.version)
@@ -307,27 +302,23 @@ def open_learner(
     Resume it, at the checkpoint after ``at`` optimizer steps if given.
     """
     folder = run.training_folder(iteration, config.role)
-    served = models.engines.weights_folder(folder)
-    _forget_served(served)  # a killed process may have left some
-    if config.like is None:
+    publish_weights = models.engines.weights_folder(folder)
+    _forget_served(publish_weights)  # a killed process may have left some
+    if config.init_from is None:
         source = models.source(config.role, config.version, trainable=True)
     else:
         merge = not models.load_in_4bit
-        source = replace(models.source(config.like, config.version, merge=merge), head=NEW_HEAD)
+        policy = models.source(config.init_from, config.version, merge=merge)
+        source = replace(policy, head=NEW_HEAD)
     # A new adapter on the initial model, which serves as the reference without it.
     fresh = config.settings.method == "lora" and source.adapter is None
-    tracker = run.tracker.of(config.role)
-    named: dict[str, Any] = {
-        "steps": config.updates,
-        "tracker": tracker,
-        "keep_last": None,
-        "at": at,
-    }
+    named: dict[str, Any] = {"steps": config.updates, "keep_last": None, "at": at}
+    named["tracker"] = run.tracker.of(config.role)
     # The loop saves all roles at the same step, and removes old checkpoints.
     settings = config.settings.model_copy(update={"save_every_seconds": None})
     engine = models.settings
     # Only policies are sampled from, and servers load the weights themselves.
-    samples = engine.kind == "inprocess" and config.like is None
+    samples = engine.kind == "inprocess" and config.init_from is None
     loaded = None
     if ranks is None or samples:
         loaded = source.load(engine.device_name, engine.template)
@@ -346,11 +337,11 @@ def open_learner(
         loaded = replace(loaded, model=trainer.model)
     with trainer:
         yield Learner(models, config, loaded, trainer, fresh, ranks)
-    _forget_served(served)
+    _forget_served(publish_weights)
 
 
 def _forget_served(folder: Path, keep: int = 0) -> None:
     # The numbers have leading zeros, so names sort by age.
     folders = sorted(folder.glob(f"{SERVED}*"))
-    for served in folders[: len(folders) - keep]:
-        shutil.rmtree(served)
+    for publish_weights in folders[: len(folders) - keep]:
+        shutil.rmtree(publish_weights)

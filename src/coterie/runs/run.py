@@ -22,13 +22,13 @@ import yaml
 
 from coterie.clusters import open_cluster
 from coterie.config.folders import (
+    atomic_folder,
     check_new,
     expanded,
     flush,
     make_folder,
     pinned,
     today,
-    whole_folder,
 )
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings, key
@@ -115,14 +115,14 @@ MIN_FREE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageKey:
     """One stage of one iteration."""
 
     iteration: int
     stage: str
 
     @property
-    def key(self) -> ItemKey:
+    def finished_key(self) -> ItemKey:
         """Key of the finished stage in the store."""
         return ItemKey(self.iteration, self.stage, "", FINISHED)
 
@@ -180,39 +180,39 @@ class Run:
         """Return the folder of checkpoints and final weights of a role's training in an iteration."""
         return self.folder / "training" / role / f"iteration-{iteration:02d}"
 
-    def is_finished(self, step: Step) -> bool:
+    def is_finished(self, key: StageKey) -> bool:
         """Return True if a stage has finished."""
-        return self.store.finished(step.key)
+        return self.store.finished(key.finished_key)
 
-    def start_fingerprint(self, step: Step) -> str | None:
-        """Return the fingerprint of the settings when a step started; ``None`` if it did not start."""
-        fingerprint = (self.store.metrics_at(step.start_key) or {}).get("settings")
+    def start_fingerprint(self, key: StageKey) -> str | None:
+        """Return the fingerprint of the settings when a stage started; ``None`` if it did not start."""
+        fingerprint = (self.store.metrics_at(key.start_key) or {}).get("settings")
         return None if fingerprint is None else str(fingerprint)
 
-    def has_results(self, step: Step) -> bool:
+    def has_results(self, key: StageKey) -> bool:
         """Return True if a stage, finished or not, has an item or a training."""
-        items = self.store.finished_keys(step.iteration, step.stage)
+        items = self.store.finished_keys(key.iteration, key.stage)
         return (
-            bool(items - {(step.start_key.task, step.start_key.sample)})
-            or bool(self.store.stages(step.iteration, f"{step.stage}/*"))
-            or any(self.folder.glob(f"training/*/iteration-{step.iteration:02d}"))
+            bool(items - {(key.start_key.task, key.start_key.sample)})
+            or bool(self.store.stages(key.iteration, f"{key.stage}/*"))
+            or any(self.folder.glob(f"training/*/iteration-{key.iteration:02d}"))
         )
 
-    def begin(self, step: Step, fingerprint: str) -> None:
+    def begin(self, key: StageKey, fingerprint: str) -> None:
         """Record that a stage starts with a fingerprint of its settings."""
         # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
         # A stage that failed before its first result may start under other settings.
-        started = self.start_fingerprint(step)
-        if started not in (None, fingerprint) and not self.has_results(step):
-            self.store.remove(step.start_key)
+        started = self.start_fingerprint(key)
+        if started not in (None, fingerprint) and not self.has_results(key):
+            self.store.remove(key.start_key)
             started = None
         if started is None:
-            self.store.finish(step.start_key, metrics={"settings": fingerprint})
+            self.store.finish(key.start_key, metrics={"settings": fingerprint})
 
-    def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
+    def finish(self, key: StageKey, fingerprint: str, metrics: Metrics) -> None:
         """Record that a stage has finished."""
-        self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
-        self.tracker.stage(step.stage, metrics)
+        self.store.finish(key.finished_key, metrics={**metrics, "settings": fingerprint})
+        self.tracker.stage(key.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
         """Store the selections of an iteration."""
@@ -220,9 +220,9 @@ class Run:
         if not self.store.finished(key):
             self.store.finish(key, selections=selections)
 
-    def metrics(self, step: Step) -> Metrics:
+    def metrics(self, key: StageKey) -> Metrics:
         """Return the metrics of a finished stage; empty if it has not finished."""
-        return self.store.metrics_at(step.key) or {}
+        return self.store.metrics_at(key.finished_key) or {}
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
 def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterator[Run]:
     """Create a run folder that appears only if the block succeeds. Raises :class:`UserError` if it exists."""
     check_new(folder, todo)
-    with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
+    with atomic_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
         yield run
 

@@ -47,10 +47,8 @@ class TreeWriter:
                 name = f"{rollout.search:03d}/{rollout.number:02d}"
                 key = ItemKey(self.iteration, "rollout", tree.task, name)
                 path = None if rollout.leaf is None else path_tree(tree, [rollout.leaf])
-                rollout_credit, metrics = (
-                    credit if rollout.number == last_number else (),
-                    _metrics(rollout, path),
-                )
+                rollout_credit = credit if rollout.number == last_number else ()
+                metrics = _metrics(rollout, path)
                 self.store.finish(
                     key, tree=path, credit=rollout_credit, metrics=metrics, failure=rollout.failure
                 )

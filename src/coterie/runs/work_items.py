@@ -91,7 +91,7 @@ async def open_actors(
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ItemResult:
     """Result of a finished item."""
 
     key: ItemKey
@@ -103,7 +103,7 @@ class Done:
 
 async def do_items(
     store: Store,
-    items: Mapping[ItemKey, Callable[[], Coroutine[Any, Any, Done]]],
+    items: Mapping[ItemKey, Callable[[], Coroutine[Any, Any, ItemResult]]],
     progress: Progress,
     items_name: str,
     title: str,
@@ -113,7 +113,7 @@ async def do_items(
 ) -> None:
     """Do the unfinished items of one iteration and stage; ``items_name`` is a plural noun for them in messages.
 
-    An item reports its own failure (``Done.failure``). Raises :class:`UserError` if all fail or the engine is lost.
+    An item reports its failure in ``ItemResult.failure``. Raises :class:`UserError` if all fail or the engine is lost.
     """
     stages = {(key.iteration, key.stage) for key in items}
     finished = {stage: store.finished_keys(*stage) for stage in stages}
@@ -123,7 +123,7 @@ async def do_items(
         if (key.task, key.sample) not in finished[key.iteration, key.stage]
     ]
     progress.start(len(unfinished), title)
-    with going_on(title, progress):
+    with engine_errors(title, progress):
         async with bounded_gather((do() for do in unfinished), in_flight) as done:
             await record(store, done, progress, items_name, sampled_tokens)
 
@@ -131,7 +131,7 @@ async def do_items(
 async def on_trees(
     store: Store,
     iteration: int,
-    do: Callable[[Tree], Coroutine[Any, Any, Done]],
+    do: Callable[[Tree], Coroutine[Any, Any, ItemResult]],
     progress: Progress,
     title: str,
     *,
@@ -143,16 +143,16 @@ async def on_trees(
     Each tree is read when its item starts, so at most ``in_flight`` trees are in memory.
     """
 
-    async def one(task: str) -> Done:
+    async def do_tree(task: str) -> ItemResult:
         return await do(store.tree(iteration, "rollout", task))
 
     tasks = store.tree_tasks(iteration, "rollout")
-    items = {ItemKey(iteration, stage, task): partial(one, task) for task in tasks}
+    items = {ItemKey(iteration, stage, task): partial(do_tree, task) for task in tasks}
     await do_items(store, items, progress, "trees", title, in_flight=in_flight)
 
 
 @contextmanager
-def going_on(task_name: str, progress: Progress) -> Iterator[None]:
+def engine_errors(task_name: str, progress: Progress) -> Iterator[None]:
     """Close the progress at the end, and turn ``EngineGone`` into a ``UserError``."""
     try:
         yield
@@ -165,7 +165,7 @@ def going_on(task_name: str, progress: Progress) -> Iterator[None]:
 
 async def record(
     store: Store,
-    items: AsyncIterator[Done],
+    items: AsyncIterator[ItemResult],
     progress: Progress,
     items_name: str,
     sampled_tokens: Callable[[], int] | None = None,
@@ -176,7 +176,7 @@ async def record(
     Failures are written only after a first success, now or in an earlier session. If all items fail, the cause is not
     in the items, so nothing is written and :class:`UserError` is raised.
     """
-    pending: list[Done] = []
+    pending: list[ItemResult] = []
     succeeded: bool | None = None
     async for done in items:
         if succeeded is None:
@@ -205,9 +205,9 @@ def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
     return any(item.key.task and item.failure is None for item in store.items(iteration, stage))
 
 
-def done_of(result: EpisodeResult) -> Done:
+def done_of(result: EpisodeResult) -> ItemResult:
     metrics = {"tokens": result.tokens, **result.metrics}
-    return Done(result.episode.key, metrics, result.tree, result.credit, result.failure)
+    return ItemResult(result.episode.key, metrics, result.tree, result.credit, result.failure)
 
 
 async def play(
@@ -225,7 +225,7 @@ async def play(
     unfinished = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
     progress.start(len(unfinished), f"{stage} {iteration}")
     tokens_before = sampled_tokens()
-    with going_on(f"{stage} {iteration}", progress):
+    with engine_errors(f"{stage} {iteration}", progress):
         async with driver.play_all(unfinished, sessions) as playing:
             done = (done_of(result) async for result in playing)
             await record(
@@ -247,9 +247,7 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
     all_scores = [outcome.score for tree in trees for outcome in tree.outcomes.values()]
     scores = [score for score in all_scores if score is not None]
     items = store.metrics(iteration, stage).items()
-    dialogues = [
-        metrics for key, metrics in items if "tokens" in metrics and key.task not in skipped
-    ]
+    dialogues = [m for key, m in items if "tokens" in m and key.task not in skipped]
     failed = sum(key.task not in skipped for key, _ in store.failures(iteration, stage))
     failed += len(all_scores) - len(scores)
     n = len(scores) + failed
@@ -257,7 +255,7 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
         "n": n,
         "failed": failed,
         "score": sum(scores) / n if n else 0.0,
-        "tokens": sum(int(metrics["tokens"]) for metrics in dialogues) / n if n else 0.0,
+        "tokens": sum(int(m["tokens"]) for m in dialogues) / n if n else 0.0,
         **grade_means(store, iteration, stage, samples=None),
     }
 

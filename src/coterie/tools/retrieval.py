@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from coterie.config.folders import check_new, expanded, home, new_folder, sha256, whole_folder
+from coterie.config.folders import atomic_folder, check_new, expanded, home, new_folder, sha256
 from coterie.config.settings import Settings, key
 from coterie.datasets.files import numbered
 from coterie.errors import UserError
@@ -339,7 +339,7 @@ def build_index(
 ) -> int:
     """Index a file (:func:`read_rows`); return the number of passages. An ``encoder`` adds vectors."""
     check_new(folder, "give another folder, or remove it")
-    with whole_folder(folder) as new:
+    with atomic_folder(folder) as new:
         return _fill_index(new, file, bm25, encoder, progress or Silent())
 
 

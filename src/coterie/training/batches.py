@@ -170,8 +170,7 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 
 def _check_weights(model: Any, settings: TrainingSettings) -> None:
     """Raise ``UserError`` for dropout, with which log-probs differ from those of sampling, and for another dtype."""
-    # Some models keep rates as numbers for functional dropout, so modules of type `Dropout` are not
-    # all.
+    # Some models keep rates as numbers for functional dropout, so modules of type `Dropout` are not all.
     active = {
         f"{name or 'the model'}.{key}": rate
         for name, module in model.named_modules()
@@ -243,8 +242,7 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
     indices = [i for i in short if counts[i] > 0]
     for row in (row for i in indices for row in groups[i]):
         for name in objective.needs:
-            # Values are aligned with targets by order alone, so a missing one would shift all
-            # others.
+            # Values are aligned with targets by order alone, so a missing one would shift all others.
             values = getattr(row, name)
             if values is None or len(values) != row.target_count:
                 value_count = "no" if values is None else len(values)

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
-from coterie.config.folders import flush, whole_folder
+from coterie.config.folders import atomic_folder, flush
 from coterie.errors import UserError
 from coterie.models.adapters import (
     HEAD,
@@ -149,7 +149,7 @@ def save_weights(
     # Not earlier: gathering needs all ranks.
     if not write:
         return
-    with writing(folder), whole_folder(folder) as temporary:
+    with writing(folder), atomic_folder(folder) as temporary:
         # Transformers and PEFT do not know the value head, which is saved in its own file.
         weights, head = split_head(weights)
         if isinstance(model, PeftModel):
@@ -191,10 +191,9 @@ def load_weights(model: Any, folder: Path) -> None:
 
 def finish_with(folder: Path, step: int) -> None:
     """Replace the final weights of a finished training by those of a checkpoint."""
-    # Only the weights change: the report of the whole training stays, and a final folder has no
-    # optimizer state.
+    # Only the weights change: the report of the whole training stays, and a final folder has no optimizer state.
     final, ignored = folder / "final", shutil.ignore_patterns(Path(STATE).parent.name)
-    with whole_folder(final) as temporary:
+    with atomic_folder(final) as temporary:
         weights = checkpoint_folder(folder, step)
         shutil.copytree(weights, temporary, dirs_exist_ok=True, ignore=ignored)
         shutil.copy2(final / REPORT, temporary)
@@ -354,8 +353,7 @@ class Record:
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
             load_weights(self._model, newest)
-            # Tokens and seconds of earlier sessions don't count for the speed: they may be of
-            # another machine.
+            # Tokens and seconds of earlier sessions don't count for the speed: they may be of another machine.
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
             with reading(self._metrics, advice), self._metrics.open() as lines:
@@ -423,8 +421,7 @@ class Record:
 
     def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         if write := self._accelerator.is_main_process:
-            # `load` reads the losses back from the metrics, so they must be on disk before the
-            # checkpoint is.
+            # `load` reads the losses back from the metrics, so they must be on disk before the checkpoint is.
             flush(self._metrics)
         facts = {
             "identity": self._identity,

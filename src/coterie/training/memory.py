@@ -25,10 +25,10 @@ UPDATE = 19
 """Bytes of temporary values for each element of a bucket of bfloat16 weights during its update, which peaks in
 :func:`coterie.training.trainer.rounded`: the float32 weights, random and rounded bits in int32, and a float32 tensor
 and three bool tensors of ``isfinite``."""
-LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
+LOGITS: Mapping[Reads, int] = {"logprobs": 12, "entropies_no_grad": 16, "entropies": 20}
 """Bytes of float32 tensors for each element of a chunk of logits; a value head has no logits. ``logprobs``: log-probs,
-and the zeros and the result of the backward pass of ``gather``. ``shown entropies``: log-probs, probabilities, clamped
-log-probs, and the product of the last two. ``entropies``: these and a gradient."""
+and the zeros and the result of the backward pass of ``gather``. ``entropies_no_grad``: log-probs, probabilities,
+clamped log-probs, and the product of the last two. ``entropies``: these and a gradient."""
 GATHERED = 2
 """Layers that FSDP2 gathers at once: the current and the next one."""
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)

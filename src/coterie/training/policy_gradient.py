@@ -115,7 +115,7 @@ class PolicyGradient(OnRows):
         self.settings = settings or PolicyGradientSettings()
         # The entropy is a metric in any case. Its gradient takes memory for each logit, so it is
         # computed only for an entropy bonus.
-        self.reads: Reads = "entropies" if self.settings.entropy_coef else "shown entropies"
+        self.reads: Reads = "entropies" if self.settings.entropy_coef else "entropies_no_grad"
         s, needs = self.settings, list[TargetValue](["advantages"])
         # The engine's log-probs are p_old, or the denominator of the importance weight.
         is_sampled = s.old_logprobs == "behavior"

@@ -91,8 +91,7 @@ def read_rows(
 ) -> list[torch.Tensor]:
     """Compute the values that an objective reads of each row's targets, in order; none for a first token."""
     ids, positions = [row.ids for row in rows], [target_positions(row) for row in rows]
-    # A state's value may depend on the tokens before a target only (`before`): it is a baseline of
-    # the target.
+    # A state's value may depend on the tokens before a target only (`before`): it is a baseline of the target.
     if reads in OF_A_HEAD:
         return token_values(model, ids, positions, rule, from_parents=reads == "states")
     if reads == "logprobs":
@@ -225,9 +224,8 @@ def rank_row_values(
         values: list[torch.Tensor] = sharded.module([], inside=partial(compute, part, rule))
         return values
 
-    # A side has the rows that one micro-batch must hold, here a single row. A row of weight 0 is in no
-    # step of a trainer. Left out here too, micro-batches are the same, and so is the rounding of
-    # log-probs.
+    # A side has the rows that one micro-batch must hold, here a single row. A row of weight 0 is in no step of a
+    # trainer. Left out here too, micro-batches are the same, and so is the rounding of log-probs.
     sides = [(row,) if row.weight else () for row in rows]
     # In a tuple, since `None` is a rule, too (no packing).
     packing = (sharded.rule,) if sharded else None

@@ -31,11 +31,11 @@ Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k2", "k3", "k3_forward"]
 OldLogprobs = Literal["behavior", "recomputed"]
 ImportanceSampling = Literal["off", "truncate", "mask"]
-Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
+Reads = Literal["logprobs", "entropies", "entropies_no_grad", "values", "differences", "states"]
 """Kind of values that an objective reads at each target token.
 
 * ``logprobs``: log-prob of the token, shape ``(targets,)``.
-* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``shown entropies``: without a
+* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``entropies_no_grad``: without a
   gradient.
 * ``values``: the value head's output at the token. ``states``: its output before the token.
 * ``differences``: as ``values``, for a loss on differences. The head's bias cancels and is frozen: its gradient would

@@ -87,8 +87,7 @@ class AdamW(torch.optim.AdamW):
                 )
         states = [self.state[weight] for weight in weights]
         stored = [_local(weight) for weight in weights]
-        # All weights of the bucket lie in one flat float32 buffer, of which `adamw` updates views
-        # in place.
+        # All weights of the bucket lie in one flat float32 buffer, of which `adamw` updates views in place.
         buffer, exact = _float_copies(stored)
         adamw(
             exact,
@@ -439,8 +438,7 @@ class Trainer(Generic[Item]):
         objective_settings = getattr(self.objective, "settings", None)
         names = self._prepared.names
         starting = self.model.named_parameters()
-        # Adapters of other roles don't influence this training, and may have changed since it
-        # began.
+        # Adapters of other roles don't influence this training, and may have changed since it began.
         starting = ((n, parameter) for n, parameter in starting if n in names or ".lora_" not in n)
         numbers = (
             objective_settings.fingerprint() if isinstance(objective_settings, Settings) else ""
@@ -485,8 +483,7 @@ class Trainer(Generic[Item]):
         number of ranks. An empty micro-batch computes a row with weight 0.
         """
         accelerator, module = self._accelerator, self._wrapped
-        # The denominator is the whole step's, on all ranks. Each part adds its share to the
-        # gradient.
+        # The denominator is the whole step's, on all ranks. Each part adds its share to the gradient.
         ranks, count = accelerator.num_processes, sum(batch.counts)
         parts = rank_microbatches(splitter, families, accelerator.process_index, ranks)
         item_losses: list[tuple[int, torch.Tensor]] = []
@@ -496,8 +493,7 @@ class Trainer(Generic[Item]):
             reduces = number == len(parts) or self._sharded
             with nullcontext() if reduces else accelerator.no_sync(module):
                 losses = module(items, counts=bool(part))
-                # Ranks average their gradients, but the shares should be added: hence the factor
-                # `ranks`.
+                # Ranks average their gradients, but the shares should be added: hence the factor `ranks`.
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
             # An empty part has the loss of its substitute, which does not count; hence not strict.
             item_losses += zip(part, losses.detach(), strict=False)
@@ -507,8 +503,7 @@ class Trainer(Generic[Item]):
         # Checked before the optimizer's step, while the weights are still right. All ranks have the
         # same loss and norm, so all raise.
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            # A finite sum of losses may still have an infinite gradient, so there may be no bad
-            # row.
+            # A finite sum of losses may still have an infinite gradient, so there may be no bad row.
             bad_names = [
                 batch.names[i] for i, loss in item_losses if not math.isfinite(float(loss))
             ]
@@ -559,8 +554,7 @@ def train(
         measure_every: Steps between two measures of ``heldout``; an epoch by default.
     """
     objective = objective or SFT()
-    # Filtered here, before the order of the steps is made, so that dropped items make no step
-    # smaller.
+    # Filtered here, before the order of the steps is made, so that dropped items make no step smaller.
     batch = make_batch(rows, objective, max_row_length(model, settings))
     order = Order(batch.groups, settings.seed, settings.batch_size)
     with Trainer(

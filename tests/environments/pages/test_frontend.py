@@ -49,7 +49,7 @@ from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.reports.examples import Example, Shown, add_pictures
+from coterie.reports.examples import Example, ExampleSample, add_pictures
 from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
@@ -407,9 +407,11 @@ def test_a_task_is_left_out_of_all_its_samples(cli: Cli, slow: dict[str, float])
 
 def test_examples_have_pictures_of_the_pages(tmp_path: Path, slow: dict[str, float]) -> None:
     sides = [
-        Shown("before", (("score", "0.200"),), answer=write_page(replace(GOAL, bar="gray"))),
-        Shown("after", (("score", "0.000"),), answer=CROOKED),
-        Shown("none", (("score", "0.000"),)),
+        ExampleSample(
+            "before", (("score", "0.200"),), answer=write_page(replace(GOAL, bar="gray"))
+        ),
+        ExampleSample("after", (("score", "0.000"),), answer=CROOKED),
+        ExampleSample("none", (("score", "0.000"),)),
     ]
     example = Example("q", "", "t", (), (), ())
     (shown,) = add_pictures([(example, a_task(), sides)], by_method(Pages(), "cot"), tmp_path)

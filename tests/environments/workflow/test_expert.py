@@ -10,10 +10,10 @@ from coterie.environments.workflow import expert
 from coterie.environments.workflow.expert import (
     NoTrace,
     Step,
+    contains_name,
     gold_titles,
     has_passages,
     make_trace,
-    says,
     spelling_in,
     trace_of,
     words,
@@ -97,11 +97,13 @@ def test_most_packaged_rows_have_a_trace_that_the_format_allows(name: str, least
         for message, level in zip(messages, trace.levels, strict=False):
             assert message.endswith("</wiki_search>")
             parsed = [call.arguments for call in TAGS.parse(message, "stop_string")]
-            assert [says(one, query.text) for one, query in zip(parsed, level, strict=True)]
+            assert [
+                contains_name(one, query.text) for one, query in zip(parsed, level, strict=True)
+            ]
         # The first message has neither the answer nor a later query, unless the question says it.
         later = [one.text for level in trace.levels[1:] for one in level]
         for text in (row.answer, *later):
-            assert says(row.question, text) or not says(messages[0], text), row.id
+            assert contains_name(row.question, text) or not contains_name(messages[0], text), row.id
 
 
 def test_traces_of_2wiki_search_chains_and_branches_under_the_names_of_the_question() -> None:

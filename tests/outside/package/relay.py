@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from coterie import (
@@ -40,16 +39,17 @@ from coterie.environments import (
 )
 from coterie.recipes import (
     DialogueSample,
-    Done,
     Episode,
+    ItemResult,
     Recipe,
     RecipeSettings,
     Role,
     Run,
     Stage,
-    Step,
-    imitate,
+    StageKey,
     on_trees,
+    stage,
+    train_sft,
 )
 from coterie.tools import CallLimits, run_calls
 
@@ -204,19 +204,17 @@ class RelayRecipe(Recipe):
         return 2 * self.settings.tasks * self.settings.samples
 
     def stages(self) -> list[Stage]:
-        found, before = list[Stage](), list[Stage]()
-        for i, trained in enumerate((["grounder"], ["grounder", "planner"])):
-            found.append(self.evaluation(i, before))
-            rollout = self.stage(i, "rollout", self.rollout, before)
-            weigh = self.stage(i, "weigh", self.weigh, [rollout])
-            select = self.stage(i, "select", self.select, [weigh])
-            before = [
-                self.stage(i, f"train_{role}", partial(self.train, role), [select], trains=role)
-                for role in trained
-            ]
-            found += [rollout, weigh, select, *before]
-        return [*found, self.evaluation(2, before)]
+        stages, trained = list[Stage](), list[Stage]()
+        for i, methods in enumerate(
+            ([self.train_grounder], [self.train_grounder, self.train_planner])
+        ):
+            stages.append(self.evaluation(i, trained))
+            work = (self.rollout, self.weigh, self.select, *methods)
+            stages += self.make_stages(i, *work, after=trained)
+            trained = stages[-len(methods) :]
+        return [*stages, self.evaluation(2, trained)]
 
+    @stage("rollout")
     async def rollout(self, run: Run, i: int, progress: Progress) -> Metrics:
         tasks = self.environment.tasks("train", self.settings.tasks, 0, [self.settings.tasks] * i)
         episodes = [
@@ -224,22 +222,24 @@ class RelayRecipe(Recipe):
         ]
         return await self.play(run, episodes, 1.0, 1.0, progress)
 
+    @stage("weigh", after="rollout")
     async def weigh(self, run: Run, i: int, progress: Progress) -> Metrics:
-        settings = self.fingerprint(Step(i, "weigh"))
+        settings = self.fingerprint(StageKey(i, "weigh"))
 
-        async def weighed(tree: Tree) -> Done:
+        async def weighed(tree: Tree) -> ItemResult:
             await asyncio.sleep(0)
             credit = [
                 Credit(leaf, "light", lightness(sampled(tree, leaf)), settings)
                 for leaf in tree.outcomes
             ]
-            return Done(ItemKey(i, "weigh", tree.task), {}, credit=tuple(credit))
+            return ItemResult(ItemKey(i, "weigh", tree.task), {}, credit=tuple(credit))
 
         await on_trees(run.store, i, weighed, progress, "weigh", in_flight=4, stage="weigh")
         return {}
 
+    @stage("select", after="weigh")
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
-        settings, chosen = self.fingerprint(Step(i, "weigh")), list[Selection]()
+        settings, chosen = self.fingerprint(StageKey(i, "weigh")), list[Selection]()
         for tree in run.store.trees(i, "rollout"):
             light = run.store.credit(settings, "light", list(tree.outcomes))
             best = max(sorted(light), key=lambda leaf: light[leaf])
@@ -247,5 +247,10 @@ class RelayRecipe(Recipe):
         run.select(i, chosen)
         return {"selected": len(chosen)}
 
-    def train(self, role: str, run: Run, i: int, progress: Progress) -> Metrics:
-        return imitate(self, run, i, self.settings.train, progress, role=role)
+    @stage("train_grounder", after="select", trains="grounder")
+    def train_grounder(self, run: Run, i: int, progress: Progress) -> Metrics:
+        return train_sft(self, run, i, self.settings.train, progress, role="grounder")
+
+    @stage("train_planner", after="select", trains="planner")
+    def train_planner(self, run: Run, i: int, progress: Progress) -> Metrics:
+        return train_sft(self, run, i, self.settings.train, progress, role="planner")

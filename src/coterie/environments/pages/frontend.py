@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.config.folders import whole_file
+from coterie.config.folders import atomic_file
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
@@ -238,7 +238,7 @@ class Frontend(Collaboration):
         async with Renderer(self.settings.render) as renderer:
             for html, file in files.items():
                 if png := (await renderer.render(html)).png:
-                    with whole_file(file) as part:
+                    with atomic_file(file) as part:
                         part.write_bytes(_small(png))
 
 

@@ -55,7 +55,7 @@ def telling(question: str) -> list[str]:
     return [word for word in stripped if not _EMPTY.issuperset(words(word))]
 
 
-def says(text: str, name: str) -> bool:
+def contains_name(text: str, name: str) -> bool:
     """Return True if a text contains the words of a name in sequence; False for a name without words."""
     return bool(_places(words(text), words(name)))
 
@@ -81,7 +81,7 @@ def bare(name: str) -> str:
     return _BRACKETS.sub("", name).strip() or name
 
 
-def alike(name: str, second_name: str) -> bool:
+def is_same_name(name: str, second_name: str) -> bool:
     """Return True if two names are equal or one contains the other."""
     # The shorter name may be a part of the longer one.
     shorter, second = sorted((words(bare(name)), words(bare(second_name))), key=len)
@@ -91,9 +91,11 @@ def alike(name: str, second_name: str) -> bool:
 
 
 def places_of(name: str, among: Sequence[str]) -> list[int]:
-    """Return the indices of equal names, or else of names that are :func:`alike`."""
+    """Return the indices of equal names, or else of names that are :func:`is_same_name`."""
     equal = [index for index, candidate in enumerate(among) if words(candidate) == words(name)]
-    return equal or [index for index, candidate in enumerate(among) if alike(candidate, name)]
+    return equal or [
+        index for index, candidate in enumerate(among) if is_same_name(candidate, name)
+    ]
 
 
 def _fold(word: str) -> str:
@@ -183,7 +185,8 @@ def make_trace(
 def _leaks(text: str, hidden: Sequence[str], visible: Sequence[str]) -> bool:
     # A name that is known already, for instance from the question, is not leaked.
     return any(
-        says(text, secret) and not any(says(visible_text, secret) for visible_text in visible)
+        contains_name(text, secret)
+        and not any(contains_name(visible_text, secret) for visible_text in visible)
         for secret in hidden
     )
 
@@ -324,7 +327,7 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
     orders = [
         pair
         for pair in ((first_gold, second_page), (second_page, first_gold))
-        if says(pair[0].text, bare(pair[1].title))
+        if contains_name(pair[0].text, bare(pair[1].title))
     ]
     if not orders:
         raise NoTrace("neither page names the other")
@@ -339,7 +342,9 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
     query_words = [word for word in telling(row.question) if not name_words.issuperset(words(word))]
     query = " ".join((name, *query_words[:MAX_QUERY_WORDS])).strip()
     # If the answer is the second page itself, a sentence of the page is the fact.
-    fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
+    fact = (
+        second.clause if is_same_name(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
+    )
     return [
         Step(query, query, second.title, f"{bare(bridge_page.title)} leads to {title}."),
         Step("what {T1} says of the question", title, row.answer, fact, ("T1",)),
@@ -348,7 +353,11 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
 
 def _has_answer(row: HotpotRow, page: Page) -> bool:
     text = f"{page.title}\n{page.text}"
-    return is_yes_or_no(row.answer) or says(text, row.answer) or alike(page.title, row.answer)
+    return (
+        is_yes_or_no(row.answer)
+        or contains_name(text, row.answer)
+        or is_same_name(page.title, row.answer)
+    )
 
 
 def _overlap(question: str, page: Page) -> int:
@@ -389,7 +398,7 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
         steps.append(_hop_step(row, hop, steps))
     if len(without_dependents(steps)) > 1:
         raise NoTrace("a hop leads nowhere")
-    if not any(alike(gold, steps[-1].result) for gold in row.answers):
+    if not any(is_same_name(gold, steps[-1].result) for gold in row.answers):
         raise NoTrace("the answer is not what the last hop finds")
     return make_trace(row.question, row.answer, steps)
 
@@ -423,7 +432,7 @@ def _names_more(row: MusiqueRow, hop: str) -> bool:
     """
     subject, divided, _ = hop.partition(_RELATION)
     if divided:
-        return not says(row.question, subject)
+        return not contains_name(row.question, subject)
     texts = [paragraph.text for paragraph in row.paragraphs]
     all_words = {word for text in texts for word in re.findall(r"[^\W_]+", text)}
     small = {word for word in all_words if word.islower()}
@@ -476,7 +485,7 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
     compare = row.type in COMPARISONS
     if compare:
         _check_comparison(row, steps, roots)
-    elif not alike(row.answer, steps[-1].result):
+    elif not is_same_name(row.answer, steps[-1].result):
         raise NoTrace(OTHER_ANSWER)
     return make_trace(row.question, row.answer, steps, compare=compare)
 

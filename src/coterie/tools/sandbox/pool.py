@@ -75,11 +75,9 @@ def read_cell(records: Sequence[JobRecord], max_characters: int) -> CellResult |
     """Parse the records of a cell; ``None`` if the process was lost. Raises ``WorkerLost`` if it was not opened."""
     (_, verdict), (_, head), (_, tail) = records
     content = json.loads(verdict)
-    failed, message, left_out = (
-        content["failed"],
-        str(content["why"])[:MAX_WHY],
-        content["left_out"],
-    )
+    failed = content["failed"]
+    message = str(content["why"])[:MAX_WHY]
+    left_out = content["left_out"]
     if failed == GONE:
         return None
     if failed == "open":

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import POLICY, Engine, EngineError
+from coterie.engines.protocol import POLICY, Engine, EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
+from coterie.rollout.samplers import TokenSampler
 
 if TYPE_CHECKING:
     from coterie.engines.connections import Address
@@ -31,25 +32,27 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Speaking:
+class RoleEngine:
     """Engine with the renderer and the context length of its model."""
 
     engine: Engine
     renderer: ChatRenderer
     context_length: int
 
+    def sampler(self, sampling: Sampling) -> TokenSampler:
+        return TokenSampler.of(self.engine, self.renderer, sampling, self.context_length)
+
 
 class RunEngines:
-    """Engines of one run's roles, each with its own servers; ``base`` is the base model of adapters by default.
+    """Engines of one run's roles, each with its own servers.
 
     ``servers`` finds room for servers on a cluster instead of this machine.
     """
 
     def __init__(
-        self, settings: EngineSettings, base: str, logs: Path, servers: "Servers | None" = None
+        self, settings: EngineSettings, logs: Path, servers: "Servers | None" = None
     ) -> None:
         self.settings = settings
-        self.base = base
         self.logs = logs
         self._servers = servers
         self._runner: asyncio.Runner | None = None
@@ -72,19 +75,19 @@ class RunEngines:
             shutil.rmtree(shared, ignore_errors=True)
         self._shared.clear()
 
-    async def speak(
+    async def open_engine(
         self,
         version: int | str,
         path: Path | str,
         load: Callable[[], LoadedModel],
         *,
         role: str = POLICY,
-        base: str | None = None,
+        base: str = "",
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
         send: "Callable[[str, Address], None] | None" = None,
         score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
-    ) -> Speaking:
+    ) -> RoleEngine:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
@@ -94,13 +97,11 @@ class RunEngines:
         if self.settings.kind == "inprocess":
             loaded = load()
             engine = self.embedded(loaded, version, role=role, adapter=adapter)
-            return Speaking(engine, loaded.renderer, loaded.context_length)
-        base = base or self.base
-        renderer, context = load_renderer(
-            base, self.settings.template if template_args is None else template_args
-        )
+            return RoleEngine(engine, loaded.renderer, loaded.context_length)
+        args = self.settings.template if template_args is None else template_args
+        renderer, context = load_renderer(base, args)
         pool = await self._served(role, base, version, path, renderer, send, score)
-        return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)
+        return RoleEngine(pool, renderer, self.settings.vllm.max_model_len or context)
 
     def embedded(
         self,
@@ -132,13 +133,8 @@ class RunEngines:
             self._shared[folder] = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))
         return self._shared[folder]
 
-    def make_room(self) -> None:
-        """Free the devices for other work, unless servers keep running."""
-        if self._runner is not None:
-            self._runner.run(self.rest())
-
-    async def rest(self) -> None:
-        """Do the work of :meth:`make_room` on the event loop of the servers."""
+    async def release_devices(self) -> None:
+        """Stop the servers to free the devices for other work, unless they are kept."""
         if not self.settings.keep_servers:
             await self.end()
 
@@ -152,7 +148,7 @@ class RunEngines:
         send: "Callable[[str, Address], None] | None",
         score: Callable[[Sequence[int]], Sequence[float] | None] | None,
     ) -> "ServerPool":
-        adapter, transfer = is_adapter(path), self.settings.vllm.transfer
+        adapter, vllm = is_adapter(path), self.settings.vllm
         if role not in self._pools:
             from coterie.engines.pool import vllm_pool
 
@@ -160,39 +156,27 @@ class RunEngines:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             logs = self.logs if role == POLICY else self.logs / role
-            process_arguments: dict[str, Any] = {}
+            named: dict[str, Any] = {"policy": role}
             if self._servers is not None:
-                room = self._servers(self.settings.vllm, logs)
-                process_arguments["process"] = await self._open.enter_async_context(room)
-            first_version = (
-                "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
-            )
-            self._pools[role] = await self._open.enter_async_context(
-                vllm_pool(
-                    base if adapter else path,
-                    renderer,
-                    self.settings.vllm,
-                    logs,
-                    policy=role,
-                    version=first_version,
-                    **process_arguments,
-                )
-            )
+                room = self._servers(vllm, logs)
+                named["process"] = await self._open.enter_async_context(room)
+            named["version"] = "unknown" if vllm.urls else "0" if adapter else str(version)
+            opening = vllm_pool(base if adapter else path, renderer, vllm, logs, **named)
+            self._pools[role] = await self._open.enter_async_context(opening)
         pool = self._pools[role]
         if pool.version == str(version):
             return pool
         try:
             by_gpu = None
-            if send is not None and transfer in ("nccl", "ipc") and not adapter:
-                by_gpu = partial(send, transfer)
+            if send is not None and vllm.transfer in ("nccl", "ipc") and not adapter:
+                by_gpu = partial(send, vllm.transfer)
             expected = score(pool.probe) if score is not None else None
             await pool.load(Path(path), str(version), by_gpu, expected)
         except EngineError as error:
-            if not self.settings.vllm.urls:
+            if not vllm.urls:
                 raise
             raise UserError(
-                f"the servers at {', '.join(self.settings.vllm.urls)} can't load the policy at "
-                f"{path}: {error}",
+                f"the servers at {', '.join(vllm.urls)} can't load the policy at {path}: {error}",
                 "serve the run's base model, not quantized, with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out where "
                 "they see the run folder under the same path, or let coterie start them (no engine.vllm.urls)",
             ) from error
