@@ -29,13 +29,7 @@ from coterie.environments.registry import TaskSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter, merged
 from coterie.models.catalogue import ADAPTER_FILE
-from coterie.models.loading import (
-    LoadedModel,
-    is_adapter,
-    load_renderer,
-    load_tokenizer,
-    reading,
-)
+from coterie.models.loading import LoadedModel, is_adapter, load_renderer, load_tokenizer, reading
 from coterie.models.loading import load as load_model
 from coterie.recipes.base import stored_policy
 from coterie.record.export import begin_with_user, chat

@@ -31,12 +31,7 @@ from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.coding import Coding
 from coterie.environments.protocol import agents_of, check_graded, draw_tasks
 from coterie.environments.qa_metrics import question_of
-from coterie.environments.registry import (
-    Choice,
-    is_data_file,
-    make_environment,
-    with_file,
-)
+from coterie.environments.registry import Choice, is_data_file, make_environment, with_file
 from coterie.environments.user_simulator import check_user
 from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer

@@ -7,20 +7,9 @@ SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates for every agent turn
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from coterie.environments.protocol import (
-    Environment,
-    Shared,
-    State,
-    agents_of,
-    faults_of,
-)
+from coterie.environments.protocol import Environment, Shared, State, agents_of, faults_of
 from coterie.record.tree import Task, Tree
-from coterie.record.turn import (
-    Request,
-    Turn,
-    digest,
-    make_turn,
-)
+from coterie.record.turn import Request, Turn, digest, make_turn
 from coterie.rollout.branches import (
     Branches,
     Position,

@@ -8,19 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.protocol import (
-    Environment,
-    State,
-    messages_of,
-)
+from coterie.environments.protocol import Environment, State, messages_of
 from coterie.models.chat import ChatRenderer
 from coterie.record.tree import Task, Tree
-from coterie.record.turn import (
-    Request,
-    Speaker,
-    Turn,
-    make_turn,
-)
+from coterie.record.turn import Request, Speaker, Turn, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.calls import template_tools
 

@@ -17,13 +17,7 @@ from typing import Any
 
 from coterie.engines.chat_model import open_chat
 from coterie.engines.protocol import EngineGone
-from coterie.environments.protocol import (
-    Environment,
-    Openers,
-    Shared,
-    openers_of,
-    persons_of,
-)
+from coterie.environments.protocol import Environment, Openers, Shared, openers_of, persons_of
 from coterie.environments.user_simulator import (
     ModelUserSimulator,
     UserSimulator,
@@ -34,12 +28,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Metrics, Tree
-from coterie.rollout.episodes import (
-    Driver,
-    Episode,
-    EpisodeResult,
-    bounded_gather,
-)
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather
 from coterie.rollout.samplers import Sampler, TokenSampler, UserSampler
 from coterie.rollout.sessions import Sessions
 from coterie.runs.evaluation import grade_means, left_out
