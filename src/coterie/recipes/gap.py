@@ -192,9 +192,7 @@ class Gap(Recipe):
         return quantiles
 
     @stage(
-        REINFORCE,
-        uses=lambda recipe, i: [*reinforce_uses(recipe.settings), "tools"],
-        trains=POLICY,
+        REINFORCE, uses=lambda recipe, i: [*reinforce_uses(recipe.settings), "tools"], trains=POLICY
     )
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
         return await reinforce(self, self.settings, run, i, progress, roles=[self.main_role])

@@ -394,20 +394,14 @@ class Moat(Recipe):
         return start if self.is_start(iteration) else ("improve.train", "train")
 
     @stage(
-        "align",
-        uses=gold_uses,
-        depends=lambda recipe, i: recipe.gold_depends(i),
-        trains=PLANNER,
+        "align", uses=gold_uses, depends=lambda recipe, i: recipe.gold_depends(i), trains=PLANNER
     )
     def align_on_gold(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the planner by SFT on gold plans."""
         return self.train_on_gold(run, i, progress, PLANNER)
 
     @stage(
-        "improve",
-        uses=gold_uses,
-        depends=lambda recipe, i: recipe.gold_depends(i),
-        trains=GROUNDER,
+        "improve", uses=gold_uses, depends=lambda recipe, i: recipe.gold_depends(i), trains=GROUNDER
     )
     def improve_on_gold(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the grounder by SFT on gold actions for gold plans."""

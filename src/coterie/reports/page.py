@@ -155,10 +155,7 @@ def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> t
     change = f"{signed(100 * (latest.tokens / base.tokens - 1))}%" if base.tokens else ""
     scores = tuple(
         score_point(
-            result.version,
-            f"iteration {result.version}: {metric}",
-            result.score,
-            *result.interval,
+            result.version, f"iteration {result.version}: {metric}", result.score, *result.interval
         )
         for result in evaluations
     )
