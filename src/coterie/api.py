@@ -20,7 +20,8 @@ from coterie.config.folders import expanded
 from coterie.config.plugins import object_name
 from coterie.config.resolve import nested
 from coterie.datasets.columns import Columns
-from coterie.datasets.conversations import Conversations, FileSettings, Preferences
+from coterie.datasets.conversations import Conversations, Preferences
+from coterie.datasets.question_files import FileSettings
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling, run_now
 from coterie.environments.conversation import with_tags

@@ -12,9 +12,10 @@ from pyarrow.parquet import write_table
 
 from coterie.datasets import published_preferences
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet
-from coterie.datasets.conversations import Conversations, FileSettings, Preference, Preferences
+from coterie.datasets.conversations import Conversations, Preference, Preferences
 from coterie.datasets.files import choose_splits
 from coterie.datasets.published_preferences import MixedPreferences, published_pairs
+from coterie.datasets.question_files import FileSettings
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.plan import HeldOutQuestions

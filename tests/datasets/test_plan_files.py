@@ -429,10 +429,11 @@ def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None
     assert "dataset=mind2web needs a file" in refused(cli, *words)
     broken = tmp_path / "broken.jsonl"
     for lines, says in (
-        ({"confirmed_task": "x", "action_reprs": 3, "actions": []}, "broken.jsonl, line 1"),
+        ({"task": "x"}, "line 1 has no confirmed_task and no action_reprs"),
+        ({"confirmed_task": "x", "action_reprs": 3, "actions": []}, "line 1: it has another form"),
         ({**web_task(0), "actions": [{**action(10, "CLICK"), "pos_candidates": [{"tag": "a"}]}],
           "action_reprs": ["[a]  x -> CLICK"]}, "no backend_node_id"),
-        ({**web_task(0), "action_reprs": []}, "no task with known actions"),
+        ({**web_task(0), "action_reprs": []}, "no usable row: 1 has different numbers"),
         (web_task(0), "too few rows"),
     ):  # fmt: skip
         broken.write_text(json.dumps(lines) + "\n")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.conversations import Conversations, FileSettings, Preferences
+from coterie.datasets.conversations import Conversations, Preferences
 from coterie.datasets.load import UNUSED
+from coterie.datasets.question_files import FileSettings
 from coterie.environments.protocol import State
 from coterie.environments.registry import TaskSettings, make_environment
 from coterie.errors import UserError

@@ -8,9 +8,9 @@ from typing import Any
 from coterie.config.folders import expanded
 from coterie.config.plugins import absolute_name
 from coterie.config.resolve import keys, nested, overlaid, read_settings, read_yaml
-from coterie.datasets.conversations import FileSettings
 from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
+from coterie.datasets.question_files import FileSettings
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
 from coterie.models.catalogue import check_hub_name, converted_folder, packaged_folder

@@ -55,6 +55,8 @@ class Columns(dict[str, Any]):
         # Ignored columns are dropped here, so that no reader sees them and none is reported as
         # unread.
         super().__init__({name: values[name] for name in values if name not in ignored})
+        self.raw = values
+        """The unchanged row, with ignored columns."""
         self.read = set[str]()
 
     def __getitem__(self, name: str) -> Any:
@@ -72,7 +74,8 @@ class Columns(dict[str, Any]):
         # is.
         for name, value in self.items():
             if name not in self.read:
-                if not is_empty(value):
+                # Columns that only a conversion has added are not the user's.
+                if not is_empty(value) and name in self.raw:
                     yield name
             elif isinstance(value, list):
                 messages = [message for message in value if isinstance(message, Columns)]

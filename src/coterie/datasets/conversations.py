@@ -1,8 +1,5 @@
 """Conversations and preferences of a user's source, in the formats of docs/recipes/sft.md."""
 
-import hashlib
-import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, product, takewhile
 from pathlib import Path
@@ -10,21 +7,26 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict
 
-from coterie.config.folders import read_json, sha256
-from coterie.config.settings import PathText, key
+from coterie.config.folders import read_json
 from coterie.datasets.columns import Columns, check_media, check_training_keys, is_empty, peek
-from coterie.datasets.files import is_chat, numbered, source_files
-from coterie.datasets.load import ColumnSettings, UserFileSet
+from coterie.datasets.files import is_chat, numbered
 from coterie.datasets.messages import Messages, flaw_of, has_text, parse_messages, parse_tools
 from coterie.datasets.problems import usual_name
-from coterie.datasets.question_files import QUESTIONS, has_options, read_prompt, system_of
+from coterie.datasets.question_files import (
+    QUESTIONS,
+    ColumnNames,
+    UserFileSet,
+    has_options,
+    hash_json,
+    read_prompt,
+    system_of,
+)
 from coterie.datasets.rows import QuestionRow, Raw, first_of, kind_of, parsed_json
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 
 Targets = Literal["all", "last"]
 """Trained messages of a conversation: all of the assistant's messages, or the last one."""
-NAMED = 5
 
 
 class Conversation(QuestionRow):
@@ -62,22 +64,16 @@ C = TypeVar("C", bound=Conversation)
 
 def _hash_texts(messages: Messages) -> str:
     # White space is collapsed, so that copies with other line breaks count as the same text.
-    return _hash([[message.role, " ".join(message.text.split())] for message in messages])
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return hash_json([[message.role, " ".join(message.text.split())] for message in messages])
 
 
 # -- formats --------------------------------------------------------------------------------------
 
-Columned = tuple[str, ...]
-"""Columns of a format: the prompt, which is not trained, and the reply, or the two sides."""
 CHATS = ("messages", "conversations", "conversation")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 REPLIES = ("output", "completion", "response", "solution")
 OPTIONS, VERL = ("a question", "its options"), ("prompt", "reward_model")
-CONVERSATIONS: tuple[Columned, ...] = (
+CONVERSATIONS: tuple[ColumnNames, ...] = (
     *((column,) for column in CHATS),
     *product(PROMPTS, REPLIES),
     VERL,
@@ -85,8 +81,8 @@ CONVERSATIONS: tuple[Columned, ...] = (
     OPTIONS,
     *((prompt, "answer") for prompt in PROMPTS),
 )
-"""A row has the first format that fits."""
-PREFERENCES: tuple[Columned, ...] = (
+"""Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
+PREFERENCES: tuple[ColumnNames, ...] = (
     *((prompt, "chosen", "rejected") for prompt in (*PROMPTS, *CHATS)),
     ("chosen", "rejected"),
 )
@@ -230,7 +226,7 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def parse_conversation(row: Raw, form: Columned, origin: str = "") -> Conversation:
+def parse_conversation(row: Raw, form: ColumnNames, origin: str = "") -> Conversation:
     """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
     column, *reply = form if form != OPTIONS else (usual_name(row, QUESTIONS),)
     column = "question" if form == VERL and "question" in row else column
@@ -247,7 +243,7 @@ def parse_conversation(row: Raw, form: Columned, origin: str = "") -> Conversati
 
 
 def parse_preference(
-    row: dict[str, Any], form: Columned, origin: str = "", is_repeated: bool = False
+    row: dict[str, Any], form: ColumnNames, origin: str = "", is_repeated: bool = False
 ) -> Preference:
     """Parse a preference. ``is_repeated``: its sides in texts begin with the prompt, which is removed.
 
@@ -296,7 +292,7 @@ def _build(
     schemas = [[tool.name, tool.description, tool.parameters] for tool in tools]
     untrained = [index for index, message in enumerate(everything) if not message.is_trained]
     return of(
-        id=_hash([texts, len(messages), schemas, *untrained]),
+        id=hash_json([texts, len(messages), schemas, *untrained]),
         question=next(message.text for message in reversed(messages) if message.role == "user"),
         answer=messages[-1].text,
         messages=messages,
@@ -310,44 +306,19 @@ def _build(
 # -- files ----------------------------------------------------------------------------------------
 
 
-class FileSettings(ColumnSettings):
-    """Settings of a file or data set, and of rows that cannot be trained on."""
-
-    source: PathText = key(
-        "",
-        "A file (JSONL, JSON, Parquet, CSV), a folder with files for each split, such as train.jsonl and "
-        "heldout.jsonl, or a data set of the Hugging Face hub: OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME:CONFIG:SPLIT.",
-    )
-    heldout: float = key(
-        0.1, "Share of the rows that is held out where there is one split; 0 for none.", ge=0, lt=1
-    )
-    broken: Literal["refuse", "skip"] = key(
-        "refuse",
-        "Rows that cannot be trained on (no JSON, empty messages, roles out of order, ...).",
-    )
-
-
 class Conversations(UserFileSet):
     """Conversations of a user's source."""
 
-    settings_type = FileSettings
     kind = "sft"
     row: ClassVar[type[Conversation]] = Conversation
-    formats: ClassVar[tuple[Columned, ...]] = CONVERSATIONS
+    formats: ClassVar[tuple[ColumnNames, ...]] = CONVERSATIONS
     usual: ClassVar[str] = "messages, or to prompt and completion"
     environment = "conversation"
 
-    def content(self) -> str:
-        """Return a hash of the files and their split."""
-        files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
-        # A missing file is reported by its reader with advice, so the hash must not fail first.
-        sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
-        return _hash([sums, self.settings.heldout, self.settings.broken, *self.settings.ignore])
+    def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> Conversation:
+        return parse_conversation(row, columns, position)
 
-    def parse(self, row: Columns, form: Columned, origin: str) -> Conversation:
-        return parse_conversation(row, form, origin)
-
-    def format_of(self, row: Columns) -> Columned:
+    def format_of(self, row: Columns) -> ColumnNames:
         """Return the first format that has its columns in a row, or nothing."""
         for form in self.formats:
             is_options = form == OPTIONS and has_options(row, usual_name(row, QUESTIONS))
@@ -355,71 +326,38 @@ class Conversations(UserFileSet):
                 return form
         return ()
 
-    def _fitting_command(self, row: Columns, file: Path) -> str:
-        """Return advice to use the recipe for a row's kind, if another kind of file is read."""
-        for reader, recipe in ((Preferences, "dpo"), (Conversations, "sft")):
-            if type(self) is not reader and reader(self.settings).format_of(row):
-                return f"use `coterie run {recipe} {file}` for such rows, or "
-        return ""
+    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+        columns = self.format_of(row)
+        if not columns:
+            # A file of the other recipe's rows is the most frequent mistake.
+            readers = ((Preferences, "dpo"), (Conversations, "sft"))
+            fitting = [
+                f"use `coterie run {recipe} {self.settings.source or 'FILE'}` for such rows, or "
+                for reader, recipe in readers
+                if type(self) is not reader and reader(self.settings).format_of(row)
+            ]
+            fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
+            has = ", ".join(row) or "no columns"
+            raise UserError(f"is of no known form: it has {has}", f"{''.join(fitting)}{fix}")
+        if first and columns != first:
+            names = map(" and ".join, (columns, first))
+            raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
+        check_media(row, "it")
+        check_training_keys(row)
+        return columns
 
-    def read_file(self, file: Path) -> list[Conversation]:
-        rows, first_form, skips = (
-            dict[str, Conversation](),
-            Columned(),
-            self.settings.broken == "skip",
-        )
-        # With `dataset.broken=skip`, lines that are not JSON are counted as one more fault.
-        faults: dict[str, list[str]] = defaultdict(list)
-        for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
-            try:
-                row = self._opened(raw, file.suffix == ".parquet")
-                form = self.format_of(row)
-                # The first row sets the format of the file. Mixed formats are more often a mistake
-                # than intended.
-                first_form = first_form or form
-                if not form and not skips:
-                    problem = f"{file}, {position} is of no known form: it has {', '.join(row) or 'no columns'}"
-                    fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
-                    raise UserError(problem, f"{self._fitting_command(row, file)}{fix}")
-                if form != first_form or not form:
-                    names = map(" and ".join, (form, first_form))
-                    raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
-                check_media(row, "it")
-                check_training_keys(row)
-                conversation = self.parse(row, form, position)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                # A user's row may have any shape, so errors of indexing and types are faults of the
-                # row as well.
-                faults[str(error)].append(position)
-            else:
-                self.unread |= dict.fromkeys(row.unread)
-                # Of equal rows the first is kept, so that the order of the file is stable.
-                self.left_out["duplicates"] += conversation.id in rows
-                rows.setdefault(conversation.id, conversation)
-        # The list for lines that are not JSON exists even if there is no such line.
-        faults = {reason: positions for reason, positions in faults.items() if positions}
-        self.left_out["broken"] += sum(map(len, faults.values()))
-        if faults and not (skips and rows):
-            raise _refusal(file, faults)
-        return list(rows.values())
-
-    def _opened(self, raw: Any, drop_nulls: bool) -> Columns:
-        """Return a row whose columns and messages record what is read, without ignored ones.
-
-        ``drop_nulls`` drops the nulls that Parquet adds to objects with different keys.
-        """
+    def open_row(self, raw: Any, file: Path) -> Columns:
+        """Return a row whose columns and messages record what is read."""
         # A line may be a bare list of messages.
-        raw = {"messages": raw} if raw and is_chat(raw) else raw
-        if not isinstance(raw, Mapping):
-            raise ValueError(f"it is {kind_of(raw)}, not an object")
-        ignored, row = self.settings.ignore, Columns(raw, self.settings.ignore)
+        row = super().open_row({"messages": raw} if raw and is_chat(raw) else raw, file)
         for name, value in row.items():
             # Tables and some JSONL files store messages as JSON text.
             if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
                 value = _chat_in_json(value)
-            value = _without_nulls(value) if drop_nulls else value
+            # Parquet adds nulls to objects with different keys.
+            value = _without_nulls(value) if file.suffix == ".parquet" else value
             if is_chat(value):
-                value = [Columns(message, ignored) for message in value]
+                value = [Columns(message, self.settings.ignore) for message in value]
             row[name] = value
         return row
 
@@ -446,12 +384,12 @@ class Preferences(Conversations):
             self.remarks.append(("warning", f"{text}, and keep it"))
         return super().read_file(file)
 
-    def format_of(self, row: Columns) -> Columned:
+    def format_of(self, row: Columns) -> ColumnNames:
         _name_sides(row)
         return super().format_of(row)
 
-    def parse(self, row: Columns, form: Columned, origin: str) -> Preference:
-        return parse_preference(row, form, origin, self.is_repeated)
+    def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> Preference:
+        return parse_preference(row, columns, position, self.is_repeated)
 
 
 def _chat_in_json(text: str) -> Any:
@@ -468,15 +406,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
-    # The most frequent faults come first, because fixing one cause often fixes many rows.
-    count, listed = sum(map(len, faults.values())), list[str]()
-    for reason, positions in sorted(faults.items(), key=lambda fault: -len(fault[1]))[:NAMED]:
-        ellipsis = ", ..." * (len(positions) > NAMED)
-        listed.append(f"{', '.join(positions[:NAMED])}{ellipsis}: {reason}")
-    return UserError(
-        f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
-        "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",
-    )

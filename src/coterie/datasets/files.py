@@ -1,4 +1,4 @@
-"""Files of data sets: rows of each format, splits by file names, downloads, and JSONL files that can be resumed.
+"""Files of data sets: rows of each format, splits by file names, and downloads.
 
 Formats: ``.jsonl`` (an object per line), ``.json`` (a list of objects), ``.parquet``, and text tables with a header
 (``.csv``, ``.tsv``). All but Parquet may be compressed (``.gz``).
@@ -7,7 +7,6 @@ Formats: ``.jsonl`` (an object per line), ``.json`` (a list of objects), ``.parq
 import csv
 import errno
 import gzip
-import json
 import re
 import zlib
 from collections import Counter, defaultdict
@@ -18,7 +17,7 @@ from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from coterie.config.folders import expanded, make_folder, read_json
+from coterie.config.folders import expanded, read_json
 from coterie.config.resolve import wrong_at
 from coterie.datasets.catalogue import SPLITS, TRAJECTORIES, Repository, Split
 from coterie.datasets.rows import QuestionRow, SetRow
@@ -47,11 +46,17 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
         # pydantic does not wrap the last three, which the conversion of a row of another form
         # raises.
         except (ValidationError, AttributeError, KeyError, TypeError) as error:
-            reason = f"it has another form ({type(error).__name__} {error})"
-            if isinstance(error, ValidationError):
-                reason = "; ".join(map(wrong_at, error.errors()[:SHOWN]))
             fix = f"correct or remove it; a row of this set has {', '.join(row.model_fields)}"
-            raise UserError(f"{file}, {position} is broken: {reason}", fix) from error
+            raise UserError(f"{file}, {position} is broken: {fault_of(error)}", fix) from error
+
+
+def fault_of(error: Exception) -> str:
+    """Return what is wrong with a row whose conversion raised an error."""
+    if isinstance(error, ValidationError):
+        return "; ".join(map(wrong_at, error.errors()[:SHOWN]))
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"it has another form ({type(error).__name__} {error})"
 
 
 def numbered(
@@ -213,23 +218,6 @@ _READERS: Mapping[str, Callable[[Path, list[str] | None], Iterator[tuple[int | s
     ".json": _list,
     **dict.fromkeys(TABLES, _table),
 }
-
-
-def resume_lines(file: Path) -> bool:
-    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines."""
-    make_folder(file.parent)
-    if not file.exists():
-        return False
-    # A killed process may have written only a part of the last line.
-    with file.open("r+b") as opened:
-        content = opened.read()
-        opened.truncate(content.rfind(b"\n") + 1)
-    return bool(content[: content.rfind(b"\n") + 1].strip())
-
-
-def append_line(file: Path, fields: Mapping[str, Any]) -> None:
-    with file.open("a", encoding="utf-8", newline="\n") as opened:
-        opened.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
 
 # -- the hub --------------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ an excluded data set, so no question is in both splits.
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from coterie.config.folders import atomic_file, expanded, sha256
 from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
@@ -29,16 +28,7 @@ from coterie.datasets.catalogue import (
     Split,
     find,
 )
-from coterie.datasets.files import (
-    SLACK,
-    SUFFIXES,
-    WORDS,
-    divided,
-    download,
-    name_words,
-    read_rows,
-    source_files,
-)
+from coterie.datasets.files import SUFFIXES, WORDS, download, name_words, read_rows
 from coterie.datasets.rows import LeftOut, QuestionRow, question_key
 from coterie.errors import UserError
 
@@ -110,9 +100,11 @@ def load_rows(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Lo
     data_set = find(name)
     rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
     left_out = Counter[str]()
-    if (divided_files := _divided_files(data_set, source)) is not None:
+    files, is_divided = _files(data_set, source)
+    if is_divided:
         # Divided files are trusted: neither duplicates nor common questions are searched for.
-        for split, file in divided_files.items():
+        for split, file in files:
+            assert split is not None, "a divided file has a split"
             rows[split] = [row for row in read_rows(file, data_set.row) if not row.flaw]
         return Loaded(_check_not_empty(data_set, rows, left_out))
     excluded = set[str]()
@@ -122,7 +114,7 @@ def load_rows(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Lo
         excluded = {question_key(row.question) for row in other_rows}
     # Held-out files are read first, so that a question in both splits stays held out.
     seen: dict[str, Split] = {}
-    for file_split, row in _read(data_set, _files(data_set, source)):
+    for file_split, row in _read(data_set, files):
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
             continue
@@ -170,11 +162,10 @@ class CatalogueSet:
 
     def content(self) -> str:
         """Return an identity of the source: checksums of files or revisions on the hub."""
-        entry, source = self.entry, self.settings.source
-        if (files := _divided_files(entry, source)) is not None:
-            return " ".join(sha256(files[name]) if name in files else "missing" for name in SPLITS)
+        entry, source, is_divided = self.entry, self.settings.source, False
         if source != HUB:
-            identity = " ".join(sha256(file) for _, file in _files(entry, source))
+            files, is_divided = _files(entry, source)
+            identity = " ".join(sha256(file) for _, file in files)
         # A moving branch is identified by the commit of its snapshot, which is part of the cached
         # path.
         elif any(repo.revision == NEWEST for repo in entry.repos):
@@ -182,36 +173,32 @@ class CatalogueSet:
         else:
             identity = " ".join(f"{repo.name}@{repo.revision}" for repo in entry.repos)
         # The share changes the rows only where coterie divides them.
-        is_divided = entry.heldout is None or source != HUB
-        return f"{identity} {self.settings.heldout:g}" if is_divided else identity
+        is_divided = is_divided or (entry.heldout is not None and source == HUB)
+        return identity if is_divided else f"{identity} {self.settings.heldout:g}"
 
     @cached_property
     def _loaded(self) -> Loaded:
         return load_rows(self.entry.name, self.settings.source, self.settings.heldout)
 
 
-def _divided_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
-    """Return files that are already divided, by split; ``None`` for sources in the published format."""
+def _files(data_set: DataSet, source: str | Path) -> tuple[Files, bool]:
+    """Return the files of a source, and whether they are divided into the splits of the set."""
     if source == HUB:
-        return None
+        return hub_files(data_set), False
     if source == SAMPLE and not data_set.packaged:
         problem = f"coterie has no packaged rows of {data_set.name}"
         raise UserError(problem, f"add dataset.source=FILE with its files {data_set.url}".rstrip())
     packaged = FOLDER / data_set.name
-    folder = packaged if source == SAMPLE else expanded(source)
-    if data_set.train is None and folder.is_file():
-        return {"heldout": folder}
     # A set may have several packaged variants in folders, such as `synthetic` and `easy`.
     if (packaged / source / "heldout.jsonl.gz").is_file():
-        return {split: packaged / source / f"{split}.jsonl.gz" for split in data_set.splits}
-    files = {split: folder / f"{split}.jsonl" for split in data_set.splits}
-    return files if all(file.is_file() for file in files.values()) else None
-
-
-def _files(data_set: DataSet, source: str | Path) -> Files:
-    if source == HUB:
-        return hub_files(data_set)
-    path = expanded(source)
+        names = ((split, packaged / source / f"{split}.jsonl.gz") for split in data_set.splits)
+        return list(names), True
+    path = packaged if source == SAMPLE else expanded(source)
+    if data_set.train is None and path.is_file():
+        return [("heldout", path)], True
+    divided: Files = [(split, path / f"{split}.jsonl") for split in data_set.splits]
+    if all(file.is_file() for _, file in divided):
+        return divided, True
     if not path.exists():
         raise UserError(f"there is no file or folder {path}", "check dataset.source")
     # Data files at the top of a folder are preferred to those in its subfolders.
@@ -219,20 +206,20 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
     if not paths:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
-        return [("heldout", file) for file in paths]
+        return [("heldout", file) for file in paths], False
     # The name of a file determines its split only if it has words of exactly one split.
     words = [[name for name in SPLITS if name_words(file.stem) & WORDS[name]] for file in paths]
     splits = [named[0] if len(named) == 1 else None for named in words]
     # Files of one split, and files that only make rows together, are divided by hashes of the
     # questions.
     if len(set(splits)) == 1 or data_set.join is not None:
-        return [(None, file) for file in paths]
+        return [(None, file) for file in paths], False
     for split, file in zip(splits, paths, strict=True):
         if split is None:
             problem = f"the split of {file} is not clear from its name"
             raise UserError(problem, "put train, dev, test, validation or heldout into its name")
     # Held-out files come first, as `load` expects.
-    return sorted(zip(splits, paths, strict=True), key=lambda pair: pair[0] == "train")
+    return sorted(zip(splits, paths, strict=True), key=lambda pair: pair[0] == "train"), False
 
 
 def _data(inside: Iterable[Path]) -> list[Path]:
@@ -418,104 +405,3 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
             fix = "use hotpot_qa, 2wiki, musique or trivia_qa, from files with the contexts"
             raise UserError("these rows have no passages to search", fix)
     return count
-
-
-# -- files of users ---------------------------------------------------------------------------
-
-
-class UserFileSettings(DatasetSettings):
-    """Settings of a user's file."""
-
-    source: PathText = key(
-        "",
-        "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
-        "heldout.jsonl. It must be given. `dataset=FILE` gives a file of questions.",
-    )
-    heldout: float = key(
-        0.2, "Of one file: the share of tasks held out; 1 for all, 0 for none.", ge=0, le=1
-    )
-
-
-class ColumnSettings(UserFileSettings):
-    """Settings of a user's file whose columns are detected."""
-
-    ignore: tuple[str, ...] = key((), "Columns, and keys of messages, that are not read.")
-
-
-class DividedSet(ABC):
-    """Rows of which a share is held out (``dataset.heldout``) if they have one split."""
-
-    may_share_questions = False
-    """True if rows with the same question are in both splits, which a remark tells."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-        self.left_out = Counter[str]()
-        self.remarks = list[tuple[str, str]]()
-        """Lines of a plan."""
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        if 0 < self.settings.heldout < 1:
-            return SPLITS
-        return tuple(split for split in SPLITS if self._splits.get(split))
-
-    def rows(self, split: Split) -> list[Any]:
-        return self._splits.get(split, [])
-
-    @property
-    def notes(self) -> list[tuple[str, str]]:
-        self._splits  # noqa: B018  # reads the rows
-        return self.remarks
-
-    @abstractmethod
-    def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
-        """Return the rows by split, and whether training rows that are held out have to be left out."""
-
-    @cached_property
-    def _splits(self) -> dict[Split, list[Any]]:
-        """Different rows by split."""
-        rows, is_published = self.read_splits()
-        # Of rows with equal identity the last one is kept, at the position of the first.
-        for split in rows:
-            rows[split] = [*{row.identity: row for row in rows[split]}.values()]
-        if "heldout" not in rows:
-            name = getattr(self.settings, "source", self.settings.name)
-            rows, warning = divided(rows["train"], self.settings.heldout, name)
-            self.may_share_questions = bool(warning)
-            self.remarks += [("warning", warning)] * bool(warning)
-        # Published splits may overlap. The held-out side stays complete, so that its scores remain
-        # comparable.
-        elif is_published:
-            train = rows["train"]
-            # Most rows of a set may open with the same greeting, and then only equal questions are left out.
-            for name in ("split_group", "key"):
-                held_out = {getattr(row, name) for row in rows["heldout"]}
-                rows["train"] = [row for row in train if getattr(row, name) not in held_out]
-                if len(rows["train"]) >= (1 - SLACK) * len(train):
-                    break
-            self.left_out["held out too"] += len(train) - len(rows["train"])
-        return rows
-
-
-class UserFileSet(DividedSet):
-    """Rows of a user's file, folder or set of the hub."""
-
-    settings_type: type[UserFileSettings] = UserFileSettings
-    kind: ClassVar[str] = ""
-    """Word in the name of the preferred training split, if a source has several."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.unread = dict[str, None]()
-        """Columns that no row's reader has read, in order."""
-
-    @abstractmethod
-    def read_file(self, file: Path) -> list[Any]: ...
-
-    def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
-        files, is_published = source_files(str(self.settings.name), self.settings.source, self.kind)
-        rows = {split: list(chain(*map(self.read_file, files[split]))) for split in files}
-        # Columns are known to be unread only after all rows were read, but the note comes first.
-        self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
-        return rows, is_published

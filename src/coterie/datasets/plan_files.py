@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from coterie.datasets.columns import Columns
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import UserFileSet
 from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
+from coterie.datasets.question_files import ColumnNames, TaskFileSettings, UserFileSet
 from coterie.datasets.rows import Frozen, LeftOut, Raw, SetRow, Text, parsed_json, question_key
 from coterie.errors import UserError
 
@@ -419,13 +420,20 @@ class Mind2WebRow(ConvertedRow):
 class Mind2Web(UserFileSet):
     """Data set of Mind2Web files."""
 
+    settings_type = TaskFileSettings
     row = Mind2WebRow
 
-    def read_file(self, file: Path) -> list[Mind2WebRow]:
-        rows = [row for row in read_rows(file, Mind2WebRow) if not row.flaw]
-        if not rows:
-            raise UserError(f"{file} has no task with known actions", "give another file")
-        return rows
+    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+        # Rows with steps are already plans.
+        columns = ("steps",) if "steps" in row else ("confirmed_task", "action_reprs", "actions")
+        if missing := [name for name in columns if name not in row]:
+            problem = f"has no {' and no '.join(missing)}: it has {', '.join(row)}"
+            raise UserError(problem, "give a file of Mind2Web's tasks")
+        return columns
+
+    def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> Mind2WebRow:
+        row.read.update(row)  # most keys of a task are not meant to be read
+        return Mind2WebRow.model_validate(row)
 
 
 def _step(

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.folders import expanded, sha256
-from coterie.config.settings import key
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
-from coterie.datasets.conversations import FileSettings, Preference, Preferences, parse_preference
+from coterie.datasets.conversations import Preference, Preferences, parse_preference
 from coterie.datasets.files import SUFFIXES, download, numbered
-from coterie.datasets.load import DatasetSettings, DividedSet
+from coterie.datasets.question_files import FileSettings, HeldOutSettings
 from coterie.datasets.rows import Raw, question_key
 from coterie.errors import UserError, did_you_mean
 
@@ -74,17 +73,10 @@ def preference_files(data_set: DataSet) -> list[Path]:
     return [download(data_set.name, repo, file) for file in repo.train]
 
 
-class HeldOutSettings(DatasetSettings):
-    """Settings of a published set."""
-
-    heldout: float = key(0.1, "Share of the rows that is held out; 0 for none.", ge=0, lt=1)
-
-
-class PublishedPreferences(DividedSet):
+class PublishedPreferences(Preferences):
     """A published set of preferences as a data set of tasks."""
 
     settings_type = HeldOutSettings
-    row = Preference
 
     def content(self) -> str:
         return f"{MixedPreferences(self.settings.name).content()} {self.settings.heldout:g}"

@@ -1,23 +1,28 @@
-"""Questions of a user's file, with the options, contexts and system prompts that published sets have.
+"""Users' files: the reader of all kinds, and questions with the options, contexts and system prompts of published sets.
 
-A model is shown the same text in training on replies (``run sft``) and in reinforcement learning (:func:`read_prompt`).
+A kind of file has a subclass of :class:`UserFileSet`, which finds the columns of the first row and parses each row. A
+model is shown the same text in training on replies (``run sft``) and in reinforcement learning (:func:`read_prompt`).
 """
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from coterie.config.resolve import wrong_at
-from coterie.config.settings import key
-from coterie.datasets.catalogue import SPLITS
+from coterie.config.folders import sha256
+from coterie.config.settings import PathText, key
+from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.columns import Columns, check_media, check_text, is_empty, peek
-from coterie.datasets.files import numbered
-from coterie.datasets.load import ColumnSettings, UserFileSet
+from coterie.datasets.files import SLACK, divided, fault_of, numbered, source_files
+from coterie.datasets.load import UNUSED, DatasetSettings
 from coterie.datasets.problems import OPTION_KEYS, read_options, usual_name
 from coterie.datasets.rows import (
     ANSWER_KEYS,
@@ -31,6 +36,199 @@ from coterie.datasets.rows import (
     with_options,
 )
 from coterie.errors import UserError, did_you_mean
+
+# -- any user's file -------------------------------------------------------------------------------
+
+ColumnNames = tuple[str, ...]
+"""Columns of a file that are read, such as the prompt and the reply."""
+NAMED = 5
+
+
+class HeldOutSettings(DatasetSettings):
+    """Settings of rows of which a share is held out."""
+
+    heldout: float = key(
+        0.1,
+        "Share of the rows that is held out where there is one split; 0 for none, 1 for all.",
+        ge=0,
+        le=1,
+    )
+
+
+class FileSettings(HeldOutSettings):
+    """Settings of a user's file."""
+
+    source: PathText = key(
+        "",
+        "A file (JSONL, JSON, Parquet, CSV), a folder with files for each split, such as train.jsonl and "
+        "heldout.jsonl, or a data set of the Hugging Face hub: OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME:CONFIG:SPLIT. "
+        "It must be given. `dataset=FILE` gives a file of questions.",
+    )
+    ignore: tuple[str, ...] = key((), "Columns, and keys of messages, that are not read.")
+    broken: Literal["refuse", "skip"] = key(
+        "refuse", "Rows that cannot be used (no JSON, empty messages, roles out of order, ...)."
+    )
+
+
+class UserFileSet(ABC):
+    """Rows of a user's source, of which a share is held out (``dataset.heldout``) if they have one split."""
+
+    settings_type: type[HeldOutSettings] = FileSettings
+    kind: ClassVar[str] = ""
+    """Word in the name of the preferred training split, if a source has several."""
+    may_share_questions = False
+    """True if rows with the same question are in both splits, which a remark tells."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.left_out = Counter[str]()
+        self.remarks = list[tuple[str, str]]()
+        """Lines of a plan."""
+        self.unread = dict[str, None]()
+        """Columns that no row's reader has read, in order."""
+
+    @abstractmethod
+    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+        """Return the columns to read of a row; ``first`` are those of the first row, empty before.
+
+        Raises:
+            UserError: If the row does not have them; the problem is a clause without a subject.
+            ValueError: If they differ from those of the first row.
+        """
+
+    @abstractmethod
+    def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> Any:
+        """Return a row of the data set. Raise ``ValueError`` if a value is broken."""
+
+    def open_row(self, raw: Any, file: Path) -> Columns:
+        """Return a row that records what is read, without ignored columns. Raise ``ValueError`` if it is no object."""
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"it is {kind_of(raw)}, not an object")
+        return Columns(raw, self.settings.ignore)
+
+    def read_file(self, file: Path) -> list[Any]:
+        """Return the different rows of a file. Raise ``UserError`` with all faults unless broken rows are skipped."""
+        rows, columns = dict[str, tuple[Any, str]](), ColumnNames()
+        skips = self.settings.broken == "skip"
+        # With `dataset.broken=skip`, lines that are not JSON are counted as one more fault.
+        faults, flaws = defaultdict[str, list[str]](list), Counter[str]()
+        for position, raw in numbered(file, broken=faults["it is not JSON"] if skips else None):
+            try:
+                opened = self.open_row(raw, file)
+                # The first row determines the columns. Mixed forms are more often a mistake than
+                # intended.
+                columns = self.columns_of(opened, columns)
+                row = self.parse(opened, columns, file, position)
+                if row.flaw:
+                    flaws[row.flaw] += 1
+                    continue
+                # Of equal rows the first is kept, so that the order of the file is stable.
+                earlier, first_position = rows.setdefault(row.identity, (row, position))
+                if getattr(row, "answers", ()) != getattr(earlier, "answers", ()):
+                    problem = f"it has the question of {first_position} with another answer"
+                    raise ValueError(
+                        f"{problem}; remove one of them, or give a list of both answers"
+                    )
+            except UserError as error:
+                if not (columns or skips):
+                    raise UserError(f"{file}, {position} {error.what}", error.todo) from error
+                faults[f"it {error.what}"].append(position)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                # A user's row may have any shape, so errors of indexing and types are faults of the
+                # row as well.
+                faults[fault_of(error)].append(position)
+            else:
+                self.unread |= dict.fromkeys(opened.unread)
+                self.left_out["duplicates"] += earlier is not row
+        count = sum(map(len, faults.values()))
+        self.left_out["broken"] += count
+        self.left_out.update(flaws)
+        if count and not (skips and rows):
+            raise _refusal(file, count, faults)
+        if not rows:
+            reasons = "; ".join(f"{count:,} {reason}" for reason, count in flaws.items())
+            raise UserError(f"{file} has no usable row: {reasons}", "give another file")
+        return [row for row, _ in rows.values()]
+
+    def read_splits(self) -> tuple[dict[Split, list[Any]], bool]:
+        """Return the rows by split, and whether training rows that are held out have to be left out."""
+        files, is_published = self._files()
+        rows = {split: list(chain(*map(self.read_file, files[split]))) for split in files}
+        # Columns are known to be unread only after all rows were read, but the note comes first.
+        self.remarks[:0] = [(UNUSED, ", ".join(self.unread))] * bool(self.unread)
+        return rows, is_published
+
+    def content(self) -> str:
+        """Return a hash of the files and of the settings."""
+        files, _ = self._files()
+        # A missing file is reported by its reader with advice, so the hash must not fail first.
+        sums = [sha256(file) for split in files.values() for file in split if file.is_file()]
+        settings = self.settings.model_dump_json(exclude={"name", "source"})
+        return hash_json([sums, settings])
+
+    def _files(self) -> tuple[dict[Split, list[Path]], bool]:
+        return source_files(str(self.settings.name), self.settings.source, self.kind)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        if 0 < self.settings.heldout < 1:
+            return SPLITS
+        return tuple(split for split in SPLITS if self._splits.get(split))
+
+    def rows(self, split: Split) -> list[Any]:
+        return self._splits.get(split, [])
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        self._splits  # noqa: B018  # reads the rows
+        return self.remarks
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Any]]:
+        """Different rows by split."""
+        rows, is_published = self.read_splits()
+        # Of rows with equal identity the last one is kept, at the position of the first.
+        for split in rows:
+            rows[split] = [*{row.identity: row for row in rows[split]}.values()]
+        if "heldout" not in rows:
+            name = getattr(self.settings, "source", self.settings.name)
+            rows, warning = divided(rows["train"], self.settings.heldout, name)
+            self.may_share_questions = bool(warning)
+            self.remarks += [("warning", warning)] * bool(warning)
+        # Published splits may overlap. The held-out side stays complete, so that its scores remain
+        # comparable.
+        elif is_published:
+            train = rows["train"]
+            # Most rows of a set may open with the same greeting, and then only equal questions are left out.
+            for name in ("split_group", "key"):
+                held_out = {getattr(row, name) for row in rows["heldout"]}
+                rows["train"] = [row for row in train if getattr(row, name) not in held_out]
+                if len(rows["train"]) >= (1 - SLACK) * len(train):
+                    break
+            self.left_out["held out too"] += len(train) - len(rows["train"])
+        return rows
+
+
+def hash_json(value: object) -> str:
+    """Hash a JSON value into 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _refusal(file: Path, count: int, faults: Mapping[str, Sequence[str]]) -> UserError:
+    # The most frequent faults come first, because fixing one cause often fixes many rows.
+    most_frequent, listed = sorted(faults, key=lambda reason: -len(faults[reason])), list[str]()
+    for reason in most_frequent[:NAMED]:
+        # The list for lines that are not JSON exists even if there is no such line.
+        if positions := faults[reason]:
+            ellipsis = ", ..." * (len(positions) > NAMED)
+            listed.append(f"{', '.join(positions[:NAMED])}{ellipsis}: {reason}")
+    return UserError(
+        f"{count} rows of {file} cannot be used ({'; '.join(listed)})",
+        "correct them, or leave out rows with dataset.broken=skip, columns and keys with dataset.ignore=[NAME]",
+    )
+
+
+# -- prompts of rows -------------------------------------------------------------------------------
 
 QUESTIONS = (
     "question", "problem", "query", "prompt", "instruction", "input", "text", "question_stem", "ctx", "goal",
@@ -134,10 +332,18 @@ def _context(row: Raw, name: str) -> str:
     return "\n\n".join(filter(str.strip, texts))
 
 
-# -- files ----------------------------------------------------------------------------------------
+# -- files of questions -----------------------------------------------------------------------------
 
 
-class QASettings(ColumnSettings):
+class TaskFileSettings(FileSettings):
+    """Settings of a user's file of tasks."""
+
+    heldout: float = key(
+        0.2, "Of one file: the share of tasks held out; 1 for all, 0 for none.", ge=0, le=1
+    )
+
+
+class QASettings(TaskFileSettings):
     """Settings of a file of questions and its columns."""
 
     question: str = key(
@@ -187,90 +393,64 @@ class QuestionsAndAnswers(UserFileSet):
     settings_type = QASettings
     row = TableRow
 
-    def content(self) -> str:
-        """Return a hash of all columns, and of the texts used as question and answers."""
-        rows = (row for split in SPLITS for row in self.rows(split))
-        lines = (f"{row.shown_question} {row.answers} {row.model_dump_json()}" for row in rows)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
     def read_file(self, file: Path) -> list[TableRow]:
-        rows: dict[str, tuple[TableRow, str]] = {}
-        columns: tuple[str, str] | None = None
-        for position, raw in numbered(file):
-            where = f"{file}, {position}"
-            try:
-                if not isinstance(raw, dict):
-                    raise ValueError("it is not an object")
-                opened = self._opened(raw)
-                # The first row determines the columns, so that a later row without them is an
-                # error.
-                columns = columns or self._columns(opened)
-                row = _table_row(raw, opened, *columns, where)
-            except ValueError as error:
-                is_pydantic = isinstance(error, ValidationError)
-                wrong = "; ".join(map(wrong_at, error.errors())) if is_pydantic else str(error)  # type: ignore[attr-defined]
-                fix = "a question is a text or messages, an answer a text, a number, or a list of them; columns of "
-                fix += "another meaning are left out by dataset.ignore=[COLUMN]"
-                raise UserError(f"{where} is broken: {wrong}", fix) from error
-            # Columns that only the conversion from verl's format has added are not the user's.
-            self.unread |= dict.fromkeys(name for name in opened.unread if name in raw)
-            # Rows with the same question must agree, because only the first of them is kept.
-            earlier, first_position = rows.setdefault(row.identity, (row, position))
-            if earlier.answers != row.answers:
-                problem = f"{where} has the question of {first_position} with another answer"
-                raise UserError(problem, "remove one of them, or give a list of both answers")
+        rows: list[TableRow] = super().read_file(file)
         # An id such as an index may recur in another source, so the hash makes it unique.
-        ids = Counter(row.id for row, _ in rows.values())
+        ids = Counter(row.id for row in rows)
         return [
-            row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
-            for identity, (row, _) in rows.items()
+            row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{row.identity}"})
+            for row in rows
         ]
 
-    def _opened(self, raw: Raw) -> Columns:
-        """Return a row without ignored columns, and with our names for verl's."""
-        row = Columns(raw, self.settings.ignore)
+    def open_row(self, raw: Any, file: Path) -> Columns:
+        """Return a row with our names for verl's."""
+        row = super().open_row(raw, file)
         if (opened := from_verl(row)) is not row:
             row.update(opened)
             if isinstance(raw.get("prompt"), list) and "question" not in raw:
                 row["question"] = row["prompt"]  # as verl shows it, and not as extra_info has it
         return row
 
-    def _columns(self, row: Raw) -> tuple[str, str]:
-        """Detect the columns of question and answer in the first row of a file; the latter is empty without answers."""
+    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+        """Return the columns of question and answer; the latter is empty without answers."""
+        columns = first or self._detect(row)
+        named = [name for name in columns if name]
+        missing = [name for name in named if name not in row and first_of(row, (name,)) is None]
+        if missing:
+            names = " and no ".join(map(repr, missing))
+            fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
+            if len(row) == 1 and ";" in next(iter(row)):
+                fix = "separate the columns by commas"
+            advice = f"{did_you_mean(missing[0], row)}{fix}"
+            raise UserError(f"has no {names}: it has {', '.join(row)}", advice)
+        return columns
+
+    def _detect(self, row: Raw) -> ColumnNames:
         question = self.settings.question or usual_name(row, QUESTIONS)
         if self.settings.answer is None:
             return question, ""
         names = OPTION_KEYS if has_options(row, question) else ANSWERS
         return question, self.settings.answer or usual_name(row, names)
 
-
-def _table_row(
-    raw: dict[str, Any], opened: Columns, question: str, answer: str, where: str
-) -> TableRow:
-    columns = filter(None, (question, answer))
-    missing = [name for name in columns if name not in opened and first_of(opened, (name,)) is None]
-    if missing:
-        names = " and no ".join(map(repr, missing))
-        problem = f"{where} has no {names}: it has {', '.join(opened)}"
-        fix = "name the columns: dataset.question=COLUMN dataset.answer=COLUMN"
-        if len(opened) == 1 and ";" in next(iter(opened)):
-            fix = "separate the columns by commas"
-        raise UserError(problem, f"{did_you_mean(missing[0], opened)}{fix}")
-    value = first_of(opened, (question,))
-    prompt = read_prompt(opened, value, question, answer or None)
-    if isinstance(opened.get("history"), list) and opened["history"]:
-        raise ValueError("it has a history of earlier messages, which are not shown")
-    right = prompt.right or (first_of(opened, (answer,)) if answer else "")
-    if isinstance(right, dict) and "text" in right:  # SQuAD
-        right = right["text"]
-    answers = right if isinstance(right, list) else [right]
-    # In a column of one answer, JSON text may itself be the answer.
-    if isinstance(right, str) and (answer.lower().endswith("answers") or "reward_model" in raw):
-        answers = answer_list(right)
-    aliases = first_of(opened, ANSWER_KEYS["aliases"]) if answer in ANSWERS else None
-    answers = [*answers, *(aliases if isinstance(aliases, list | tuple) else ())]
-    fields = {"raw": raw, "where": where, "answer_column": answer, "prompt": prompt}
-    row = TableRow.model_validate({"question": value, "answer": answers, **fields})
-    if answer and not row.answer.strip():
-        raise ValueError("answer: must hold some text")
-    return row
+    def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> TableRow:
+        question, answer = columns
+        value = first_of(row, (question,))
+        prompt = read_prompt(row, value, question, answer or None)
+        if isinstance(row.get("history"), list) and row["history"]:
+            raise ValueError("it has a history of earlier messages, which are not shown")
+        right = prompt.right or (first_of(row, (answer,)) if answer else "")
+        if isinstance(right, dict) and "text" in right:  # SQuAD
+            right = right["text"]
+        answers = right if isinstance(right, list) else [right]
+        # In a column of one answer, JSON text may itself be the answer.
+        is_list = answer.lower().endswith("answers") or "reward_model" in row.raw
+        if isinstance(right, str) and is_list:
+            answers = answer_list(right)
+        aliases = first_of(row, ANSWER_KEYS["aliases"]) if answer in ANSWERS else None
+        answers = [*answers, *(aliases if isinstance(aliases, list | tuple) else ())]
+        fields = {"raw": row.raw, "where": f"{file}, {position}", "answer_column": answer}
+        task = {"question": value, "answer": answers, "prompt": prompt}
+        table_row = TableRow.model_validate(task | fields)
+        if answer and not table_row.answer.strip():
+            raise ValueError("answer: must hold some text")
+        return table_row

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from coterie.config.settings import key
-from coterie.datasets.conversations import FileSettings, Targets
+from coterie.datasets.conversations import Targets
+from coterie.datasets.question_files import FileSettings
 from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, EvaluateSettings, RecipeSettings
 from coterie.training.settings import DPOSettings, TrainingSettings

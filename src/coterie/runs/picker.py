@@ -1,13 +1,15 @@
 """Best of n: a judge picks one of several dialogues of a task (AFM, arXiv 2508.13167, table 4)."""
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from coterie.config.folders import make_folder
 from coterie.config.settings import key
-from coterie.datasets.files import append_line, numbered, resume_lines
+from coterie.datasets.files import numbered
 from coterie.engines.chat_model import NOBODY, JudgeSettings, ask_judge, json_objects, open_chat
 from coterie.evaluation import Draw, Estimate, estimate
 from coterie.record.turn import digest
@@ -56,7 +58,7 @@ async def pick_best(
         EngineError: A request failed.
         UserError: Like :func:`~coterie.engines.chat_model.open_chat`.
     """
-    lines = numbered(file) if resume_lines(file) else ()
+    lines = numbered(file) if _resume_lines(file) else ()
     # Picks by hash of the prompt; 0 for an unreadable reply.
     picks = {line["key"]: int(line["best"]) for _, line in lines}
     async with open_chat(settings) as chat:
@@ -77,12 +79,26 @@ async def pick_best(
             if name not in picks:
                 read = partial(read_pick, count=len(listed))
                 picks[name] = await ask_judge(chat, _RULES, prompt, read, prompt) or 0
-                append_line(file, {"key": name, "best": picks[name]})
+                line = json.dumps({"key": name, "best": picks[name]})
+                with file.open("a", encoding="utf-8", newline="\n") as opened:
+                    opened.write(line + "\n")
             return listed[max(picks[name], 1) - 1].score, picks[name] > 0
 
         picked = await asyncio.gather(*(pick(*item) for item in dialogues.items()))
     scores, readable = zip(*picked, strict=True)
     return estimate(scores), readable.count(False)
+
+
+def _resume_lines(file: Path) -> bool:
+    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines."""
+    make_folder(file.parent)
+    if not file.exists():
+        return False
+    # A killed process may have written only a part of the last line.
+    with file.open("r+b") as opened:
+        content = opened.read()
+        opened.truncate(content.rfind(b"\n") + 1)
+    return bool(content[: content.rfind(b"\n") + 1].strip())
 
 
 def read_pick(reply: str, count: int) -> int | None:
