@@ -168,7 +168,6 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
         (Preferences, [{"chosen": [ASK, SAY], "rejected": [{**ASK, "content": "3?"}, BAD]}], "begin with different"),
         (Preferences, [{"prompt": [ASK], "chosen": [{**ASK, "content": "3?"}, SAY], "rejected": [SAY]}],
          "does not begin with"),
-        (Preferences, [{"prompt": [ASK], "chosen": [SAY], "rejected": [SAY]}], "are equal"),
     ],
 )  # fmt: skip
 def test_files_of_mixed_and_unknown_shapes_are_refused(
@@ -411,7 +410,7 @@ def published(
     file: Path, patch: pytest.MonkeyPatch, of: DataSet = INTERACT, left_out: Any = None
 ) -> list[Preference]:
     """Return the pairs of a set whose files in the hub's cache are this one."""
-    patch.setattr(published_preferences, "download", lambda *_: file)
+    patch.setattr(published_preferences, "hub_files", lambda _: [(None, file)])
     return list(published_pairs(of, left_out))
 
 

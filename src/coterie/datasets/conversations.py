@@ -226,22 +226,6 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def parse_conversation(row: Raw, form: ColumnNames, origin: str = "") -> Conversation:
-    """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
-    column, *reply = form if form != OPTIONS else (usual_name(row, QUESTIONS),)
-    column = "question" if form == VERL and "question" in row else column
-    prompt = _prompt(row, column)
-    replies: Messages = ()
-    if form == OPTIONS:
-        replies = _reply(read_prompt(row, row[column], column).right)
-    elif reply:
-        replies = _verl_reply(row) if form == VERL else _reply(row[reply[0]])
-    # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
-    has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
-    start = len(prompt) if replies and not has_history else 0
-    return _build(Conversation, row, prompt, [replies], start, origin)
-
-
 def parse_preference(
     row: dict[str, Any], form: ColumnNames, origin: str = "", is_repeated: bool = False
 ) -> Preference:
@@ -316,7 +300,19 @@ class Conversations(UserFileSet):
     environment = "conversation"
 
     def parse(self, row: Columns, columns: ColumnNames, file: Path, position: str) -> Conversation:
-        return parse_conversation(row, columns, position)
+        """Parse a row of a format. Raise ``ValueError`` if it cannot be trained on."""
+        column, *reply = columns if columns != OPTIONS else (usual_name(row, QUESTIONS),)
+        column = "question" if columns == VERL and "question" in row else column
+        prompt = _prompt(row, column)
+        replies: Messages = ()
+        if columns == OPTIONS:
+            replies = _reply(read_prompt(row, row[column], column).right)
+        elif reply:
+            replies = _verl_reply(row) if columns == VERL else _reply(row[reply[0]])
+        # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
+        has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
+        start = len(prompt) if replies and not has_history else 0
+        return _build(Conversation, row, prompt, [replies], start, position)
 
     def format_of(self, row: Columns) -> ColumnNames:
         """Return the first format that has its columns in a row, or nothing."""

@@ -11,7 +11,8 @@ from typing import Any
 from coterie.config.folders import expanded, sha256
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
 from coterie.datasets.conversations import Preference, Preferences, parse_preference
-from coterie.datasets.files import SUFFIXES, download, numbered
+from coterie.datasets.files import SUFFIXES, numbered
+from coterie.datasets.load import hub_files
 from coterie.datasets.question_files import FileSettings, HeldOutSettings
 from coterie.datasets.rows import Raw, question_key
 from coterie.errors import UserError, did_you_mean
@@ -45,7 +46,7 @@ def published_pairs(
 ) -> Iterator[Preference]:
     """Yield each distinct pair of the hub's files once. Count other rows in ``left_out`` by reason."""
     reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
-    for file in preference_files(data_set):
+    for _, file in hub_files(data_set):
         for position, row in numbered(file):
             try:
                 pairs = list(data_set.row(row))
@@ -65,12 +66,6 @@ def published_pairs(
                 if pair.id not in seen:
                     seen.add(pair.id)
                     yield pair
-
-
-def preference_files(data_set: DataSet) -> list[Path]:
-    """Download the files of a set into the hub's cache, if they are not there."""
-    (repo,) = data_set.repos
-    return [download(data_set.name, repo, file) for file in repo.train]
 
 
 class PublishedPreferences(Preferences):
@@ -104,7 +99,7 @@ class MixedPreferences:
 
     def files(self) -> list[Path]:
         if self.source in PREFERENCE_SETS:
-            return preference_files(PREFERENCE_SETS[self.source])
+            return [file for _, file in hub_files(PREFERENCE_SETS[self.source])]
         file = expanded(self.source)
         if not file.is_file():
             raise UserError(f"there is no file {file}", "check the path")
