@@ -322,7 +322,7 @@ class Conversations(UserFileSet):
                 return form
         return ()
 
-    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+    def columns_of(self, row: Columns, first_columns: ColumnNames) -> ColumnNames:
         columns = self.format_of(row)
         if not columns:
             # A file of the other recipe's rows is the most frequent mistake.
@@ -333,17 +333,17 @@ class Conversations(UserFileSet):
                 if type(self) is not reader and reader(self.settings).format_of(row)
             ]
             fix = f"rename its columns to {self.usual}, or to another form of docs/recipes/sft.md"
-            has = ", ".join(row) or "no columns"
-            raise UserError(f"is of no known form: it has {has}", f"{''.join(fitting)}{fix}")
-        if first and columns != first:
-            names = map(" and ".join, (columns, first))
-            raise ValueError("it has the form {!r}, and the first row {!r}".format(*names))
+            names = ", ".join(row) or "no columns"
+            raise UserError(f"is of no known form: it has {names}", f"{''.join(fitting)}{fix}")
+        if first_columns and columns != first_columns:
+            forms = map(" and ".join, (columns, first_columns))
+            raise ValueError("it has the form {!r}, and the first row {!r}".format(*forms))
         check_media(row, "it")
         check_training_keys(row)
         return columns
 
     def open_row(self, raw: Any, file: Path) -> Columns:
-        """Return a row whose columns and messages record what is read."""
+        """Return a row whose columns and messages record reads."""
         # A line may be a bare list of messages.
         row = super().open_row({"messages": raw} if raw and is_chat(raw) else raw, file)
         for name, value in row.items():

@@ -51,7 +51,7 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
 
 
 def fault_of(error: Exception) -> str:
-    """Return what is wrong with a row whose conversion raised an error."""
+    """Describe the fault of a row whose conversion raised an error."""
     if isinstance(error, ValidationError):
         return "; ".join(map(wrong_at, error.errors()[:SHOWN]))
     if isinstance(error, ValueError):

@@ -423,7 +423,7 @@ class Mind2Web(UserFileSet):
     settings_type = TaskFileSettings
     row = Mind2WebRow
 
-    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+    def columns_of(self, row: Columns, first_columns: ColumnNames) -> ColumnNames:
         # Rows with steps are already plans.
         columns = ("steps",) if "steps" in row else ("confirmed_task", "action_reprs", "actions")
         if missing := [name for name in columns if name not in row]:

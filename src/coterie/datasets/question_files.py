@@ -45,7 +45,7 @@ NAMED = 5
 
 
 class HeldOutSettings(DatasetSettings):
-    """Settings of rows of which a share is held out."""
+    """Settings of rows with a held-out share."""
 
     heldout: float = key(
         0.1,
@@ -71,7 +71,7 @@ class FileSettings(HeldOutSettings):
 
 
 class UserFileSet(ABC):
-    """Rows of a user's source, of which a share is held out (``dataset.heldout``) if they have one split."""
+    """Rows of a user's source. If they have one split, a share is held out (``dataset.heldout``)."""
 
     settings_type: type[HeldOutSettings] = FileSettings
     kind: ClassVar[str] = ""
@@ -88,12 +88,12 @@ class UserFileSet(ABC):
         """Columns that no row's reader has read, in order."""
 
     @abstractmethod
-    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
-        """Return the columns to read of a row; ``first`` are those of the first row, empty before.
+    def columns_of(self, row: Columns, first_columns: ColumnNames) -> ColumnNames:
+        """Return the columns to read of a row; ``first_columns`` are the first row's, and empty for the first row.
 
         Raises:
             UserError: If the row does not have them; the problem is a clause without a subject.
-            ValueError: If they differ from those of the first row.
+            ValueError: If the row has the columns of another form than the first row.
         """
 
     @abstractmethod
@@ -101,7 +101,7 @@ class UserFileSet(ABC):
         """Return a row of the data set. Raise ``ValueError`` if a value is broken."""
 
     def open_row(self, raw: Any, file: Path) -> Columns:
-        """Return a row that records what is read, without ignored columns. Raise ``ValueError`` if it is no object."""
+        """Return a row that records reads, without ignored columns. Raise ``ValueError`` for another value."""
         if not isinstance(raw, Mapping):
             raise ValueError(f"it is {kind_of(raw)}, not an object")
         return Columns(raw, self.settings.ignore)
@@ -411,9 +411,9 @@ class QuestionsAndAnswers(UserFileSet):
                 row["question"] = row["prompt"]  # as verl shows it, and not as extra_info has it
         return row
 
-    def columns_of(self, row: Columns, first: ColumnNames) -> ColumnNames:
+    def columns_of(self, row: Columns, first_columns: ColumnNames) -> ColumnNames:
         """Return the columns of question and answer; the latter is empty without answers."""
-        columns = first or self._detect(row)
+        columns = first_columns or self._detect(row)
         named = [name for name in columns if name]
         missing = [name for name in named if name not in row and first_of(row, (name,)) is None]
         if missing:
