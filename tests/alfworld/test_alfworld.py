@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shutil
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +11,7 @@ import pytest
 
 import coterie
 from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
-from coterie.environments.games import alfworld, text_games
+from coterie.environments.games import alfworld
 from coterie.environments.games.alfworld import (
     NOTHING,
     RELEASE,
@@ -27,7 +26,7 @@ from coterie.record.tree import TURNS, Task, Tree
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.play_text_games import (
     check_death,
     children,
@@ -154,38 +153,6 @@ def test_folders_of_games(games: Path, tmp_path: Path, monkeypatch: pytest.Monke
     path = next(third.rglob("*.tw-pddl"))
     path.write_text(path.read_text().replace("Your task", "The task"))
     assert own != ALFWorldSettings(folder=str(third)).identity()
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ("environment.folder=nowhere", "nowhere/valid_unseen"),
-        ("environment.folder=empty", "no solvable games"),
-        ("environment.folder=games environment.heldout=valid_seen", "games/valid_seen"),
-        ("environment.folder=games environment.types=[puttwo]", "no games of the types puttwo"),
-        ("environment.folder=odd", "no task type of ALFWorld"),
-    ],
-)
-def test_folders_without_the_games_are_refused(
-    words: str, problem: str, games: Path, tmp_path: Path, cli: Cli
-) -> None:
-    (tmp_path / "empty" / "valid_unseen").mkdir(parents=True)
-    put = next((games / "valid_unseen").glob("pick_and_place_simple*/*/*.tw-pddl"))
-    copy_game(put, tmp_path / "games" / "valid_unseen" / "pick_and_place_simple-Mug" / "1")
-    odd = copy_game(put, tmp_path / "odd" / "valid_unseen" / "mugs" / "1")
-    odd.with_name("traj_data.json").unlink()
-    common = ("evaluate", "alfworld", "policy=tiny-acts", "tasks=1", "engine.device=cpu")
-    assert problem in refused(cli, *common, *words.split())
-
-
-def test_a_missing_package_is_refused(
-    games: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        text_games, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError())
-    )
-    words = ("policy=tiny-acts", "tasks=1", f"environment.folder={games}")
-    assert "pip install -e '.[alfworld]'" in refused(cli, "evaluate", "alfworld", *words)
 
 
 def test_branches_are_replayed_and_one_that_differs_fails_alone(

@@ -21,7 +21,7 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions
 from tests.bridges.serving import python_of, serving
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.converse import converse
 from tests.helpers.packaged_environments import packaged_environment
 from tests.helpers.script_games import Script
@@ -225,21 +225,6 @@ def test_splits_share_no_prompt(counter: str, tmp_path: Path) -> None:
     environment = packaged_environment("nemo_gym", *words, own, "environment.calls=tags")
     assert len(environment.tasks("heldout", 99, 0)) == 7
     assert len(environment.tasks("train", 99, 0)) == 53
-
-
-def test_what_is_missing_or_wrong_is_refused(counter: str, cli: Cli, tmp_path: Path) -> None:
-    run = ("evaluate", "nemo_gym", *MODEL)
-    at = f"environment.url={counter}"
-    assert "add environment.rows=FILE.jsonl" in refused(cli, *run, at)
-    assert "there is no file" in refused(cli, *run, at, "environment.rows=none.jsonl")
-    nobody = "environment.url=http://127.0.0.1:9"
-    rows_word = f"environment.rows={example(COUNTER)}"
-    assert "no NeMo Gym resources server" in refused(cli, *run, nobody, rows_word)
-    other = refused(cli, *run, at, f"environment.rows={example('example_multi_step')}")
-    assert "get_synonym_value" in other
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"responses_create_params": {"input": [{"type": "reasoning"}]}}\n')
-    assert "line 1 is no task" in refused(cli, *run, at, f"environment.rows={broken}")
 
 
 def test_a_server_that_dies_or_refuses_a_row_fails_the_dialogue(

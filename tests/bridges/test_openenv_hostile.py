@@ -193,12 +193,6 @@ def test_a_server_with_a_wrong_schema_is_refused(schema: object) -> None:
         play(url)
 
 
-@pytest.mark.parametrize("steps", [-1, 10**400])
-def test_numbers_of_steps_that_no_dialogue_has_are_refused(steps: int) -> None:
-    with serving(observed(), steps=steps) as url, pytest.raises(EngineError, match="step_count"):
-        play(url)
-
-
 def test_a_server_with_a_wrong_reply_to_reset_is_refused_before_the_run() -> None:
     with serving(observed(), reset=observed(done=0)) as url, pytest.raises(UserError, match="done"):
         play(url)

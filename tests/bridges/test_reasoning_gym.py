@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from coterie.environments.bridges import reasoning_gym as bridge
 from coterie.environments.protocol import Grade, Shared
 from coterie.environments.qa_metrics import GRADER
 from coterie.record.tree import Task
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.converse import converse
 from tests.helpers.packaged_environments import packaged_environment
 
@@ -109,17 +108,6 @@ def test_a_scorer_that_does_not_end_scores_0_and_the_next_answer_is_scored(
     assert (grade.score, grade.metrics["scorer_failed"]) == (0, 1)
     monkeypatch.undo()
     assert score(task, "countdown", f"<answer>{right}</answer>").score == 1
-
-
-def test_what_is_missing_or_unknown_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("evaluate", "reasoning_gym", "policy=tiny-acts", "tasks=1", "engine.device=cpu")
-    assert "did you mean 'countdown'" in refused(cli, *words, "environment.dataset=countdwn")
-    assert "unexpected keyword argument 'digits'" in refused(
-        cli, *words, "environment.config={digits: 3}"
-    )
-    missing = lambda _: (_ for _ in ()).throw(PackageNotFoundError())  # noqa: E731
-    monkeypatch.setattr(bridge, "version", missing)
-    assert "pip install -e '.[reasoning-gym]'" in refused(cli, *words)
 
 
 def test_the_command_evaluates_a_model(cli: Cli) -> None:

@@ -11,7 +11,6 @@ pytest.importorskip("verifiers.v1", reason="make test-bridges has the package")
 
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import Grade, Shared, State
-from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Task
 from tests.conftest import Cli, refused
 from tests.helpers.converse import converse
@@ -127,48 +126,6 @@ def test_a_reward_that_fails_or_leaves_its_range_is_refused_before_the_run(
     forget()
     taskset.write_text(text.replace("weight=0.25", "weight=3"))
     assert "environment.score_range" in refused(cli, *words)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("trace: vf.Trace) -> float", "trace: vf.Trace, runtime) -> float", "a runtime"),
-        ("    @vf.metric", "    NEEDS_CONTAINER = True\n    @vf.metric", "a container"),
-        (
-            "    @vf.metric",
-            "    async def setup(self, trace, runtime): ...\n    @vf.metric",
-            "a runtime (AddingTask.setup)",
-        ),
-        ("prompt=prompt,", "prompt=None,", "a user that opens the dialogue"),
-        (
-            "    def load(self)",
-            "    @classmethod\n    def toolsets(cls, config): return [1]\n    def load(self)",
-            "tool servers",
-        ),
-    ],
-)
-def test_what_coterie_does_not_provide_is_refused(
-    taskset: Path, old: str, new: str, what: str
-) -> None:
-    text = taskset.read_text()
-    assert old in text
-    taskset.write_text(text.replace(old, new))
-    with pytest.raises(UserError) as refusal:
-        tasks("train", 1)
-    assert what in str(refusal.value)
-
-
-def test_a_taskset_that_is_missing_or_has_other_settings_is_refused(
-    taskset: Path, cli: Cli
-) -> None:
-    words = ("evaluate", "verifiers", "policy=tiny-acts", "tasks=2")
-    assert "add environment.taskset=NAME" in refused(cli, *words)
-    assert "taskset 'subtracting' not found" in refused(
-        cli, *words, "environment.taskset=subtracting"
-    )
-    assert "num_task" in refused(
-        cli, *words, "environment.taskset=adding", "environment.config={num_task: 3}"
-    )
 
 
 def test_the_command_evaluates_and_trains_on_a_taskset(taskset: Path, cli: Cli) -> None:

@@ -16,7 +16,6 @@ import pytest
 from coterie.cli.conversation import ChatOptions, Conversation, open_engine, open_tools
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.errors import UserError
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
 from coterie.tools.registry import ToolsSettings
@@ -78,18 +77,6 @@ def test_ctrl_c_and_ctrl_d_end_it_quietly(end: str) -> None:
         os.close(ours)
         os.close(theirs)
     assert child.returncode == 0 and b"Traceback" not in err, err
-
-
-def test_what_cannot_be_talked_with_is_refused(cli: Cli, run: Path) -> None:
-    assert "has no version 9" in refused(cli, "chat", "run", "--iteration", 9)
-    assert "not a run folder" in refused(cli, "chat", "tiny-exchange", "--iteration", 1)
-    assert open_engine("run", None, []).loaded.source.endswith("iteration-00/final"), "its policy"
-    with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
-        asyncio.run(
-            open_tools(
-                ToolsSettings(use=(MULTIPLY,)), make_model("chatml").renderer, 0
-            ).__aenter__()
-        )
 
 
 MULTIPLY = f"{ROOT}/examples/tool.py:multiply"

@@ -130,14 +130,6 @@ def test_a_wrong_line_of_a_file_is_named(cli: Cli, file: Path, text: str, proble
     assert problem in refused(cli, "config", *recipe, "--config", "mine.yaml")
 
 
-def test_a_command_without_a_recipe_is_refused(cli: Cli, tmp_path: Path) -> None:
-    assert "none.yaml" in refused(cli, "run", "--config", "none.yaml")
-    (tmp_path / "mine.yaml").write_text("seed: 1\n")
-    assert "recipe:" in refused(cli, "run", "--config", "mine.yaml")
-    assert "no recipe is given" in refused(cli, "run")
-    assert "given twice" in refused(cli, "run", "seed=1", "seed=2", "--config", "mine.yaml")
-
-
 def test_missing_files_and_models_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     """Importing torch and transformers takes seconds."""
     (tmp_path / "runs").mkdir()

@@ -15,14 +15,12 @@ from coterie.environments.qa_metrics import gold_answer
 from coterie.environments.workflow.agent import Mhqa
 from coterie.progress import Silent
 from coterie.record.store import Store
-from coterie.record.tree import ItemKey
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings, evaluate
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_record import STEP
 from coterie.runs.run import open_run
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.run_rl import Killed, Killing, make_recipe, run_to_end
 
 WORDS = (
@@ -138,26 +136,6 @@ def test_a_policy_is_played_on_training_rows_and_what_was_played_is_read(cli: Cl
     from_store = ["mhqa", *CLOSED[:2], "--store", file, "--least", "0", "--out", "c"]
     assert cli("data", "filter", *from_store).code == 0
     assert Path("b/train.jsonl").read_text() == Path("c/train.jsonl").read_text()
-
-
-def test_what_cannot_be_filtered_is_refused(cli: Cli, store: Path, run: Path) -> None:
-    rows, known = ["mhqa", *CLOSED[:2]], ["--store", store]
-    for words, problem in (
-        ([*rows, "--store", "no.sqlite"], "there is no store at"),
-        ([*rows, *known, "--split", "heldout"], "no heldout row of this data set"),
-        ([*rows, *known, "--least", "0.3", "--most", "0.4"], "no row is kept: 0 kept"),
-        ([*rows, *known, "--least", "0.8", "--most", "0.2"], "no rate is"),
-        (["exchange", *known], "makes its own tasks"),
-        ([], "no benchmark is given"),
-        (["--from", "nowhere"], "nowhere is not a run folder"),
-        (["mhqa", "--from", run], "does not accept a benchmark"),
-        (["--from", run], "a run with reinforcement learning as --from"),
-    ):
-        assert problem in refused(cli, "data", "filter", *words, "--out", "x")
-    with Store.open(run / "store.sqlite") as opened:
-        opened.finish(ItemKey(0, REINFORCE, "", f"{STEP}00000"), metrics={})
-    assert "exchange makes its own" in refused(cli, "data", "filter", "--from", run, "--out", "x")
-    assert not Path("x").exists()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from coterie.record.store import Store
 from coterie.record.turn import Turn
 from coterie.runs.loop import run_stages
 from coterie.runs.run import open_run
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 
 SET = f"{Path(__file__).parents[1] / 'helpers/plans.py'}:Plans"
 FEW = ("tasks=2", "max_tokens=40", "engine.device=cpu")
@@ -110,16 +110,3 @@ def test_who_plays_whom_counts_for_the_name_of_a_store() -> None:
     one, other = (evaluate._all_speakers(players, ["m", "n"]) for players in casts)
     assert one != other
     assert evaluate._all_speakers([player("a", "b")], ["m"]) == "m"
-
-
-def test_what_cannot_play_is_refused(cli: Cli, run: Path) -> None:
-    for words, problem in (
-        (("policy.planer=tiny-exchange",), "did you mean 'planner'"),
-        (("policy.planner=tiny-exchange",), "no policy is given for grounder"),
-        (("policy=tiny-exchange", "policy.grounder=http://127.0.0.1:9/v1"), "a server plays all agents"),
-        (("policy=http://127.0.0.1:9/v1", "policy.grounder=tiny-exchange"), "a server plays all agents"),
-        (("policy.planner=tiny-exchange", f"policy.grounder={run}", "--checkpoints", "all"), "is not one run folder"),
-    ):  # fmt: skip
-        assert problem in refused(cli, "evaluate", SET, *words)
-    web = refused(cli, "evaluate", "lumos_web", "dataset.source=sample", "policy=tiny-exchange")
-    assert "no page elements" in web and "mind2web" in web

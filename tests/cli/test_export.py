@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.data_utils import apply_chat_template, is_conversational
 
 import coterie
-from coterie.cli import export as export_files
 from coterie.cli.arguments import read_arguments
 from coterie.cli.export import export_data as export
 from coterie.datasets.files import read_rows
@@ -33,7 +32,6 @@ from coterie.record.turn import Finish, Message, Part, Request, Sample, Speaker,
 from coterie.runs.loop import run_stages
 from coterie.runs.run import StageKey, open_run
 from tests.conftest import FEW, Cli, refused
-from tests.helpers.run_rl import make_recipe
 from tests.recipes.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote
 
 WORDS = (
@@ -234,23 +232,6 @@ def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
     assert equal(weights("base"), base)
 
 
-def test_what_cannot_be_exported_is_refused(cli: Cli, run: Path, trained: Path) -> None:
-    done = cli("export", "data", trained, "--to", "jsonl")
-    assert done.out.strip() == str(trained / "export/jsonl") and "pairs" in done.err
-    assert export(trained, "trl", Path("a"), iteration=0)[1].keys() == {"rows"}
-    assert export(trained, "trl", Path("b"), iteration=1)[1]["pairs"] > 0
-    model, data = ("model", "run", "--out", "x"), ("data", trained, "--to")
-    for words, problem in (
-        ((*data, "jsonl"), "already exists"),
-        (("data", "misspelled", "--to", "trl"), "misspelled"),
-        ((*data, "trl", "--role", "polcy"), "did you mean 'policy'?"),
-        ((*data, "trl", "--iteration", 7), "no finished stage in iteration 7"),
-        ((*model, "--iteration", 7), "has no version 7"),
-    ):
-        assert problem in refused(cli, "export", *words)
-    assert not Path("x").exists() and not Path("misspelled").exists()
-
-
 def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
     lora = ("train.method=lora", "train.lora_r=4", "train.learning_rate=1e-2")
     assert cli("run", "optima/isft", *FEW, *lora, "--folder", "run").code == 0
@@ -300,8 +281,3 @@ def test_an_adapter_of_peft_is_merged_by_the_command_that_its_refusal_names(
         expected, plain, atol=0.1
     )
     assert str(fresh.tokenizer.chat_template).endswith("{# the adapter's #}")
-
-
-def test_the_card_has_settings_that_are_named_by_hand() -> None:
-    recipe = make_recipe("rl/grpo", ["reward.measures={rounds: 0.5}"])
-    assert yaml.safe_load(export_files._changes(recipe))["reward.measures.rounds"] == 0.5

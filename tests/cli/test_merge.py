@@ -12,7 +12,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
 from coterie.runs.loop import run_stages
-from coterie.runs.run import StageKey, open_run, write_config
+from coterie.runs.run import StageKey, open_run
 from tests.conftest import Cli, refused
 
 LETTER = f"environment={Path(__file__).parents[1]}/helpers/guess.py:Letter"
@@ -141,19 +141,3 @@ def test_runs_that_are_no_parts_of_one_are_refused(name: str, made: Made, cli: C
     said = refused(cli, "merge", *made.parts[:2], "other", "--folder", "merged")
     assert says in said
     assert [one.name for one in Path().iterdir()] == ["other"], "nothing is left behind"
-
-
-def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
-    part = made.parts[0]
-    assert "different run folders" in refused(cli, "merge", part, part, "--folder", "merged")
-    whole = refused(cli, "merge", made.whole, part, "--folder", "merged")
-    assert "rollout.shard: [0, 1] -> [0, 3]" in whole
-    assert "two or more" in refused(cli, "merge", part, "--folder", "merged")
-    assert "not a run folder" in refused(cli, "merge", part, "nothing", "--folder", "merged")
-    other = settings("optima/isft", ["engine.device=cpu"])
-    with open_run(Path("other"), other.recipe, other) as run:
-        write_config(run)
-    said = refused(cli, "merge", part, "other", "--folder", "merged")
-    assert "other is a run of optima/isft, whose runs cannot be merged" in said
-    Path("merged").mkdir()
-    assert "already exists" in refused(cli, "merge", *made.parts, "--folder", "merged")

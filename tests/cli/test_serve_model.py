@@ -1,9 +1,7 @@
 """``coterie serve model``: the real ``transformers serve`` until it is ended, and refusals before it starts."""
 
 import asyncio
-import contextlib
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import psutil
 import pytest
 import torch
 from starlette.responses import PlainTextResponse
-from transformers.utils import import_utils
 
 from coterie.cli import serve
 from coterie.engines import vllm
@@ -24,7 +21,7 @@ from coterie.engines.inside_vllm.coterie_guard import Guard
 from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
-from tests.conftest import SMALL, Cli, refused
+from tests.conftest import SMALL, Cli
 from tests.helpers.serve_app import serve_app
 from tests.helpers.serve_command import serve_command
 
@@ -157,26 +154,6 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
     _, path, merge = serve._policy(folder, None, None)
     assert Path(path) == merged and merge is not None
     assert serve._policy(folder, None, 0)[1:] == (load(NAME).source, None)
-
-
-def test_what_cannot_be_served_is_refused_before_anything_is_exported(
-    cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("serve", "model", "--port")
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        assert f"can't listen on port {port}" in refused(cli, *words, port, NAME)
-    for more, problem in (
-        ((NAME, "--iteration", 1), "not a run folder"),
-        (("./nowhere",), "no model or folder './nowhere'"),
-        ((finished, "--iteration", 7), "has no version 7"),
-        ((NAME, "--python", "/no/python"), "can't run /no/python"),
-    ):
-        assert problem in refused(cli, *words, 0, *more)
-    monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)
-    monkeypatch.setattr(serve, "_vllm_command", lambda *_: None)
-    assert "pip install 'transformers[serving]'" in refused(cli, *words, 0, finished)
-    assert not (finished / "served").exists()
 
 
 def test_vllm_serves_with_the_models_defaults_and_without_routes_that_load_weights(

@@ -15,7 +15,6 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-from coterie.errors import UserError
 from coterie.record.turn import Tool
 from coterie.tools.calls import CallLimits, Function, Tag, ToolError, ToolUnavailable
 from coterie.tools.mcp import ToolServer
@@ -143,20 +142,6 @@ def test_a_client_and_our_agents_reach_all_tools_over_http(served: Path, cli: Cl
         assert ran.code == 2 and "can't listen on port" in ran.err
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
-
-
-@pytest.mark.parametrize(
-    ("tools", "problem"),
-    [
-        ([], "has no list of tools"),
-        ([{"name": "wiki_search", "corpus": "nowhere"}], "nowhere is not an index"),
-        ([{"name": "web_search"}], "backend: is missing"),
-    ],
-)
-def test_wrong_files_of_tools_are_refused(tools: Any, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": tools}))
-    with pytest.raises(UserError, match=problem):
-        sources_in(tmp_path / "tools.yaml")
 
 
 def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do(tmp_path: Path) -> None:

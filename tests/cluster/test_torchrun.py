@@ -49,12 +49,3 @@ def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Pa
     run_to_end(make_recipe(method, words), tmp_path / "local")
     assert read_record(tmp_path / "nodes") == read_record(tmp_path / "local")
     assert difference(tmp_path / "local", tmp_path / "nodes") == 0
-
-
-def test_another_number_of_ranks_than_processes_is_refused(tmp_path: Path) -> None:
-    words = ["train.processes=3", "engine.device=cpu"]
-    outputs = [output for _, output in nodes("rl/grpo", words, tmp_path / "run")]
-    assert any(
-        "torchrun started 2 processes, but the run trains on 3 ranks" in one for one in outputs
-    )
-    assert not (tmp_path / "run").exists()

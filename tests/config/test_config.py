@@ -58,20 +58,6 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
     assert problem in str(error.value) and not PHRASES.search(str(error.value))
 
 
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [
-        ("train.lr", "train.learning_rate"),
-        ("num_generations", "rollout.rollouts_per_task"),
-        ("update.lora_rank", "train.lora_r"),
-        ("critic.train.dtype", "train.dtype"),
-    ],
-)
-def test_a_hint_has_the_last_part_of_the_wrong_key(word: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"did you mean '{near}'"):
-        settings("rl/grpo", [f"{word}=1"])
-
-
 RENAMED = {
     "rl/grpo": {
         "loss.mean": "loss.aggregation", "loss.constant": "loss.length_constant", "loss.old": "loss.old_logprobs",

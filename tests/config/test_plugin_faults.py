@@ -58,23 +58,6 @@ def test_a_bug_in_a_plugin_is_reported_when_a_run_is_planned(
     assert ("the environment" if "class World" in text else "the recipe") in shown
 
 
-def test_wrong_results_of_methods_are_named(tmp_path: Path, cli: Cli) -> None:
-    see = f"{GUESS}    def see(self, state, actor):\n        return [*super().see(state, actor), 'text']\n"
-    for n, (text, problem) in enumerate(
-        {
-            f"{TASKS}        return None\n": "has a tasks() that returns None",
-            f"{TASKS}        return ['text']\n": "returns ['text']",
-            f"{TASKS}        return []\n": "returns no ",
-            f"{TASKS}        return super().tasks(split, 1, seed) * count\n": " tasks the same id",
-            see: "'text'",
-        }.items()
-    ):
-        file = tmp_path / f"world{n}.py"
-        file.write_text(text)
-        words = ("optima/isft", f"environment={file}:World", *ISFT, "--dry-run")
-        assert problem in refused(cli, "run", *words)
-
-
 STAGE_ABOVE = "    @stage('a', after='b')\n    def a(self, run, i, progress): pass\n"
 
 

@@ -102,27 +102,6 @@ def test_data_sets_and_environments_must_go_together(words: list[str], problem: 
         settings("optima/isft", words)
 
 
-QA = {
-    '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2: it has no 'answer': it has question",
-    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
-    '{"question": "a?", "answer": NaN}\n': "line 1: nan is not an answer",
-    '{"question": "a?", "answer": "b"}\n': "too few rows (1)",
-    '{"question": "a?", "answer": "b"}\n{"question": "a?", "answer": "c"}\n': "line 2: it has the question of line 1",
-}
-
-
-def test_a_broken_file_of_questions_is_refused_by_its_line(tmp_path: Path, cli: Cli) -> None:
-    words = ("dataset=qa", f"dataset.source={tmp_path}/qa.jsonl", *SMALL)
-    for text, problem in QA.items():
-        (tmp_path / "qa.jsonl").write_text(text)
-        assert problem in refused(cli, "run", "optima/isft", *words, "--dry-run")
-        if "line 2" in problem:  # the first line is whole
-            source = str(tmp_path / "qa.jsonl")
-            rows = Rows(QASettings(name="qa", source=source, heldout=0, broken="skip"))
-            assert [row.answer for row in rows.split("train")] == ["b"]
-            assert rows.left_out["broken"] == 1
-
-
 def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "qa.jsonl"
     lines = [json.dumps({"q": f"question {n % 20}?", "a": f"answer {n % 20}"}) for n in range(40)]

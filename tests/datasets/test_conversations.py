@@ -463,22 +463,6 @@ def test_replies_are_compared_two_by_two_by_their_overall_scores(
     assert len({one.id for one in pairs}) == 5
 
 
-@pytest.mark.parametrize(
-    ("of", "row", "problem"),
-    [
-        (INTERACT, {k: v for k, v in interaction(1).items() if k != "chosen"}, "chosen"),
-        (FEEDBACK, comparison(("a", "8"), ("b", 3)), "TypeError"),  # type: ignore[arg-type]
-        (FEEDBACK, {"completions": []}, "instruction"),
-    ],
-)  # fmt: skip
-def test_a_row_of_another_form_is_refused_with_its_line(
-    of: DataSet, row: dict[str, Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = interaction(0) if of is INTERACT else comparison(("a", 1), ("b", 2))
-    with pytest.raises(UserError, match=rf"a.jsonl, line 2 is broken.*{problem}"):
-        published(write_jsonl(tmp_path / "a.jsonl", good, row), monkeypatch, of)
-
-
 def test_a_set_is_downloaded_and_drawn_from(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

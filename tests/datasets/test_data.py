@@ -143,27 +143,6 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
     assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
 
 
-def test_sources_that_are_no_data_or_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", *sums(0, 4))
-    packed = write_jsonl(tmp_path / "cut.jsonl.gz", *sums(0, 9))
-    packed.write_bytes(packed.read_bytes()[:-10])
-    line = json.dumps(sums(0, 1)[0])
-    for name, text in [
-        ("cut.jsonl", line + '\n{"question": "What'), ("one.json", line), ("one.jsonl", line + "\n"),
-        ("not.parquet", "PAR"), ("latin.jsonl", '{"question": "caf\xe9"}\n'), ("rows.xml", "question,answer\n"),
-    ]:  # fmt: skip
-        (tmp_path / name).write_bytes(text.encode("latin-1"))
-    (tmp_path / "empty").mkdir()
-    for name, problem in [
-        ("cut.jsonl", "cut.jsonl, line 2 is broken"), ("one.json", "is not a list of rows"),
-        ("not.parquet", "parquet"), ("latin.jsonl", "not UTF-8"), ("rows.xml", "unknown format"),
-        ("cut.jsonl.gz", "gz is broken"), (".", "not clear from its name"), ("none", "no file or folder"),
-        ("one.jsonl", "no heldout row of gsm8k is left"), ("empty", "has no .jsonl"),
-    ]:  # fmt: skip
-        with pytest.raises(UserError, match=problem):
-            load_rows("gsm8k", tmp_path / name)
-
-
 @real_rows
 def test_published_files_of_a_user_are_divided(tmp_path: Path) -> None:
     for name, split in (("train_first2000", "train"), ("test", "test")):

@@ -1,6 +1,5 @@
 """Files with plans: Lumos' two files, joined, and Mind2Web's tasks, with the grades of their actions."""
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +30,6 @@ from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, PlanGround
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from tests.conftest import Cli, refused
 from tests.environments.plans.test_plan_ground import played_alone, seen
 from tests.helpers.packaged_environments import packaged_environment
 from tests.helpers.serve_hub import stub_hub
@@ -422,21 +420,3 @@ def test_rows_without_elements_are_played_and_have_no_score() -> None:
     grade = done(where, what, gold(what).actions)
     assert grade.score is None and grade.metrics[WELL_FORMED] == 1.0
     assert where.ungraded is not None and "no page elements" in where.ungraded.what
-
-
-def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None:
-    words = ("evaluate", "mind2web", "policy=tiny-exchange")
-    assert "dataset=mind2web needs a file" in refused(cli, *words)
-    broken = tmp_path / "broken.jsonl"
-    for lines, says in (
-        ({"task": "x"}, "line 1 has no confirmed_task and no action_reprs"),
-        ({"confirmed_task": "x", "action_reprs": 3, "actions": []}, "line 1: it has another form"),
-        ({**web_task(0), "actions": [{**action(10, "CLICK"), "pos_candidates": [{"tag": "a"}]}],
-          "action_reprs": ["[a]  x -> CLICK"]}, "no backend_node_id"),
-        ({**web_task(0), "action_reprs": []}, "no usable row: 1 has different numbers"),
-        (web_task(0), "too few rows"),
-    ):  # fmt: skip
-        broken.write_text(json.dumps(lines) + "\n")
-        assert says in refused(cli, *words, f"dataset.source={broken}")
-    with pytest.raises(UserError, match="pages to search"):
-        world(tmp_path, "environment.corpus=nowhere")

@@ -2,13 +2,10 @@
 
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
-from coterie.datasets.files import read_rows
 from coterie.datasets.load import load_rows
 from coterie.datasets.plans import (
     BRACKETS,
@@ -23,8 +20,7 @@ from coterie.datasets.plans import (
     StrategyPlanRow,
 )
 from coterie.datasets.problems import number, value
-from coterie.errors import UserError
-from tests.helpers.write_rows import SHARED, real_rows, write_jsonl
+from tests.helpers.write_rows import SHARED, real_rows
 
 ROW: dict[str, Any] = {
     "id": "p1",
@@ -52,28 +48,6 @@ def test_a_row_gives_its_plan_and_its_actions_in_order() -> None:
     assert one.aligned and not one.flaw and one.description == ""
     assert PlanRow.model_validate_json(one.model_dump_json()) == one
     assert PlanStep(subgoal=" Open  the page ", actions=("R1 = A(b)",)).subgoal == "Open the page"
-
-
-@pytest.mark.parametrize(
-    "name, raw, problem",
-    [
-        ("plans:PlanRow", ROW | {"steps": []}, "at least 1"),
-        ("plans:PlanRow", ROW | {"steps": [{"subgoal": "Find\nit", "actions": ["R1 = A(b)"]}]}, "one line"),
-        ("plans:PlanRow", ROW | {"steps": [{"subgoal": "Find it", "actions": [" "]}]}, "one line"),
-        ("plans:PlanRow", {"dataset": "maths", "id": "maths_0", "messages": []}, "one of Lumos' two files"),
-        ("plans:Gsm8kPlanRow", {"question": "What?", "answer": "two"}, "no '####'"),
-        ("plans:StrategyPlanRow", {"qid": "a", "question": "Is it?"}, "answer: is missing"),
-    ],
-)  # fmt: skip
-def test_broken_rows_are_named_by_file_and_line(
-    name: str, raw: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=rf"line 1 is broken: .*{problem}"):
-        list(
-            read_rows(
-                write_jsonl(tmp_path / "train.jsonl", raw), resolve_name(f"coterie.datasets.{name}")
-            )
-        )
 
 
 # Arithmetic

@@ -10,7 +10,6 @@ import pytest
 from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS, TRAJECTORIES
 from coterie.datasets.files import trajectory_file
 from coterie.datasets.rows import SetRow
-from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.runs.loop import run_stages
 from coterie.runs.run import open_run
@@ -84,22 +83,6 @@ def test_a_file_is_found_by_its_pattern(
         result = cli("data", "download", "afm_code_traces")
         assert (result.code, result.out) == (0, "train: 2 rows\n"), result.err
         assert trajectory_file("afm_code_traces").name == "CodeTraces.json"
-
-
-def test_several_files_are_refused_because_the_others_would_be_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {
-        f"default/train/{n:04}.parquet": write_parquet(
-            tmp_path / "a.parquet", TRACES[n]
-        ).read_bytes()
-        for n in range(2)
-    }
-    with (
-        stub_hub(files, tmp_path / "hub", monkeypatch, "refs/convert/parquet"),
-        pytest.raises(UserError, match="has several files"),
-    ):
-        trajectory_file("gap_traces")
 
 
 def test_offline_dialogues_are_downloaded_and_a_run_reads_them(

@@ -114,20 +114,6 @@ def test_tiny_temperatures_take_the_likeliest(temperature: float) -> None:
     assert draw_by_torch(logits, cold)[0].tolist() == ids.tolist()
 
 
-def test_wrong_sampling_settings_are_refused() -> None:
-    engine, nan = open_engine(random_model(BOTH["compiled"])), math.nan
-    wrong = [Sampling(temperature=t) for t in (nan, math.inf, -1.0)]
-    wrong += [
-        Sampling(top_p=nan),
-        Sampling(top_p=0.0),
-        Sampling(max_tokens=0),
-        Sampling(stop=("",)),
-    ]
-    for sampling in wrong:
-        with pytest.raises(EngineError, match="can't sample with"):
-            asyncio.run(engine.sample(PROMPT, [0], sampling))
-
-
 def test_scaled_embeddings_are_left_to_transformers() -> None:
     class Doubled(torch.nn.Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from coterie.engines.server_process import ServerProcess
 from coterie.engines.settings import EngineSettings, VLLMSettings
-from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
+from coterie.engines.vllm import INSIDE, VLLMBackend, device_lists
 from coterie.errors import UserError
 from coterie.runs.engines import RunEngines
 
@@ -37,12 +36,6 @@ def test_a_server_has_the_transfer_of_the_settings(transfer: Any, engine: str) -
         VLLMBackend(VLLMSettings(transfer=transfer), []).command("model", "policy", SOCKET)
     )
     assert words[words.index("--weight-transfer-config") + 1] == f'{{"backend": "{engine}"}}'
-
-
-def test_shared_memory_needs_servers_on_this_machine() -> None:
-    VLLMSettings(transfer="shm", urls=("http://127.0.0.1:8000",))
-    with pytest.raises(ValueError, match="transfer=shm needs servers on this machine"):
-        VLLMSettings(transfer="shm", urls=("http://node-2:8000",))
 
 
 def test_weights_in_shared_memory_are_in_a_new_folder_that_only_this_user_can_read(
@@ -109,20 +102,6 @@ def test_an_adapter_that_servers_do_not_support_is_refused(
     VLLMBackend(VLLMSettings(lora_rank=8), []).check_adapter(tmp_path)
     with pytest.raises(UserError, match=error):
         VLLMBackend(VLLMSettings(**change), []).check_adapter(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"arguments": {"port": 80}}, "coterie sets --port itself"),
-        ({"arguments": {"logprobs_mode": "raw_logprobs"}}, "coterie sets --logprobs-mode itself"),
-        ({"python": str(Path(sys.base_prefix) / "bin" / "python3")}, "has no working vLLM"),
-        ({"python": "/nowhere/python"}, "can't run /nowhere/python"),
-    ],
-)
-def test_servers_that_cannot_start_are_refused(change: dict[str, Any], error: str) -> None:
-    with pytest.raises(UserError, match=error):
-        check_vllm(VLLMSettings(**change))
 
 
 def test_devices_are_dealt_out_and_too_few_are_refused() -> None:

@@ -17,12 +17,11 @@ from coterie.environments.games.pddl import CHECK, PDDL, PDDLSettings
 from coterie.environments.plans.python_maths import Sums
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.qa_metrics import gold_answer
-from coterie.errors import UserError
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.tools.sandbox.pool import Sandbox
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.engines.test_endpoint import Answer, Service, says, service
 from tests.environments.games.test_pddl import PLAN, write_game
 from tests.helpers.run_python import QUICK
@@ -214,11 +213,3 @@ def test_a_truncated_program_is_not_run(tmp_path: Path) -> None:
     text = "```python\ncheck_valid_actions()\n```"
     _, end, _, texts = play(environment, lambda _: text, task, truncated=True)
     assert end == RAN and texts[-1] == CUT
-
-
-def test_methods_of_agents_that_act_are_refused_for_others(cli: Cli) -> None:
-    with pytest.raises(UserError, match="method=code_as_policy does not support sums"):
-        by_method(Sums(), "code_as_policy")
-    for method in ("reflexion", "code_as_policy", "react"):
-        words = ("evaluate", "exchange", "policy=tiny-exchange", f"method={method}")
-        assert f"method={method} does not support exchange" in refused(cli, *words)

@@ -19,7 +19,7 @@ from coterie.environments.protocol import (
 )
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
-from coterie.record.turn import Finish, Part, Speaker, Tool, ToolCall, Turn
+from coterie.record.turn import Finish, Part, Speaker, ToolCall, Turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from tests.helpers.play_scripts import finish_episodes
@@ -153,22 +153,6 @@ def test_a_wrong_return_fails_its_item(does: str, reason: str) -> None:
     assert [reason in one for one in failures(Odd(does))] == [True, True], failures(Odd(does))
 
 
-def test_an_act_that_does_not_take_its_arguments_is_named() -> None:
-    class Plain(Base):
-        async def act(self, state: State, taken: tuple[Turn, ...], live: Any) -> Any: ...
-
-    reason = "Plain.act() got an unexpected keyword argument 'recorded'"
-    assert all(reason in (one.failure or "") for one in play(Plain()))
-
-
-def test_an_act_that_is_not_asynchronous_is_named() -> None:
-    class Plain(Base):
-        def act(self, *args: Any, **named: Any) -> Any:
-            return Transition(end=OVER)
-
-    assert all("Return an awaitable: write async def act" in text for text in failures(Plain()))
-
-
 def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None:
     class Percent(Fine):
         score_range = (-100, 100)
@@ -213,15 +197,6 @@ def test_a_syntax_that_breaks_fails_its_item() -> None:
         game = Asking()
         game.syntax = syntax
         assert all(reason in one for one in failures(game))
-
-
-def test_tools_that_cannot_work_stop_the_run_at_the_first_prompt() -> None:
-    class Untyped(Asking):
-        def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-            return (Tool("look", "Looks.", {}),)
-
-    with pytest.raises(UserError, match="not a schema of an object"):
-        play(Untyped())
 
 
 def test_a_response_that_fails_ends_those_beside_it() -> None:

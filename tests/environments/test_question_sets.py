@@ -8,7 +8,7 @@ import pytest
 
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
-from coterie.environments.dialogue import MAX_LENGTH, Dialogue
+from coterie.environments.dialogue import Dialogue
 from coterie.environments.discussion import (
     DEBATE_FORMATS,
     EXCHANGE_FORMATS,
@@ -20,7 +20,6 @@ from coterie.environments.discussion import (
 from coterie.environments.protocol import State
 from coterie.environments.qa_metrics import gold_answers, secret_answers
 from coterie.environments.registry import BUILT_IN, content, make_environment
-from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
 from coterie.rollout.episodes import first_prompts
@@ -124,27 +123,6 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
             assert (
                 packaged_dialogue(name, f"environment.format_pool_file={file}").formats == FORMATS
             )
-
-
-@pytest.mark.parametrize(
-    "name, text, problem",
-    [
-        ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"), ("none.jsonl", None, "no file"),
-        ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: not JSON"),
-        ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: it has no new format"),
-        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it has no new format"),
-        ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: it has no new format"),
-        ("a.yaml", "- x\n- [1]\n", "item 2 is broken"), ("a.yaml", "- x\n- {\n", "line 3"),
-    ],
-)  # fmt: skip
-def test_a_broken_pool_is_refused(
-    name: str, text: str | None, problem: str, tmp_path: Path
-) -> None:
-    if text is not None:
-        (tmp_path / name).write_text(text)
-    with pytest.raises(UserError) as error:
-        packaged_dialogue("cbt", f"environment.format_pool_file={tmp_path / name}")
-    assert problem in error.value.what
 
 
 def test_the_settings_and_formats_of_tasks_are_hashed(tmp_path: Path) -> None:

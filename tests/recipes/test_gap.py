@@ -300,28 +300,6 @@ def test_broken_traces_are_left_out_by_number(trace: str, reason: str, tmp_path:
         read_traces(trace_file(tmp_path / "b.json", ("Q", trace)))
 
 
-@pytest.mark.parametrize(("words", "problem"), [
-    (["traces=no/such.json"], "is not a file"),
-    (["train.max_length=5000"], "more than the model's context"),
-    (["dataset=bamboogle"], "evaluation only"),
-    (["tools.calls=native"], "traces are written in tags"),
-    (["tools.use=[python]"], "the expert calls wiki_search, which is not a tool"),
-])  # fmt: skip
-def test_settings_that_cannot_work(tools: Path, words: list[str], problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        made(tools, *words).plan()
-
-
-def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_path: Path) -> None:
-    recipe = made(tools, "train.max_length=300", "traces.max_truncated=0.1")
-    with (
-        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match=r"longer than train.max_length=300 \(50% within"),
-    ):
-        run_stages(recipe, run, Silent(), [ROLLOUT, SELECT, TRAIN])
-    recipe.close()
-
-
 # -- exports ----------------------------------------------------------------------------------
 
 

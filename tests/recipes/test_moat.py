@@ -11,7 +11,6 @@ import torch
 
 from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold, known_results
 from coterie.environments.protocol import State
-from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes import moat as moat_recipe
@@ -229,31 +228,6 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
         assert set(found) == authors
         learned = 0 if unreadable == "drop" else counts["unreadable"]
         assert len(found) == counts["rows"] == 4 + learned
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["rollout.rollouts_per_task=1"], "gives no pair of plans"),
-        (["share_base=true"], "share_base=true trains adapters"),
-        (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
-        (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),
-        (["correct.critic.model=nobody/nothing"], "nobody/nothing"),
-        (["grounder=nobody/nothing"], "nobody/nothing"),
-        (["start.train.max_length=64"], "leaves nothing to train on"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(words, says):
-    with pytest.raises(UserError, match=says):
-        made(*words).plan()
-
-
-def test_plans_that_are_all_alike_are_refused(done, tmp_path):
-    words = ("pairs.margin=50", "parts=planner")
-    fork_of = {"source": done[1], "steps": [StageKey(1, "select"), StageKey(1, "align")]}
-    why = r"no pair of plans that differ by more than pairs\.margin=50"
-    with pytest.raises(UserError, match=why), whole(tmp_path / "run", *words, **fork_of):
-        pass
 
 
 def table(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:

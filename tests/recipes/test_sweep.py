@@ -146,31 +146,6 @@ def test_commas_divide_values_but_not_in_brackets_and_quotes() -> None:
     assert split_values("2,[0.9,0.95],'a,b',c") == ["2", "[0.9,0.95]", "'a,b'", "c"]
 
 
-@pytest.mark.parametrize(
-    ("words", "seeds", "problem"),
-    [
-        (["iterations=2"], 1, "no key has several values"),
-        (["iterations=1,,2"], 1, "empty or repeated value"),
-        (["reward.lambda_token=1,1.0"], 1, "=1 and reward.lambda_token=1.0 are the same"),
-        (["seed=1,2"], 2, "given twice"),
-        (["rollout.rollouts_per_task=2,many"], 1, "rollout.rollouts_per_task"),
-        (["model=tiny-exchange,nowhere/at-all"], 1, "nowhere"),
-    ],
-)
-def test_what_is_no_sweep_is_refused(
-    tmp_path: Path, words: list[str], seeds: int, problem: str
-) -> None:
-    with pytest.raises(UserError, match=problem):
-        plan_sweep("optima/isft", [*ISFT, *words], tmp_path / "sweep", seeds)
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_runs_that_evaluate_nothing_are_refused_before_anything_is_done(tmp_path: Path) -> None:
-    words = [*TINY[1:], "dataset=lumos_web", "dataset.source=sample", "environment.turns=8"]
-    with pytest.raises(UserError, match="=2: moat/web on lumos_web has no evaluation"):
-        plan_sweep("moat/web", [*words, "rollout.rollouts_per_task=2,3"], tmp_path / "sweep", 1)
-
-
 @pytest.mark.slow
 def test_the_command_prints_the_plan_and_ends_with_one_json_object(
     cli: Cli, tmp_path: Path

@@ -15,7 +15,6 @@ from coterie.environments.user_simulator import PERSON
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.sweet_rl import SweetRL, rewards
 from coterie.recipes.sweet_rl_settings import SweetSettings
@@ -176,14 +175,6 @@ def test_a_broken_file_is_refused(tmp_path: Path, change: Any, problem: str) -> 
     with pytest.raises(UserError) as error, read(tmp_path / "theirs.jsonl"):
         pass
     assert problem in error.value.what
-
-
-def test_a_missing_file_and_another_environment_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"offline=none\.jsonl is not a file"):
-        made("offline=none.jsonl").plan()
-    words = [f"offline={wrote(tmp_path / 'theirs.jsonl')}", "engine.device=cpu"]
-    with pytest.raises(UserError, match="needs ColBench tasks"):
-        recipe_of(settings("sweet_rl/backend", words)).plan()
 
 
 def test_what_is_played_depends_on_the_file_and_only_on_its_content(tmp_path: Path) -> None:

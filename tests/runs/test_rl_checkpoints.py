@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,35 +130,6 @@ def test_a_step_that_is_not_kept_is_an_error_with_those_that_are(
 ) -> None:
     error = refused(cli, *(word.format(whole.folder) for word in words))
     assert "after step 9" in error and "1, 2, 3" in error
-    assert not Path("new").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("evaluate", "exchange", "policy={}", "--checkpoints", "two"), "is no list of steps"),
-        (("evaluate", "exchange", "policy={}", "--checkpoints", "1,,3"), "is no list of steps"),
-        (("evaluate", "exchange", "policy={}@last"), "names no step"),
-        (("run", "rl/grpo", "--folder", "{}", "--from-step", "2"), "needs the folder of a new run"),
-        (
-            ("run", "optima/isft", "--folder", "run", "--fork", "new", "--from-step", "2"),
-            "no reinforcement learning to start from",
-        ),
-        (("run", "rl/grpo", "steps.keep=best"), "set steps.evaluate_every"),
-    ],
-)
-def test_what_cannot_be_kept_or_chosen_is_refused(
-    cli: Cli, run: Path, whole: Whole, words: Sequence[str], message: str
-) -> None:
-    assert message in refused(cli, *(word.format(whole.folder) for word in words))
-
-
-def test_a_run_whose_checkpoints_were_removed_cannot_be_forked_at_a_step(
-    cli: Cli, tmp_path: Path, whole: Whole
-) -> None:
-    shutil.copytree(whole.folder, tmp_path / "bare", ignore=shutil.ignore_patterns("training"))
-    words = ("--folder", str(tmp_path / "bare"), "--fork", "new", "--from-step", "2")
-    assert "has no checkpoints" in refused(cli, "run", "rl/grpo", *words)
     assert not Path("new").exists()
 
 

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import coterie
 from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
 from coterie.environments.baselines import REFLECT, by_method
-from coterie.environments.games import text_games, textworld
+from coterie.environments.games import textworld
 from coterie.environments.games.text_games import LOST, Game, GameLost
 from coterie.environments.games.textworld import COMMANDS, TextWorld, TextWorldSettings
 from coterie.environments.protocol import Shared
@@ -24,7 +23,6 @@ from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from coterie.tools.sandbox.pool import Sandbox
-from tests.conftest import Cli, refused
 from tests.helpers.play_text_games import (
     check_death,
     children,
@@ -256,20 +254,3 @@ def test_a_dense_tree_has_successes_failures_and_pairs() -> None:
     scores = {one.score for one in tree.outcomes.values()}
     assert 1.0 in scores and len(scores) > 1 and branches.replays
     assert pairs > 0
-
-
-def test_a_missing_package_and_a_folder_that_is_none_are_refused(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    words = ("evaluate", "textworld", "policy=tiny-acts", "tasks=1", "engine.device=cpu")
-    (tmp_path / "file").touch()
-    with monkeypatch.context() as patch:
-        patch.setenv("COTERIE_HOME", str(tmp_path / "file"))
-        with pytest.raises(coterie.UserError, match="textworld"):
-            world().tasks("train", 1, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            text_games, "version", lambda _: (_ for _ in ()).throw(PackageNotFoundError())
-        )
-        assert "pip install -e '.[textworld]'" in refused(cli, *words)
-    assert isinstance(world().game(Task("t", {"seed": 1})), Game)

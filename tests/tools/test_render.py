@@ -23,7 +23,6 @@ import pytest
 from bench.websight_pages import LINK, make_page
 from coterie.cli.doctor import _renderer
 from coterie.engines.protocol import EngineGone
-from coterie.errors import UserError
 from coterie.tools import render
 from coterie.tools.render import (
     FILTER,
@@ -506,35 +505,3 @@ def test_other_links_stay() -> None:
 
 
 # -- machines that lack something -----------------------------------------------------------------
-
-
-def refusal(runner: asyncio.Runner, settings: RenderSettings) -> str:
-    with pytest.raises(UserError) as caught:
-        runner.run(Renderer(settings).__aenter__())
-    return str(caught.value)
-
-
-def test_a_machine_without_what_it_takes_gets_an_error_with_the_fix(
-    runner: asyncio.Runner, chromium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "playwright install chromium" in refusal(runner, RenderSettings(chromium="/none"))
-    assert "bubblewrap" in refusal(runner, RenderSettings(bwrap_path="/none"))
-    assert "can't render a page" in refusal(runner, RenderSettings(pages=1, chromium="/bin/true"))
-    broken = tmp_path / "bwrap"
-
-    def refusal_after(line: str) -> str:
-        broken.write_text(f"#!/bin/sh\necho '{line}' >&2\nexit 1\n")
-        broken.chmod(0o755)
-        return refusal(runner, RenderSettings(pages=1, bwrap_path=str(broken)))
-
-    error = refusal_after("bwrap: No permissions")
-    assert "bwrap: No permissions" in error and "sandbox.md" in error
-    loader = (
-        "chrome: error while loading shared libraries: libnss3.so: cannot open shared object file"
-    )
-    error = refusal_after(f"/x/{loader}")
-    assert loader in error and "playwright install-deps chromium" in error
-    error = refusal(runner, RenderSettings(pages=1, chromium=str(broken)))
-    assert f"{tmp_path} has other files" in error
-    monkeypatch.setitem(sys.modules, "playwright.async_api", None)
-    assert "'.[frontend]'" in refusal(runner, RenderSettings())

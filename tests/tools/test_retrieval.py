@@ -116,14 +116,6 @@ def test_pages_are_cut_into_paragraphs_with_ids_of_their_own(tmp_path: Path) -> 
     assert passages == [*oslo_rows, ("1", "Rome", "A city.")]
 
 
-@pytest.mark.parametrize("row", [b'"text"', b'{"id": "1"}', b'{"contents": " "}', b'"\xff"'])
-def test_a_wrong_row_is_refused_by_its_line_and_nothing_is_left(tmp_path: Path, row: bytes) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(b'{"contents": "x y"}\n\n' + row + b"\n")
-    with pytest.raises(UserError, match=r"line 3|is not UTF-8"):
-        build_index(tmp_path / "rows.jsonl", tmp_path / "index")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.jsonl"]
-
-
 def test_the_best_are_the_first_of_a_whole_sort_with_ties_in_order() -> None:
     rng = random.Random(3)
     for _ in range(200):
@@ -368,18 +360,3 @@ def test_a_search_that_fails_fails_its_own_calls_alone() -> None:
     bad, beside, good = asyncio.run(play())
     assert isinstance(bad, ValueError) and isinstance(beside, ValueError)
     assert good == [Passage("good", "good")]
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"url": "http://127.0.0.1:9/retrieve"}, "no retrieval server answers"),
-        ({"corpus": "."}, "is not an index"),
-        ({}, "one of url"),
-        ({"url": "http://x/retrieve", "corpus": "y"}, "one of url"),
-        ({"url": "http://127.0.0.1:8008"}, "such as http://127.0.0.1:8008/retrieve"),
-    ],
-)
-def test_unusable_places_are_refused_when_the_tool_is_made(settings: Any, problem: str) -> None:
-    with pytest.raises((UserError, ValueError), match=problem):
-        RetrieverTool(RetrieverSettings(**settings))

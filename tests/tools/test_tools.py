@@ -18,7 +18,6 @@ from coterie.tools.calls import (
     Tags,
     ToolError,
     ToolUnavailable,
-    check_tools,
     run_calls,
     validate_calls,
 )
@@ -108,27 +107,6 @@ def test_errors_are_short_and_calls_over_the_limit_have_one_unless_they_had() ->
     cut = ToolCall("c0", "search", "", error="cut off")
     errors = [one.error for one in validate_calls([cut, call(1), call(2)], TOOLS, max_calls=2)]
     assert errors == ["cut off", "", "not run: only 2 calls of this message are run"]
-
-
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ({}, "not a schema of an object"),
-        ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "does not exist within"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/type"}}}, "'#/type' is not a schema"),
-        ({"type": "object", **FIRST, **BOMB}, "refer to each other too often"),
-        ({"type": "object", "$ref": "#"}, "recursion"),
-    ],
-)
-def test_tools_that_cannot_work_are_refused(schema: Any, reason: str) -> None:
-    odd = Tool("b", "", {"type": "object", "properties": {"q": {"pattern": r"\p{L}"}}})
-    properties = {"q": PAIR, "r": {"$ref": "#/properties/q"}}
-    check_tools((*TOOLS, odd, Tool("c", "", {"type": "object", "properties": properties})))
-    with pytest.raises(UserError, match="two tools are called 'search'"):
-        check_tools((SEARCH, SEARCH))
-    with pytest.raises(UserError, match=reason):
-        check_tools((Tool("a", "", schema),))
 
 
 def test_an_error_of_a_function_names_its_file_and_no_folder(tmp_path: Path) -> None:

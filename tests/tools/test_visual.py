@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from coterie.engines.protocol import EngineGone
-from coterie.errors import UserError
 from coterie.tools.builtin import VisualInspector, VisualSettings
 from coterie.tools.calls import Tags, ToolError, validate_calls
 from tests.engines.test_endpoint import Service, says, service
@@ -123,9 +122,3 @@ def test_images_of_the_web_are_under_the_rules_of_pages(seer: Service) -> None:
         with pytest.raises(ToolError, match="may not be read"):
             look(own, f"{host.url}/dot.png")
         assert host.asked == {"/dot.png": 1, "/oslo": 1}
-
-
-def test_a_missing_folder_is_refused_before_a_call(seer: Service, tmp_path: Path) -> None:
-    settings = VisualSettings(folder=str(tmp_path / "nowhere"), endpoint=model_at(seer.url))
-    with pytest.raises(UserError, match="there is no folder"):
-        VisualInspector(settings)

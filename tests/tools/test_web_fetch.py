@@ -7,7 +7,6 @@ import ipaddress
 import json
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from coterie.engines.protocol import EngineError
-from coterie.errors import UserError
 from coterie.record.turn import ToolCall
 from coterie.tools.calls import MESSAGE, CallLimits, ToolError, run_calls
 from coterie.tools.web import (
@@ -401,17 +399,3 @@ def test_a_page_is_summarized_for_the_goal_or_else_for_the_message(
     reader.script = [fails(500, "it is broken")]
     with pytest.raises(EngineError):
         read(tool, page, goal="x")
-
-
-def test_wrong_settings_are_refused_before_anything_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
-        crawler(summary=model_at("http://127.0.0.1:9/v1", key_variable="NO_SUCH_KEY"))
-    with pytest.raises(UserError, match="there is no file"):
-        crawler(pages="nowhere.jsonl")
-    monkeypatch.setitem(sys.modules, "trafilatura", None)
-    with pytest.raises(UserError, match=r"pip install -e '.\[web\]'"):
-        crawler()

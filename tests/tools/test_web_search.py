@@ -4,7 +4,6 @@ A fake stands for Serper, which is paid for; it speaks as Serper does.
 """
 
 import asyncio
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from coterie.engines.protocol import EngineGone
-from coterie.errors import UserError
 from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
 from coterie.tools.search import Cache, WebSearch, WebSearchSettings
@@ -141,27 +139,6 @@ def test_temporary_failures_are_tried_again_and_others_are_errors(
     assert type(failed.value) is kind and len(fake.requests) == len(statuses)
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"backend": "serper"}, "SERPER_API_KEY is not set"),
-        ({"backend": "corpus", "pages": "nowhere"}, "there is no file"),
-        ({"backend": "corpus", "pages": "bad.jsonl"}, "line 2, is not a page"),
-        ({"backend": "corpus", "pages": "twice.jsonl"}, "two pages of u"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_asked(
-    settings: Any, problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    row = {"url": "u", "title": "t", "text": "x"}
-    write_jsonl(tmp_path / "bad.jsonl", row, {"title": "t"})
-    write_jsonl(tmp_path / "twice.jsonl", row, row)
-    with pytest.raises(UserError, match=problem):
-        WebSearch(WebSearchSettings(**settings))
-
-
 def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(searching.time, "time", lambda: clock[0])
@@ -179,15 +156,3 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.Monke
     later = Cache(tmp_path / "c", seconds=10)
     assert asyncio.run(later.get("b")) == "B"
     later.close()
-
-
-def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    text, other = tmp_path / "notes.txt", tmp_path / "other.sqlite"
-    text.write_text("important " * 100)
-    with sqlite3.connect(other) as base:
-        base.execute("CREATE TABLE mine (x)")
-    for file in (text, other):
-        before = file.read_bytes()
-        with pytest.raises(UserError, match="can't be used"):
-            Cache(file, 10)
-        assert file.read_bytes() == before

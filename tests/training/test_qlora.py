@@ -1,6 +1,5 @@
 """LoRA adapters on a base in 4 bits (QLoRA), by bitsandbytes."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from coterie.cli.export import export_model
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR, add_lora, load_adapter
 from coterie.models.loading import load
-from coterie.recipes.registry import recipe, settings
 from coterie.record.rows import Row, Target
 from coterie.training.checkpoint import hash_tensors, weight_hash
 from coterie.training.losses import SFT
@@ -21,7 +19,6 @@ from coterie.training.reference import row_logprobs, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer, train
 from tests.helpers.run_rl import SMALL, make_recipe, run_to_end
-from tests.helpers.write_rows import write_jsonl
 
 pytest.importorskip("bitsandbytes")
 
@@ -107,21 +104,6 @@ def test_reinforcement_learning_and_its_merged_policy(tmp_path: Path) -> None:
     for name, weight in base.named_parameters():
         # NF4 alone moves weights further than the adapter of one step.
         assert (merged.get_parameter(name) - weight).abs().max() < 0.01, name
-
-
-def refused(*words: str) -> str:
-    with pytest.raises(UserError) as error:
-        recipe(settings("sft", [*RUN, *words])).plan()
-    return str(error.value)
-
-
-def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_jsonl(tmp_path / "rows.jsonl", {"messages": [{"role": "user", "content": "a"}]})
-    words = (f"dataset.source={file}", "model=nobody/nothing")  # not on this machine
-    assert "use train.method=lora" in refused(*words, "train.method=full")
-    assert "use engine.kind=inprocess" in refused(*words, "engine.kind=vllm")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'coterie[qlora]'" in refused(*words)
 
 
 def test_a_model_that_was_loaded_otherwise_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
@@ -257,12 +256,6 @@ def test_weights_of_another_dtype_and_bad_row_weights_are_refused(tmp_path):
     for weight in (-1.0, float("nan")):
         with pytest.raises(UserError, match="weight >= 0"):
             train(tiny_llama(), [replace(make_rows(1)[0], weight=weight)], SETTINGS, tmp_path)
-
-
-@pytest.mark.parametrize("bad", [{"lora_r": 8}, {"lora_alpha": 8}, {"betas": (0.9, 1.0)}])
-def test_settings_that_cannot_work_are_refused(bad):
-    with pytest.raises(ValidationError):
-        with_(**bad)
 
 
 def test_the_default_rank_and_scale_of_an_adapter_have_the_identity_of_given_ones():

@@ -28,7 +28,7 @@ from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment
 from coterie.selection import DensePairSettings, count_pairs
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.agentgym_server import CLOSING, PRESS, TOOLS, WORLDS, Gym, serve_gym
 from tests.helpers.script_games import Script
 from tests.rollout.test_branches import say
@@ -219,27 +219,6 @@ def test_splits_share_no_task_and_draws_go_on() -> None:
         assert len(environment.indices("heldout")) >= 12
         other = AgentGymSettings(world=world, url="http://127.0.0.1:9")
         assert other.identity() == environment.settings.identity(), "the address changes no result"
-
-
-def test_wrong_servers_worlds_and_indices_are_refused_before_the_run(cli: Cli) -> None:
-    words = ("evaluate", "agentgym", "policy=tiny-acts", "engine.device=cpu", "tasks=2")
-
-    def problem(gym: Gym, *more: str, world: str = "") -> str:
-        own = [f"environment.url={gym.url}", f"environment.world={world or gym.world}"]
-        return refused(cli, *words, *own, *more)
-
-    with serve_gym(Gym("maze")) as gym:
-        ranges = ["environment.train=[0,9]", "environment.heldout=[25,27]"]
-        assert "task 26 of maze: " in (text := problem(gym, *ranges)) and "out of range" in text
-        assert "This is environment LMRL-Gym." in problem(gym, world="babyai")
-        assert "did you mean 'maze'?" in problem(gym, world="mazes")
-        assert "share tasks" in problem(gym, "environment.train=[0,9]", "environment.heldout=[8,9]")
-        assert "give both" in problem(gym, "environment.train=[0,9]")
-    assert f"is at {gym.url}: no answer" in problem(gym), "it has ended"
-    with serve_gym(Gym("academia")) as gym:
-        assert "/create: status 422" in problem(gym, world="sqlgym")
-        with pytest.raises(UserError, match="no train tasks of academia"):
-            world_of(gym).tasks("train", 1, 0)
 
 
 def test_draws_of_a_split_begin_one_session_to_check_the_server() -> None:

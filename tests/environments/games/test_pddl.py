@@ -180,27 +180,6 @@ def test_equal_problems_of_two_names_are_equal_tasks(tmp_path: Path) -> None:
     assert environment.tasks("heldout", 2, 0)[1].public == train.public
 
 
-@pytest.mark.parametrize(
-    ("domain", "problem", "what"),
-    [
-        (DOMAIN.replace("(and (inside ?x)", "(or (inside ?x)"), PROBLEM, "or is not supported"),
-        (DOMAIN.replace("(full))", "(full)"), PROBLEM, "all its brackets"),
-        (DOMAIN, PROBLEM.replace("domain post", "domain ship"), "another domain"),
-        (DOMAIN, "(define (problem one) (:domain post))", "no goal"),
-        (DOMAIN, "letters", "it is not one `[(]define"),
-        (DOMAIN, PROBLEM.replace("(not (full))))", "(not (and (full))))))"), "not of and is not supported"),
-        (DOMAIN.replace("van brings", "camión brings"), PROBLEM, "utf-8"),
-        (DOMAIN.replace("(= ?from ?to)", "(= ?from)"), PROBLEM, "needs two terms"),
-        (DOMAIN, PROBLEM.replace("letter box", "(letter) box"), "unhashable"),
-    ],
-)  # fmt: skip
-def test_files_that_cannot_be_read_are_named(
-    tmp_path: Path, domain: str, problem: str, what: str
-) -> None:
-    with pytest.raises(UserError, match=f"p1.pddl with .*post.pddl can't be read: .*{what}"):
-        PDDL(PDDLSettings(domain=str(write_game(tmp_path, 1, domain, problem))))
-
-
 def test_files_that_nest_too_deep_are_named(tmp_path: Path) -> None:
     deep = PROBLEM.replace("(at LETTER b)", "(and " * 3000 + "(at LETTER b)" + ")" * 3000)
     with pytest.raises(UserError, match="nests formulas too deep"):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from io import BytesIO
-from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,6 @@ from coterie.environments.baselines import by_method
 from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
 from coterie.environments.pages.frontend import Frontend, PageRenderer, PageUser
 from coterie.environments.pages.micro_world import (
-    COLORS,
-    COUNTS,
-    LAYOUTS,
     NO_PAGE,
     RIGHT,
     SENTENCES,
@@ -43,7 +39,6 @@ from coterie.environments.pages.micro_world import (
     write_page,
 )
 from coterie.environments.protocol import AGENT, WELL_FORMED, Shared, State
-from coterie.environments.settings import MicroSplit, split_of_key
 from coterie.environments.user_simulator import PERSON, UserSimulatorSettings, quotes
 from coterie.errors import UserError
 from coterie.record.store import Store
@@ -53,7 +48,7 @@ from coterie.reports.examples import Example, ExampleSample, add_pictures
 from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.engines.test_endpoint import says, service
 from tests.helpers.converse import converse
 
@@ -174,11 +169,6 @@ def test_whole_addresses_of_pictures_are_replaced(url: str, size: str) -> None:
     assert row == WebSightRow.model_validate(row.model_dump())
 
 
-def test_rows_without_a_page_are_unusable() -> None:
-    row = WebSightRow.model_validate({"problem_description": "idea", "ground_truth": "<p>a"})
-    assert row.flaw == "has no page"
-
-
 def test_a_page_tells_its_design() -> None:
     for design in generate("train", 1)[:60]:
         assert read_design(write_page(design)) == design
@@ -204,28 +194,6 @@ def test_splits_share_no_design() -> None:
     train, heldout = (generate(split, 3)[:400] for split in ("train", "heldout"))
     assert not {*map(canonical_key, train)} & {*map(canonical_key, heldout)}
     assert len({*train}) == 400
-
-
-@pytest.mark.parametrize(("split", "kind"), [("train", "training"), ("heldout", "held-out")])
-def test_a_command_with_too_many_tasks_says_how_many_there_are(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, split: MicroSplit, kind: str
-) -> None:
-    monkeypatch.setattr("coterie.environments.pages.micro_world.PLACES", ("Rose",))
-    monkeypatch.setattr("coterie.environments.pages.micro_world.KINDS", ("Bakery",))
-    designs = (
-        Design("Rose Bakery", background, boxes, layout, bar, count)
-        for background, bar, boxes in permutations(COLORS, 3)
-        for layout, count in product(LAYOUTS, COUNTS)
-    )
-    n = sum(split_of_key(canonical_key(design)) == split for design in designs)
-    counts = {"train": 1, "heldout": 1, split: n + 1}
-    words = ["seed=123", f"rollout.tasks={counts['train']}", f"evaluate.tasks={counts['heldout']}"]
-    error = refused(cli, "run", "sweet_rl/frontend", "model=tiny-exchange", *words)
-    assert f"has only {n} {kind} tasks" in error and f"use at most {n}" in error
-    if split == "heldout":
-        words = ["seed=123", f"tasks={n + 1}", "policy=http://127.0.0.1:9/v1", "endpoint.model=m"]
-        assert f"has only {n} {kind} tasks" in refused(cli, "evaluate", "pages", *words)
-    assert len(generate(split, 123)[:n]) == n
 
 
 class Echo:

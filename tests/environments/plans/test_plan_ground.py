@@ -16,7 +16,7 @@ from coterie.environments.plans.plan_ground import (
     plan_text,
     subgoals_in,
 )
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, openers_of
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.runs.work_items import open_actors
@@ -231,16 +231,3 @@ def test_a_chat_model_of_an_endpoint_reads_the_passages(tmp_path: Path) -> None:
     assert body["model"] == "reads"
     prompt = body["messages"][-1]["content"]
     assert "The capital of Norway is Oslo." in prompt and "What is the capital of Norway?" in prompt
-
-
-def test_readers_that_are_unavailable_are_refused(tmp_path: Path) -> None:
-    rows = hotpot(tmp_path)
-    at = "environment.reader"
-    hosted = [f"{at}=x", f"{at}.url=http://127.0.0.1:9/v1", f"{at}.key_variable=NO_SUCH_KEY"]
-    for name, words, why in (
-        ("hotpot_qa", [rows, *hosted], "NO_SUCH_KEY"),
-        ("gsm8k", ["environment.reader=tiny-exchange"], "pages to search"),
-    ):
-        with pytest.raises(UserError, match=why):
-            world(name, *words)
-    assert openers_of(world("gsm8k"), tmp_path) == {}

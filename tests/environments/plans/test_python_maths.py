@@ -8,9 +8,7 @@ import pytest
 from coterie.environments.acting import SOLVED, drop_shots
 from coterie.environments.grading import same_mathematics, same_number
 from coterie.environments.plans.python_maths import SUBJECTS, PythonMaths
-from coterie.environments.protocol import EnvironmentFault
 from coterie.environments.qa_metrics import gold_answer
-from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, TURNS, Ending, Task
 from coterie.record.turn import Message
 from coterie.rollout.episodes import first_prompts
@@ -180,14 +178,3 @@ def test_an_agent_calls_the_functions_of_a_file_also_after_its_session_was_lost(
 )  # fmt: skip
 def test_values_are_compared_as_python_reads_them(expected: str, given: str, same: bool) -> None:
     assert SUBJECTS["values"].same(expected, given) is same
-
-
-def test_a_file_of_functions_is_checked_and_belongs_to_the_version(tmp_path: Path) -> None:
-    version = tool_tasks(tmp_path).version
-    assert tool_tasks(tmp_path, FUNCTIONS + "\n# more\n").version != version
-    for source, what in (("x = 1", "no function"), ("def f(:", "invalid syntax")):
-        with pytest.raises(UserError, match=what):
-            tool_tasks(tmp_path, source)
-    environment = tool_tasks(tmp_path, FUNCTIONS + "\n1 / 0\n")
-    with pytest.raises(EnvironmentFault, match="ZeroDivisionError"):
-        play_python(environment, first_task(environment)[0], answer("1"))
