@@ -185,14 +185,6 @@ def test_no_redirect_is_followed() -> None:
                 play(url)
 
 
-@pytest.mark.parametrize(
-    "schema", [[], {"properties": [1]}, {"properties": {"a": 1}}, {"properties": None}]
-)
-def test_a_server_with_a_wrong_schema_is_refused(schema: object) -> None:
-    with serving(schema=schema) as url, pytest.raises(UserError, match=f"{url}/schema sent"):
-        play(url)
-
-
 def test_a_server_with_a_wrong_reply_to_reset_is_refused_before_the_run() -> None:
     with serving(observed(), reset=observed(done=0)) as url, pytest.raises(UserError, match="done"):
         play(url)

@@ -157,15 +157,6 @@ def test_messages_that_were_cut_off_are_in_jsonl_alone() -> None:
     assert list(export_rows(one, "jsonl")) != [None] and export_pair(pair, "jsonl")
 
 
-def test_tools_are_json_which_verl_can_not_read(tmp_path: Path) -> None:
-    tool = Tool("look", "Look up.", {"type": "object", "properties": {}})
-    one = dialogue(Message.of("user", "q"), tools=(tool,))
-    for form in ("trl", "llamafactory"):
-        (row,) = export_rows(one, form)
-        assert row is not None and json.loads(row["tools"])[0]["function"]["name"] == "look"
-    assert list(export_rows(one, "verl")) == [None]
-
-
 def test_verls_rows_are_those_of_llama_factory(trained: Path, tmp_path: Path) -> None:
     for form in ("llamafactory", "verl"):
         _, counts = export(trained, form, tmp_path / form)

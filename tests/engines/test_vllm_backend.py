@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 

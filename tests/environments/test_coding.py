@@ -276,9 +276,3 @@ def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
 )
 def test_code_of_an_answer(answer: str, code: str) -> None:
     assert code_of(answer) == code
-
-
-def test_a_message_of_nothing_but_quotes_is_read_at_once() -> None:
-    for piece in ("'", '"', '"""', "\\'", "#", "```", MARKER, "'''\\"):
-        visible(piece * 3000)
-        code_of(piece * 3000)

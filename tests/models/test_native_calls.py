@@ -189,12 +189,6 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
     assert "<tool_call> is not closed" in first and not second
 
 
-def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
-    (why,) = errors("mistral", "[TOOL_CALLS]" + " " * 20_000)  # cubic time would take hours
-    assert "can't be read" in why
-    assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
-
-
 def test_values_of_tags_are_typed_by_the_tools_schema() -> None:
     for key, value, expected in (
         ("what", "12", "12"),

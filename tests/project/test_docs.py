@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from coterie.cli.app import app
-from tests.docs_check.pages import commands_of, pages
+from tests.docs_check.pages import pages
 
 MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
 
@@ -52,24 +52,3 @@ def parse(command: Any, words: list[str], above: Any = None) -> None:
     if hasattr(command, "commands"):
         rest = [*context._protected_args, *context.args]
         parse(*command.resolve_command(context, rest)[1:], context)
-
-
-def test_commands_of_code_blocks_are_read_as_a_shell_reads_them() -> None:
-    page = """Type `coterie doctor`.
-
-    coterie run optima/isft 'a.b=[1, 2]' \\
-        --folder runs/mine    # and so on
-    score  tokens
-
-```python
-coterie = 1
-```
-
-```
-X=1 python3 bench/prompts.py
-```
-"""
-    assert [(one.line, one.words) for one in commands_of(page, "page.md")] == [
-        (3, ("coterie", "run", "optima/isft", "a.b=[1, 2]", "--folder", "runs/mine")),
-        (12, ("X=1", "python3", "bench/prompts.py")),
-    ]

@@ -139,12 +139,6 @@ def test_nothing_outside_a_recipes_files_names_it(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_rule_about_names_tells_names_from_sentences() -> None:
-    names = ["optima", "optima/isft", "OptimaFileKind", "to_optima", "coterie.recipes.optima"]
-    assert all(is_name(name, "optima") for name in names) and is_name("SweetRL", "sweet_rl")
-    assert not is_name("optimal_tokens", "optima") and not is_name("such as optima/isft", "optima")
-
-
 def test_half_of_the_rl_recipe_is_the_algorithm() -> None:
     """A reader finds advantages, minibatches and the update in the recipe, not behind its report and checks."""
     lines = (PACKAGE / "recipes/rl.py").read_text().splitlines()

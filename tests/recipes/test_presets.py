@@ -347,12 +347,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PLANNED = [
     *(("optima/isft_dpo", name) for name in SETS),
-    *(("optima/isft", "gsm8k"), ("optima/idpo", "gsm8k")),
+    ("optima/isft", "gsm8k"),
     *((method, name) for method in names() if method.startswith("moat/")
       for name in data_sets(method) if "lumos" not in name),
     *(case for case in DENSE_SETS if case[1] != "alfworld"),  # needs its package
-    *(("gap/mhqa", name) for name in GAP_SETS),
-    *((f"rl/{name}", "gsm8k") for name in ("grpo", "dapo", "ppo")),
+    ("gap/mhqa", "musique"), ("rl/ppo", "gsm8k"),
 ]  # fmt: skip
 
 

@@ -157,26 +157,6 @@ def test_a_dialogue_that_outgrows_the_model_is_a_failure(tmp_path: Path) -> None
     assert key.sample == "0001" and "out of context" in reason
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ("{", "line 4"),
-        ({"dialogue_history": []}, "line 4 is broken: dialogue_history"),
-        ({"dialogue_history": ROWS[3]["dialogue_history"][1:]}, "turns must alternate"),
-        ({"reward": 1.5}, "line 4 is broken: reward"),
-        ({"task": {**ROWS[3]["task"], "test_cases": {}}}, "has no reference, or no tests"),
-        ({"task": {**ROWS[3]["task"], "ground_truth": "def f(): 1"}}, "two tasks with the id"),
-    ],
-)
-def test_a_broken_file_is_refused(tmp_path: Path, change: Any, problem: str) -> None:
-    lines = [json.dumps(one) for one in ROWS[:3]]
-    lines.append(change if isinstance(change, str) else json.dumps({**ROWS[3], **change}))
-    (tmp_path / "theirs.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UserError) as error, read(tmp_path / "theirs.jsonl"):
-        pass
-    assert problem in error.value.what
-
-
 def test_what_is_played_depends_on_the_file_and_only_on_its_content(tmp_path: Path) -> None:
     plain = made().fingerprint(ROLLOUT)
     file = wrote(tmp_path / "a.jsonl")

@@ -1,14 +1,13 @@
 """What runs at the same time: no more than the limit, older dialogues first, and nothing after the block."""
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 import pytest
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import RequestSlots, Sampling
-from coterie.rollout.episodes import bounded_gather, rare_collections
+from coterie.rollout.episodes import bounded_gather
 from tests.helpers.template_models import make_model
 
 
@@ -137,13 +136,3 @@ def test_a_slot_that_a_canceled_request_has_just_got_goes_to_the_next() -> None:
         await asyncio.wait_for(enter(3), 1)
 
     asyncio.run(test())
-
-
-def test_overlapping_blocks_restore_the_garbage_collector() -> None:
-    before, blocks = gc.get_threshold(), [rare_collections() for _ in range(2)]
-    for block in blocks:
-        block.__enter__()
-    for block in blocks:
-        assert gc.get_threshold()[0] >= 500_000
-        block.__exit__(None, None, None)
-    assert gc.get_threshold() == before

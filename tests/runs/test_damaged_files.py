@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
-from coterie.models.loading import load, reading, reload
+from coterie.models.loading import load, reload
 from coterie.record.rows import Pair, Row, Target
 from coterie.training.checkpoint import (
     load_optimizer,
@@ -146,9 +146,3 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
         with pytest.raises(OSError, match="File too large"), _no_file_above(size):
             write()
         assert not list(tmp_path.iterdir()), "no half of it is left"
-
-
-def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:
-    problem = r"notes\.json is cut off or damaged: it has no 'loss'"
-    with pytest.raises(UserError, match=problem), reading(tmp_path / "notes.json"):
-        _ = json.loads("{}")["loss"]

@@ -115,11 +115,8 @@ def test_a_step_is_evaluated_exported_and_trained_on_by_its_number(cli: Cli, who
 
 NAMED = (
     ("evaluate", "exchange", "policy={}@9"),
-    ("evaluate", "exchange", "policy.Alice=tiny-exchange", "policy.Bob={}@9"),
     ("evaluate", "{}", "--checkpoints", "2,9"),
     ("export", "model", "{}", "--step", "9", "--out", "new"),
-    ("run", "rl/grpo", "model={}@9"),
-    ("chat", "{}@9"),
     ("run", "rl/grpo", "--folder", "{}", "--fork", "new", "--from-step", "9", "seed=1"),
 )
 

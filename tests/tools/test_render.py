@@ -502,6 +502,3 @@ def test_other_links_stay() -> None:
     assert inline_resources(html) == html
     twice = f"<link href={LINK}><link href={LINK}>"
     assert inline_resources(twice).count("<style>") == 1
-
-
-# -- machines that lack something -----------------------------------------------------------------

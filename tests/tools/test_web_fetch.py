@@ -332,17 +332,6 @@ def test_a_file_of_pages_replaces_the_web(host: Hosts, tmp_path: Path) -> None:
     assert not host.asked
 
 
-def test_a_call_of_pages_that_can_not_be_read_is_an_error(host: Hosts) -> None:
-    host.to = "http://169.254.169.254/latest/meta-data/"
-    for urls, problem in (
-        ("|", "there is no URL"),
-        ("|".join("abcdefghijk"), "at most 10 pages"),
-        (f"{host.url}/away", r"169\.254\.169\.254 is not in the public net"),
-    ):
-        with pytest.raises(ToolError, match=problem):
-            read(crawler(host), urls)
-
-
 def test_a_call_of_a_trap_leaves_other_calls_alone(host: Hosts) -> None:
     tool = crawler(host, page_seconds=2.0, page_bytes=100_000)
     calls = [

@@ -305,32 +305,6 @@ def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
     check_launch(eight.model_copy(update={"processes": 1}), "cuda")
 
 
-DDP = (CONFIGS / "ddp.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (None, "there is no such file"),
-        ("a: b: c", "is not a configuration of Accelerate: "),
-        ("- 1\n- 2\n", "is not a configuration of Accelerate: "),
-        (f"{DDP}num_process: 2\n", "num_process"),
-        (DDP.replace("MULTI_GPU", "DEEPSPEED"), "distributed_type DEEPSPEED"),
-        (DDP.replace("num_machines: 1", "num_machines: 4"), "MULTI_GPU, 4 machines"),
-        (DDP.replace("num_processes: 8", ""), "None processes"),
-    ],
-    ids=["none", "broken", "list", "unknown key", "deepspeed", "machines", "no ranks"],
-)
-def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, problem):
-    file = tmp_path / "launch.yaml"
-    if text is not None:
-        file.write_text(text)
-    settings = SETTINGS.model_copy(update={"launch": str(file)})
-    with pytest.raises(UserError) as refusal:
-        check_launch(settings, "cpu", "train")
-    assert problem in refusal.value.what and f"train.launch={file}" in refusal.value.what
-
-
 class Scaled(SFT):
     """An objective with a number outside of settings, which other processes do not get."""
 

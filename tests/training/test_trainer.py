@@ -15,7 +15,7 @@ from coterie.models.adapters import activate, add_lora, load_adapter
 from coterie.record.rows import Row, Target
 from coterie.training.batches import Order
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import DPO, SFT, DPOSettings
+from coterie.training.losses import SFT
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer, train
 from tests.helpers.engine_models import (
@@ -27,7 +27,7 @@ from tests.helpers.engine_models import (
     recompute_logprobs,
     sample_completion,
 )
-from tests.helpers.training_models import SETTINGS, make_rows, referenced_pairs, tiny_llama
+from tests.helpers.training_models import SETTINGS, make_rows, tiny_llama
 from tests.training.test_training import metrics_of
 from tests.training.test_training_checkpoints import Stop, StopAt
 
@@ -213,38 +213,3 @@ def test_after_ctrl_c_in_the_middle_of_a_step_it_has_to_be_opened_again(tmp_path
                 trainer.step(rows)
             hashes.append(weight_hash(trainer.finish().final))
     assert hashes[0] == hashes[1]
-
-
-def test_more_steps_than_were_said_and_steps_after_the_end_are_refused(tmp_path):
-    rows = make_rows(8)
-    with Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path, steps=1) as trainer:
-        trainer.step(rows)
-        with pytest.raises(UserError, match="has taken all its 1 steps"):
-            trainer.step(rows)
-        done = trainer.finish()
-        with pytest.raises(UserError, match="is finished"):
-            trainer.step(rows)
-    with Trainer(model := tiny_llama(), SFT(), SETTINGS, tmp_path, steps=1) as again:
-        assert (again.done, again.finish()) == (1, done)
-    assert weight_hash(model) == weight_hash(done.final)
-    closed = Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path / "closed", steps=1)
-    closed.close()
-    with pytest.raises(UserError, match="is closed"):
-        closed.step(rows)
-
-
-def test_another_training_of_the_folder_is_refused(tmp_path):
-    with Trainer(tiny_llama(), DPO(DPOSettings()), LONG, tmp_path, steps=STEPS) as trainer:
-        trainer.step(referenced_pairs()[:4])
-        trainer.save()
-    others = {
-        "steps": {"steps": 7},
-        "objective": {"objective": DPO(DPOSettings(beta=0.2))},
-        "tasks": {"identity": {"tasks": "others"}},
-    }
-    for name, changed in others.items():
-        given = {"model": tiny_llama(), "objective": DPO(DPOSettings()), "steps": STEPS, **changed}
-        with pytest.raises(UserError, match=f"differs in its {name}"):
-            Trainer(settings=LONG, folder=tmp_path, **given)
-    with pytest.raises(UserError, match="needs the number of steps, which is unknown"):
-        Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path / "other")

@@ -210,16 +210,6 @@ def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     assert losses[1] < 0.8 * losses[0], "both went on from where they were"
 
 
-def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
-    with pytest.raises(UserError, match="which the model does not have"):
-        train(tiny_llama(), make_pairs(), SETTINGS, tmp_path, objective=Regression())
-    report = train(with_head(), make_pairs(), SETTINGS, tmp_path / "t", objective=Regression())
-    with pytest.raises(UserError, match=r"value head in .* does not fit this model"):
-        load_head(tiny_llama(hidden_size=32), report.final)
-    with pytest.raises(UserError, match="weight >= 0"):
-        Classifier().count(replace(some_labelled()[0], weight=-1.0))
-
-
 def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_path):
     """OPT's layers may be wider than what they give at the end."""
     torch.manual_seed(0)

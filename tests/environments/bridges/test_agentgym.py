@@ -221,17 +221,6 @@ def test_splits_share_no_task_and_draws_go_on() -> None:
         assert other.identity() == environment.settings.identity(), "the address changes no result"
 
 
-def test_draws_of_a_split_begin_one_session_to_check_the_server() -> None:
-    with serve_gym(Gym("alfworld")) as gym:
-        environment = world_of(gym, **OWN)
-        for iteration in range(8):
-            environment.tasks("train", 1, 0, after=[1] * iteration)
-        assert gym.created == 1
-        environment.tasks("heldout", 1, 0)
-        environment.tasks("heldout", 8, 0)
-        assert gym.created == 2
-
-
 async def grow(gym: Gym, scenario: Callable[[Branches], object]) -> None:
     """Grow a tree with two sessions, so that most branches are replayed."""
     environment = world_of(gym, **OWN)
