@@ -1,6 +1,5 @@
 """ALFWorld: plans win, what is told and scored, folders of games, replays that differ, and processes that die."""
 
-import asyncio
 import json
 import random
 import shutil
@@ -11,7 +10,6 @@ import pytest
 
 import coterie
 from coterie.environments.acting import NO_ANSWERS, SOLVED, write_action, write_answer
-from coterie.environments.games import alfworld
 from coterie.environments.games.alfworld import (
     NOTHING,
     RELEASE,
@@ -20,24 +18,11 @@ from coterie.environments.games.alfworld import (
     ALFWorldSettings,
     TaskType,
 )
-from coterie.environments.games.text_games import GameLost
-from coterie.environments.protocol import Shared
-from coterie.record.tree import TURNS, Task, Tree
-from coterie.rollout.branches import Branches, ReplayMismatch
-from coterie.rollout.samplers import Prompt
-from coterie.rollout.sessions import Sessions
+from coterie.record.tree import TURNS, Task
 from tests.conftest import Cli
 from tests.helpers.play_text_games import (
-    check_death,
-    children,
     game_replies,
-    grow_tree,
-    kill_worker,
 )
-from tests.helpers.script_games import Script
-from tests.rollout.test_branches import say, step
-
-PROGRAM = "alfworld_worker.py"
 
 
 def world(folder: Path, **settings: object) -> ALFWorld:
@@ -153,98 +138,6 @@ def test_folders_of_games(games: Path, tmp_path: Path, monkeypatch: pytest.Monke
     path = next(third.rglob("*.tw-pddl"))
     path.write_text(path.read_text().replace("Your task", "The task"))
     assert own != ALFWorldSettings(folder=str(third)).identity()
-
-
-def test_branches_are_replayed_and_one_that_differs_fails_alone(
-    games: Path, tmp_path: Path
-) -> None:
-    source = next((games / "train").glob("look_at_obj*/*/*.tw-pddl"))
-    path = copy_game(source, tmp_path / "train" / source.parts[-3] / "1")
-    environment = world(tmp_path, steps=9)
-    (task,) = environment.tasks("train", 1, 0)
-    solved = environment.expert(task)
-
-    async def test() -> None:
-        async with Sessions(4, 60.0) as sessions:
-            tree = Tree(task.id, "rollout", 0)
-            script = {"agent": Script(lambda _: "")}
-            grown = Branches(environment, script, task, tree, sessions, 0, Shared(), 60.0)
-            first = await say(grown, await grown.start(), solved[0])
-            second = await say(grown, first, solved[1])
-            await say(grown, first, write_action("look"))  # in a new session
-            assert grown.replays == 1
-            game = json.loads(path.read_bytes())
-            game["grammar"] = game["grammar"].replace("You arrive at", "You reach")
-            path.write_text(json.dumps(game))
-            with pytest.raises(ReplayMismatch, match="did not repeat its recorded observations"):
-                await say(grown, first, write_action("inventory"))
-            at = second  # whose own session goes on
-            for message in solved[2:-1]:
-                at = await say(grown, at, message)
-            script["agent"].say = lambda _: solved[-1]
-            assert (await grown.grade(await step(grown, at))).score == 1
-
-    asyncio.run(test())
-
-
-def test_a_process_that_dies_fails_the_branch_that_meets_it_and_others_go_on(games: Path) -> None:
-    environment = world(games)
-    check_death(environment, environment.tasks("train", 4, 6), alfworld._WORKERS[0])
-
-
-def test_a_game_that_its_new_process_repeats_differently_fails(games: Path, tmp_path: Path) -> None:
-    source = next((games / "train").rglob("*.tw-pddl"))
-    path = copy_game(source, tmp_path / "train" / source.parts[-3] / "1")
-    environment = world(tmp_path)
-    (task,) = environment.tasks("train", 1, 0)
-    game = environment.game(task)
-    game.ask()
-    kill_worker(alfworld._WORKERS[0])
-    with pytest.raises(GameLost, match="ended"):
-        environment.game(task).ask()
-    path.write_text(path.read_text().replace("quickly around you", "around"))
-    with pytest.raises(GameLost, match="did not repeat"):
-        game.ask("look")
-    path.write_text("{")
-    with pytest.raises(GameLost, match=r"game\.tw-pddl"):
-        environment.game(task).ask()
-
-
-def test_sessions_leave_no_process_and_the_first_goes_on(games: Path) -> None:
-    """More sessions than a process keeps games in play, so the first one is closed there and played again."""
-    environment = world(games, types=["examine"])
-    (task,) = environment.tasks("train", 1, 0)
-    command = plan(environment, task)[0]
-
-    async def test() -> None:
-        async with environment.open(task, 0, Shared()) as first:
-            await environment.begin(task, first)
-            (worker,) = children(PROGRAM)
-            for _ in range(70):
-                async with environment.open(task, 0, Shared()) as game:
-                    await environment.begin(task, game)
-            assert children(PROGRAM) == [worker]
-            assert first.ask(command) == game.ask(command)
-
-    asyncio.run(test())
-    alfworld._WORKERS[0].close()
-    assert children(PROGRAM) == []
-
-
-def test_a_dense_tree_has_successes_failures_and_pairs(games: Path) -> None:
-    environment = world(games, types=["examine"], steps=6)
-    (task,) = environment.tasks("train", 1, 0)
-    lines = environment.expert(task)
-
-    def speak(prompt: Prompt) -> str:
-        """Say the next line of the plan, or look, by the seed."""
-        said = {turn.text for turn in prompt.tree.path(prompt.parent)}
-        rest = [line for line in lines if line not in said]
-        return rest[0] if prompt.seed % 3 else write_action("look")
-
-    tree, branches, pairs = asyncio.run(grow_tree(environment, task, speak))
-    assert {one.score for one in tree.outcomes.values()} == {0, 1} and branches.replays
-    assert pairs > 0
 
 
 def test_an_evaluation_shows_the_success_of_each_type(games: Path, cli: Cli) -> None:

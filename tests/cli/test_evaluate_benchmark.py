@@ -31,6 +31,7 @@ def url() -> Iterator[str]:
         yield f"{address}/v1"
 
 
+@pytest.mark.slow
 def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> None:
     """By tokens and by text: greedy dialogues and the count of their tokens are equal."""
     local = ("evaluate", "exchange", "policy=tiny-exchange", *FEW)
@@ -108,8 +109,7 @@ def test_rows_of_a_file_are_grouped_by_any_of_their_columns(cli: Cli) -> None:
     )
 
 
-def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
-    assert cli("run", "optima/isft", *SMALL, "--folder", "run").code == 0
+def test_all_checkpoints_of_a_run_in_one_table(cli: Cli, run: Path) -> None:
     every = rows(cli("evaluate", "exchange", "policy=run", *FEW, "--checkpoints", "all"))
     assert [row["version"] for row in every] == [0, 1]
     (newest,) = rows(cli("evaluate", "exchange", "policy=run", *FEW))
@@ -119,18 +119,17 @@ def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
     assert "has no critic" in problem and "sweet_rl" in problem
 
 
-def test_what_cannot_be_evaluated_is_refused(cli: Cli, url: str) -> None:
+def test_what_cannot_be_evaluated_is_refused(cli: Cli) -> None:
     for words, problem in (
         (("exchange", "policy=tiny-exchange", "samples=4"), "temperature=0.5"),
         (("exchange", "policy=tiny-exchange", "policy=tiny-persona", "dump=x"), "of one policy"),
-        (("exchange", f"policy={url}"), "endpoint.model"),
-        (("exchange", f"policy={url}", "endpoint.model=other", "tasks=2"), "all 2 dialogues failed"),
+        (("exchange", "policy=http://127.0.0.1:9/v1"), "endpoint.model"),
     ):  # fmt: skip
         assert problem in refused(cli, "evaluate", *words), words
 
 
-FAMILIES = ("gemma", "qwen3", "gptoss", "deepseekv3", "llama3")
-"""No system role; thoughts; channels; thoughts that prompts close; dates."""
+FAMILIES = ("gemma", "gptoss", "deepseekv3")
+"""No system role; channels; thoughts that prompts close."""
 PROBLEM = {"problem": r"What is $\frac{1}{2}+1$, if $0<x$?", "answer": r"\frac{3}{2}", "subject": "x",
            "level": 1, "unique_id": "a", "solution": ""}  # fmt: skip
 BENCHMARKS = {

@@ -101,6 +101,7 @@ def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path
     assert_equal(flat, loss_and_gradients(model, items, found, check(model).packing("auto")))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="FlexAttention is compiled, by g++ on a CPU")
 @pytest.mark.skipif(
     "ATEN_CPU_CAPABILITY" in os.environ, reason="torch compiles it for the processor as it is"

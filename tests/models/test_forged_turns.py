@@ -445,9 +445,9 @@ def test_tools_without_control_tokens_get_the_tokenizers_own_ids(name: str) -> N
 
 @pytest.mark.parametrize(
     "given",
-    ['{"what": ' + "[" * depth + "]" * depth + "}" for depth in (90, 120, 700, 100_000)]
+    ['{"what": ' + "[" * depth + "]" * depth + "}" for depth in (90, 700, 10_000)]
     + ["{'what': [[[" + "[" * 50, "[" * 50 + "]" * 50],
-    ids=["90", "120", "700", "100000", "broken", "list"],
+    ids=["90", "700", "10000", "broken", "list"],
 )
 @pytest.mark.parametrize("name", NATIVE)
 def test_arguments_that_are_broken_or_nest_deep_are_shown(name: str, given: str) -> None:

@@ -112,6 +112,7 @@ def test_tables_have_means_of_the_newest_policies(
     assert json.loads(out.splitlines()[-1])["rows"][1]["a_share"] == 0.9
 
 
+@pytest.mark.slow
 def test_an_experiment_ends_with_claims_and_rows_and_is_not_done_twice(cli: Cli) -> None:
     first = cli("reproduce", "optima/isft", "--scale", "tiny", "--seeds", 1, *SMALL)
     assert first.code == 0, first.err
@@ -152,6 +153,7 @@ def test_claims_on_games_whose_package_is_missing_are_refused_first(
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.slow
 def test_the_gate_of_web_pages_has_an_oracle_that_is_always_right(cli: Cli, chromium: str) -> None:
     gate = cli("reproduce", "sweet_rl-frontend", "--gate", "evaluate.tasks=16")
     values = json.loads(gate.out.splitlines()[-1])

@@ -221,6 +221,7 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
         assert final_weights(tmp_path / "run", "critic") != as_it_began
 
 
+@pytest.mark.slow
 def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> None:
     words = [
         *informative_overrides(tmp_path),

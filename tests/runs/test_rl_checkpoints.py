@@ -423,6 +423,7 @@ def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) ->
     assert "gradient" not in sections["reinforce-0"].heads and "groups-0" not in sections
 
 
+@pytest.mark.slow
 def test_a_role_without_any_reward_is_named_whatever_the_patience(tmp_path: Path) -> None:
     (tmp_path / "zero.py").write_text("def zero(dialogue):\n    return -dialogue.outcome.score\n")
     words = [

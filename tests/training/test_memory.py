@@ -91,7 +91,7 @@ def row(length: int, vocabulary: int) -> Row:
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "num_key_value_heads")  # fmt: skip
 SMOLLM2, LONG = (16_384, 576, 1536, 2, 9, 3), (500, 64, 192, 2, 4, 2)
-WIDE = (500, 256, 1024, 3, 8, 4)
+WIDE = (500, 128, 512, 3, 4, 2)
 LORA = {"method": "lora", "lora_targets": ("all-linear",), "dtype": "bfloat16"}
 POLICY = PolicyGradient(PolicyGradientSettings(entropy_coef=0.1))
 
