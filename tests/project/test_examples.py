@@ -151,6 +151,7 @@ def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:
                 assert terms_of["thrift"] == 2 * ((outcome.score or 0) / len(path))
 
 
+@pytest.mark.slow
 def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> None:
     rows = [
         {"question": f"Ann has {n} pens and buys {n + 1}. How many has she?",
