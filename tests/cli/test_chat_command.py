@@ -1,6 +1,7 @@
 """`coterie chat`: lines in, replies out; tools that are called; it ends quietly."""
 
 import asyncio
+import io
 import os
 import pty
 import signal
@@ -28,19 +29,19 @@ COMMAND = [sys.executable, "-m", "coterie", "chat"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"}
 
 
-def test_each_line_gets_a_reply_that_knows_what_was_said_before() -> None:
-    words = ("tiny-exchange", "--temperature", "0", "--max-tokens", "24")
+def test_each_line_gets_a_reply_that_knows_what_was_said_before(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = "hello\n\nhello\n/new\nhello\n/new\nhel\udcfflo\n" + "word " * 4000 + "\n/new\nhello\n"
-    result = subprocess.run(
-        [*COMMAND, *words], input=lines.encode("utf-8", "surrogateescape"), env=ENVIRONMENT,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
-    assert result.returncode == 0 and b"Traceback" not in result.stderr, result.stderr
-    first, second, new, odd, newest = result.stdout.decode().splitlines()
+    typed = io.BytesIO(lines.encode("utf-8", "surrogateescape"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed))
+    result = cli("chat", "tiny-exchange", "--temperature", "0", "--max-tokens", "24")
+    assert result.code == 0 and "Traceback" not in result.err, result.err
+    first, second, new, odd, newest = result.out.splitlines()
     assert first and first != second, "the second reply has the first one before it"
     assert newest == new == first, "/new forgets what was said"
     assert odd.strip(), "bytes that are not text are answered"
-    assert b"type /new to start again" in result.stderr, "too many words end no conversation"
+    assert "type /new to start again" in result.err, "too many words end no conversation"
 
 
 def test_template_arguments_reach_the_prompt(tmp_path: Path, cli: Cli) -> None:
@@ -55,7 +56,8 @@ def test_template_arguments_reach_the_prompt(tmp_path: Path, cli: Cli) -> None:
     assert "has no argument 'enable_thinkin'" in said
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", pytest.param("ctrl-d", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["ctrl-c", "ctrl-d"])
 def test_ctrl_c_and_ctrl_d_end_it_quietly(end: str) -> None:
     ours, theirs = pty.openpty()
     child = subprocess.Popen(

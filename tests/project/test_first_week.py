@@ -3,11 +3,11 @@
 import csv
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import Cli
 
 pytestmark = pytest.mark.slow
 
@@ -147,23 +147,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_commands_work_or_give_one_error_with_a_fix(files: Path) -> None:
-    coterie, faults = Path(sys.executable).with_name("coterie"), list[str]()
+def test_commands_work_or_give_one_error_with_a_fix(
+    cli: Cli, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    faults = list[str]()
     for words, status, text in COMMANDS:
-        ran = subprocess.run(
-            [coterie, *words.split()],
-            cwd=files,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        output = ran.stdout + ran.stderr
-        errors = output.count("error: ")
-        is_right = ran.returncode == status and text in output and "Traceback" not in output
-        if not is_right or (status and (errors != 1 or "\n  -> " not in output)):
+        ran = cli(*words.split())
+        output = ran.out + ran.err
+        is_right = ran.code == status and text in output and "Traceback" not in output
+        if not is_right or (status and (output.count("error: ") != 1 or "\n  -> " not in output)):
             faults.append(
-                f"coterie {words}\nstatus {ran.returncode}, expected {status} and {text!r}\n{output[-2000:]}"
+                f"coterie {words}\nstatus {ran.code}, expected {status} and {text!r}\n{output[-2000:]}"
             )
     assert not faults, "\n\n".join(faults)
 
