@@ -312,6 +312,7 @@ class Scaled(SFT):
         self.scale = scale
 
 
+@pytest.mark.ranks
 def test_an_objective_that_ranks_cannot_rebuild_is_refused(saved, tmp_path):
     class Local(SFT):
         pass
