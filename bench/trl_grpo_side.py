@@ -41,13 +41,15 @@ def grpo_trainer(
 ) -> Sampled:
     """A trainer of ``rows``, a path each, ``batch`` of them a step (of all ranks), in the order given."""
     options = {name: value for name, value in options.items() if name != "max_length"}
+    is_cispo = objective.kind == "cispo"
     config = GRPOConfig(
         **options,
         num_generations=2,
-        loss_type=LOSSES[objective.aggregation],
+        loss_type="cispo" if is_cispo else LOSSES[objective.aggregation],
+        importance_sampling_level="sequence" if objective.kind == "gspo" else "token",
         max_completion_length=objective.length_constant or 64,
         epsilon=objective.clip_low,
-        epsilon_high=objective.clip_high,
+        epsilon_high=objective.clip_high + is_cispo,  # of CISPO it is the weight itself
         delta=objective.dual_clip,
         temperature=objective.temperature,
         entropy_coef=objective.entropy_coef,
@@ -108,7 +110,12 @@ def _example(row: Row, objective: PolicyGradientSettings, step_tokens: int) -> d
         return [next(each) if target else 0.0 for target in mask[first:]]
 
     old = row.logprobs if objective.old_logprobs == "behavior" else row.old
-    weights = torch.tensor(spread(row.old)) - torch.tensor(spread(row.logprobs))
+    log_weights = torch.tensor(spread(row.old)) - torch.tensor(spread(row.logprobs))
+    level, _, bound = objective.importance_sampling.partition("_")
+    if level == "sequence":
+        log_weights = log_weights.sum().expand_as(log_weights)
+    weights, cap = log_weights.exp(), objective.importance_sampling_cap
+    weights = weights * (weights <= cap) if bound == "mask" else weights.clamp(max=cap)
     return {
         "prompt_ids": list(row.ids[:first]),
         "completion_ids": list(row.ids[first:]),
@@ -117,9 +124,7 @@ def _example(row: Row, objective: PolicyGradientSettings, step_tokens: int) -> d
         "advantages": spread(row.advantages),
         "old_per_token_logps": spread(old),
         "ref_per_token_logps": spread(row.reference),
-        "importance_sampling_ratio": weights.exp()
-        .clamp(max=objective.importance_sampling_cap)
-        .tolist(),
+        "importance_sampling_ratio": weights.tolist(),
         "step_tokens": step_tokens,
     }
 

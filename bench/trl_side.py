@@ -83,7 +83,8 @@ def dpo_trainer(
     options: dict[str, Any],
 ) -> Pairs:
     """DPO with our stored reference log-probs (sums: TRL normalises them), so that no reference runs."""
-    kinds, weights = [LOSSES[objective.reduction]], [1.0]
+    kind = "ipo" if objective.kind == "ipo" else LOSSES[objective.reduction]
+    kinds, weights = [kind], [1.0]
     if objective.nll_coef:
         kinds, weights = [*kinds, "sft"], [1.0, objective.nll_coef]
     config = DPOConfig(

@@ -270,7 +270,8 @@ def train(
                     *(module, pairs, settings, folder / name),
                     reduction=objective.settings.reduction,
                 )
-                if any(pair.reference is None for pair in pairs)
+                if objective.settings.needs_reference
+                and any(pair.reference is None for pair in pairs)
                 else pairs
                 for name, pairs in (("reference", items), ("reference-heldout", heldout_items))
             )

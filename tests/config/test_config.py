@@ -60,6 +60,7 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
 
 RENAMED = {
     "rl/grpo": {
+        "loss.loss_type": "loss.kind", "loss.importance_sampling_level": "loss.kind",
         "loss.mean": "loss.aggregation", "loss.constant": "loss.length_constant", "loss.old": "loss.old_logprobs",
         "loss.importance": "loss.importance_sampling", "loss.importance_cap": "loss.importance_sampling_cap",
         "loss.kl": "loss.kl_coef", "loss.entropy": "loss.entropy_coef", "loss.divergence": "loss.kl_estimator",

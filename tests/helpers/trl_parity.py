@@ -43,6 +43,7 @@ OBJECTIVES = {
     "dpo": DPOSettings(beta=0.5),
     "dpo-normalised": DPOSettings(beta=2.0, reduction="tokens"),
     "dpo-nll": DPOSettings(beta=0.5, nll_coef=0.3),
+    "ipo": DPOSettings(kind="ipo", beta=0.5, reduction="tokens"),
 }
 GRPO = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence"}
 DAPO = {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token"}
@@ -57,8 +58,25 @@ POLICIES = {
         kl_coef=0.04,
         temperature=0.7,
         old_logprobs="recomputed",
-        importance_sampling="truncate",
+        importance_sampling="token_truncate",
         importance_sampling_cap=1.1,
+    ),
+    "gspo-turns": PolicyGradientSettings(
+        kind="gspo",
+        clip_low=0.05,
+        clip_high=0.1,
+        aggregation="sequence",
+        old_logprobs="recomputed",
+        importance_sampling="sequence_truncate",
+        importance_sampling_cap=1.1,
+    ),
+    "cispo-turns": PolicyGradientSettings(
+        kind="cispo",
+        clip_low=1.0,
+        clip_high=0.28,
+        old_logprobs="recomputed",
+        importance_sampling="sequence_mask",
+        importance_sampling_cap=1.5,
     ),
     "dr-grpo-turns": PolicyGradientSettings(
         clip_high=0.28, aggregation="constant", length_constant=50

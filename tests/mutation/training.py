@@ -28,11 +28,17 @@ MARGIN = "tests/training/test_value_head.py::test_the_bradley_terry_loss_is_that
 DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_tokens_of_every_turn"
 DROPPED = "tests/contract/test_05_preferences.py::test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused"
 HEAD = "tests/training/test_value_head.py::"
+OTHERS = f"{HEAD}test_other_losses_of_pairs_are_those_worked_out_by_hand"
 HEADS = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
 POLICY = f"{T}policy_gradient:PolicyGradient.__init__"
 FORMULA = "tests/training/test_policy_terms.py::test_the_loss_is_that_of_the_formula[0.5]"
 TERMS = "tests/training/test_policy_terms.py::"
 CLIPS = f"{TERMS}test_each_side_has_its_clip_and_bad_tokens_a_second_one"
+GSPO = f"{TERMS}test_gspo_clips_the_geometric_mean_of_a_rows_ratios"
+CISPO = f"{TERMS}test_cispo_clips_a_constant_weight_and_trains_every_token"
+DISTILL = (
+    f"{TERMS}test_distillation_has_the_expected_gradient_of_the_divergence_from_the_teacher[ppo]"
+)
 MEANS = f"{TERMS}test_means_are_of_tokens_or_of_paths_and_never_of_rows"
 IMPORTANCE = (
     f"{TERMS}test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_said"
@@ -104,6 +110,14 @@ def _mean_over_rows(original, self, batch, splitter, families):
     return loss, norm
 
 
+def _swapped_clips(s):
+    return edited(clip_low=s.clip_high, clip_high=s.clip_low)(s)
+
+
+def _token_level(mode):
+    return mode.replace("sequence", "token")
+
+
 def _oldest_checkpoint(original, folder):
     return min(folder.glob("checkpoint-*"), default=None)
 
@@ -120,6 +134,8 @@ FAULTS = (
     Fault(f"{T}losses:DPO.__init__", settings(beta=1.0), [MARGIN]),
     Fault(f"{T}losses:DPO.__init__", settings(label_smoothing=0.0), [DPO]),
     Fault(f"{T}losses:DPO.__init__", settings(nll_coef=lambda n: -n), [DPO]),
+    Fault(f"{T}losses:DPO.__init__", settings(simpo_gamma=lambda gamma: -gamma), [OTHERS]),
+    Fault(f"{T}losses:_log_odds", around(lambda f, logprob: logprob), [OTHERS]),
     Fault(f"{T}losses:side_statistic", given(reduction="tokens"), [MARGIN]),
     Fault(
         f"{T}losses:side_statistic",
@@ -145,10 +161,18 @@ FAULTS = (
     Fault(POLICY, settings(importance_sampling_cap=math.inf), [IMPORTANCE]),
     Fault(
         POLICY,
-        settings(importance_sampling=lambda kind: "truncate" if kind == "mask" else kind),
+        settings(importance_sampling=lambda kind: kind.replace("mask", "truncate")),
         [IMPORTANCE],
     ),
+    Fault(POLICY, settings(importance_sampling=_token_level), [IMPORTANCE]),
     Fault(POLICY, settings(old_logprobs="behavior"), [IMPORTANCE]),
+    Fault(POLICY, given(settings=_swapped_clips), [GSPO]),
+    Fault(POLICY, given(settings=_swapped_clips), [CISPO]),
+    Fault(f"{T}policy_gradient:sequence_ratio", around(lambda f, ratios: ratios.exp()), [GSPO]),
+    Fault(
+        f"{T}policy_gradient:sequence_ratio", around(lambda f, ratios: ratios.sum().exp()), [GSPO]
+    ),
+    Fault(POLICY, settings(distill_coef=lambda weight: -weight), [DISTILL]),
     Fault(f"{T}policy_gradient:PolicyGradient.temperature", returns(1.0), [RATIOS_ONE]),
     Fault(f"{T}policy_gradient:_check_distribution", returns(None), [ROWS_ANOTHER]),
     Fault(f"{T}policy_gradient:log_ratio", swap("above", "below"), [FORMULA]),

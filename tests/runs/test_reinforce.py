@@ -256,7 +256,9 @@ REFUSED = [
     (["reward.overlong_limit=9"], "need reward.overlong_penalty"),
     (["policies=each", "advantage.baseline=values"], "does not support a critic"),
     (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, normalize have no effect with"),
-    (["loss.importance_sampling=truncate"], "set loss.old_logprobs=recomputed"),
+    (["loss.importance_sampling=token_truncate"], "set loss.old_logprobs=recomputed"),
+    (["loss.kind=gspo"], "set loss.aggregation=sequence"),
+    (["loss.kind=cispo"], "set loss.dual_clip=none"),
 ]
 
 

@@ -51,7 +51,7 @@ def one_row(tokens: int, **fields: object) -> Row:
     """A row of some trained tokens after one of a prompt, whose old log-probs are 0."""
     zeros = (0.0,) * tokens
     row = Row((0,) * (tokens + 1), (Target(1, tokens + 1, "p@0"),), logprobs=zeros, old=zeros,
-              advantages=(1.0,) * tokens, reference=zeros, path_tokens=tokens)  # fmt: skip
+              advantages=(1.0,) * tokens, reference=zeros, path_tokens=tokens, teacher=zeros)  # fmt: skip
     return replace(row, **fields)
 
 
@@ -76,6 +76,86 @@ def test_each_side_has_its_clip_and_bad_tokens_a_second_one(advantage, ratio, ex
     clipped = objective(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     row = one_row(1, advantages=(float(advantage),))
     assert step_loss(clipped, [row], [read(ratio)]) == pytest.approx(expected)
+
+
+def loss_and_gradient(
+    settings: dict[str, object], row: Row, *ratios: float
+) -> tuple[float, list[float]]:
+    """Return the loss of a row whose ratios to log-probs of 0 are these, and its gradient by log-prob."""
+    logprobs = torch.tensor(ratios).log().requires_grad_()
+    loss = objective(**settings).loss(row, [torch.stack([logprobs, torch.ones(len(ratios))], -1)])
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return loss.item(), gradient.tolist()
+
+
+GSPO = {"kind": "gspo", "aggregation": "sequence", "clip_low": 0.2, "clip_high": 0.28}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantages", "loss", "gradient"),
+    [
+        # The ratio of the sequence is the geometric mean: 1.1, 2, 0.5. Each token has half of it.
+        ((1.21, 1.0), (1.0, 1.0), -1.1, [-0.55, -0.55]),
+        ((1.21, 1.0), (3.0, 1.0), -2.2, [-1.65, -0.55]),
+        ((4.0, 1.0), (1.0, 1.0), -1.28, [0, 0]),
+        ((4.0, 1.0), (-1.0, -1.0), 2.0, [1.0, 1.0]),
+        ((0.25, 1.0), (1.0, 1.0), -0.5, [-0.25, -0.25]),
+        ((0.25, 1.0), (-1.0, -1.0), 0.8, [0, 0]),
+    ],
+)
+def test_gspo_clips_the_geometric_mean_of_a_rows_ratios(ratios, advantages, loss, gradient):
+    result = loss_and_gradient(GSPO, one_row(2, advantages=advantages), *ratios)
+    assert result == (pytest.approx(loss), pytest.approx(gradient))
+
+
+def test_the_ratio_of_gspo_is_of_a_row_and_never_of_a_step():
+    items = [one_row(2), one_row(1)]
+    values = [read(1.21, 1.0), read(0.9)]
+    assert step_loss(objective(**GSPO), items, values) == pytest.approx(-(1.1 + 0.9) / 2)
+    # The rows of a path add up to the mean over its tokens.
+    items = [replace(row, path_tokens=3) for row in items]
+    assert step_loss(objective(**GSPO), items, values) == pytest.approx(-(2 * 1.1 + 0.9) / 3)
+    measured = objective(**GSPO, dual_clip=3.0).measures(items, [[one] for one in values])
+    assert measured["ratio"].values.tolist() == pytest.approx([1.1, 1.1, 0.9])
+    assert measured["policy_kl"].values.tolist() == pytest.approx(
+        [0.21 - math.log(1.21), 0, -0.1 - math.log(0.9)], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "ratio", "advantage", "weight"),
+    [
+        (0.2, 1.1, 1, 1.1), (0.2, 2, 1, 1.28), (0.2, 2, -1, 1.28), (0.2, 0.5, -1, 0.8),
+        (1.0, 0.5, 1, 0.5), (1.0, 0.5, -1, 0.5), (1.0, 2, 1, 1.28),
+    ],
+)  # fmt: skip
+def test_cispo_clips_a_constant_weight_and_trains_every_token(low, ratio, advantage, weight):
+    settings = {"kind": "cispo", "clip_low": low, "clip_high": 0.28}
+    row = one_row(1, advantages=(float(advantage),))
+    expected = -weight * advantage
+    loss, gradient = loss_and_gradient(settings, row, ratio)
+    assert loss == pytest.approx(expected * math.log(ratio))
+    assert gradient == pytest.approx([expected])
+    clips = objective(**settings).measures([row], [[read(ratio)]])["clip_share"]
+    assert clips.values.tolist() == [weight != ratio]
+
+
+@pytest.mark.parametrize("settings", [{}, GSPO, {"kind": "cispo"}], ids=["ppo", "gspo", "cispo"])
+def test_distillation_has_the_expected_gradient_of_the_divergence_from_the_teacher(settings):
+    logits = logits_of(1).requires_grad_()
+    p, teacher = logits.log_softmax(-1), logits_of(2).log_softmax(-1)
+    loss_of, total = objective(**settings, distill_coef=0.5), torch.zeros(())
+    # The mean over tokens drawn from the policy: each token at its probability.
+    for token in range(VOCABULARY):
+        old = (float(p[token]),)
+        row = one_row(1, advantages=(0.0,), logprobs=old, teacher=(float(teacher[token]),))
+        loss = loss_of.loss(row, [torch.stack([p[token], p.new_ones(())])[None]])
+        total = total + p[token].exp().detach() * loss
+    (gradient,) = torch.autograd.grad(total, logits)
+    torch.testing.assert_close(gradient, 0.5 * exact_gradient("reverse"), atol=1e-9, rtol=1e-9)
+    row = one_row(2, advantages=(1.0, 1.0), teacher=(math.log(2.0), 0.0))
+    loss = step_loss(objective(distill_coef=0.5), [row], [read(1.0, 1.0)])
+    assert loss == pytest.approx(-(1 + 0.5 * math.log(2) + 1) / 2)
 
 
 def test_ratios_that_would_overflow_are_held_and_finite():
@@ -268,7 +348,9 @@ def test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling(
         metrics = trainer.step(items)
     assert [metrics[name] for name in names] == pytest.approx([1, 1, 1], abs=1e-4)
     assert metrics["clip_share"] == 0
-    loss = objective(**at, old_logprobs="recomputed", importance_sampling="truncate", kl_coef=0.1)
+    loss = objective(
+        **at, old_logprobs="recomputed", importance_sampling="token_truncate", kl_coef=0.1
+    )
     with Trainer(templated("chatml").model, loss, LONG, tmp_path / "recomputed") as trainer:
         items = with_old(trainer.model, items, LONG, temperature=temperature)
         items = with_row_reference(trainer.model, items, LONG, temperature=temperature)
@@ -290,25 +372,34 @@ def test_rows_of_another_distribution_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("importance", "weights"),
-    [("off", [1, 1, 1]), ("truncate", [0.5, 2, 2]), ("mask", [0.5, 2, 0])],
+    ("importance", "cap", "raw", "weights"),
+    [
+        ("off", 2.0, [0.5, 2, 8], [1, 1, 1]),
+        ("token_truncate", 2.0, [0.5, 2, 8], [0.5, 2, 2]),
+        ("token_mask", 2.0, [0.5, 2, 8], [0.5, 2, 0]),
+        ("sequence_truncate", 2.0, [8, 8, 8], [2, 2, 2]),
+        ("sequence_truncate", 9.0, [8, 8, 8], [8, 8, 8]),
+        ("sequence_mask", 2.0, [8, 8, 8], [0, 0, 0]),
+        ("sequence_mask", 9.0, [8, 8, 8], [8, 8, 8]),
+    ],
 )
 def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_said(
-    importance, weights
+    importance, cap, raw, weights
 ):
-    """Old log-probs are 0, so the engine's are minus the logs of the raw ratios 0.5, 2 and 8."""
+    """Old log-probs are 0, so the engine's are minus the logs of the ratios 0.5, 2 and 8, whose product is 8."""
     row = one_row(3, logprobs=tuple(-math.log(one) for one in (0.5, 2.0, 8.0)))
     loss = objective(
-        old_logprobs="recomputed", importance_sampling=importance, importance_sampling_cap=2.0
+        old_logprobs="recomputed", importance_sampling=importance, importance_sampling_cap=cap
     )
     values = read(1.0, 1.1, 1.05)
     expected = -sum(w * r for w, r in zip(weights, (1.0, 1.1, 1.05), strict=True)) / 3
     assert step_loss(loss, [row], [values]) == pytest.approx(expected)
     measured = loss.measures([row], [[values]])
-    raw = measured["engine_ratio"]
-    assert raw.extremes and raw.values.tolist() == pytest.approx([0.5, 2, 8]), "before any cut"
+    ratios = measured["engine_ratio"]
+    assert ratios.extremes and ratios.values.tolist() == pytest.approx(raw), "before any cut"
     if importance != "off":
-        assert measured["engine_cut_share"].values.tolist() == [0, 0, 1]
+        cut = [ratio > cap for ratio in raw]
+        assert measured["engine_cut_share"].values.tolist() == cut
     # The engine's share has no part in divergence or entropy.
     still = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
     settings = {"old_logprobs": "recomputed", "kl_coef": 0.5, "entropy_coef": 0.25}
@@ -321,7 +412,8 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
     ("settings", "missing"),
     [
         ({}, "logprobs"), ({"old_logprobs": "recomputed"}, "old"), ({"kl_coef": 0.1}, "reference"),
-        ({"old_logprobs": "recomputed", "importance_sampling": "mask"}, "logprobs"),
+        ({"old_logprobs": "recomputed", "importance_sampling": "token_mask"}, "logprobs"),
+        ({"distill_coef": 0.1}, "teacher"),
     ],
 )  # fmt: skip
 def test_what_a_loss_needs_is_asked_for(settings, missing):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import OPTConfig, OPTForCausalLM
@@ -377,6 +378,55 @@ def test_the_bradley_terry_loss_is_that_of_the_margin(reduction):
     losses = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
     assert losses.tolist() == pytest.approx([2.0 * math.log1p(math.exp(-0.1 * margin))])
     assert objective.count(pair) == 2.0
+
+
+# By hand: the means are -1.5 and -2.5, and 0.5 and -0.625 above the reference (reduction tokens).
+ODDS = [math.exp(mean) / (1 - math.exp(mean)) for mean in (-1.5, -2.5)]
+PAIR_LOSSES = {
+    "ipo": ({"beta": 0.25}, (1.125 - 2.0) ** 2),
+    "simpo": ({"beta": 2.0, "simpo_gamma": 0.5}, math.log1p(math.exp(-1.5))),
+    "simpo smoothed": (
+        {"beta": 2.0, "simpo_gamma": 0.5, "label_smoothing": 0.1, "nll_coef": 0.2},
+        0.9 * math.log1p(math.exp(-1.5)) + 0.1 * math.log1p(math.exp(1.5)) + 0.2 * 1.5,
+    ),
+    "orpo": ({"beta": 0.5, "nll_coef": 1.0}, 1.5 + 0.5 * math.log1p(ODDS[1] / ODDS[0])),
+}
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_other_losses_of_pairs_are_those_worked_out_by_hand(name):
+    settings, expected = PAIR_LOSSES[name]
+    kind = name.split()[0]
+    objective = DPO(DPOSettings(kind=kind, reduction="tokens", **settings))
+    pair = Pair((BETTER,), (WORSE,), weight=2.0)
+    if kind == "ipo":
+        with pytest.raises(UserError, match="no reference log-probs"):
+            objective.count(pair)
+        pair = replace(pair, reference=(-2.0, -1.875))
+    losses = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
+    assert losses.tolist() == pytest.approx([2.0 * expected])
+    assert objective.count(pair) == 2.0
+
+
+def test_a_side_of_probability_one_has_finite_odds():
+    objective = DPO(DPOSettings(kind="orpo", reduction="tokens", nll_coef=1.0))
+    read = [torch.zeros(3, requires_grad=True), torch.full((4,), -200.0, requires_grad=True)]
+    loss = objective.loss(Pair((BETTER,), (WORSE,)), read)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, read))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"kind": "ipo"}, "set reduction=tokens"),
+        ({"kind": "simpo", "reduction": "turns"}, "set reduction=tokens"),
+        ({"kind": "orpo", "reduction": "tokens"}, "set nll_coef=1"),
+        ({"kind": "ipo", "reduction": "tokens", "label_smoothing": 0.1}, "set label_smoothing=0"),
+    ],
+)
+def test_settings_of_pairs_that_would_be_another_loss_are_refused(settings, fix):
+    with pytest.raises(ValidationError, match=fix):
+        DPOSettings(**settings)
 
 
 def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():

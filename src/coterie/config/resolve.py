@@ -92,6 +92,12 @@ SYNONYMS = {
     "group_size": "rollouts_per_task",
     "num_generations": "rollouts_per_task",
     "max_completion_length": "max_tokens",
+    "loss_type": "kind",
+    "importance_sampling_level": "kind",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "delta": "dual_clip",
+    "vllm_importance_sampling_mode": "importance_sampling",
 }
 """Training keys by their names in other libraries."""
 RENAMED = {

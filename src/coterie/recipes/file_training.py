@@ -3,7 +3,7 @@
     evaluate, measure   the base model: replies to held-out prompts, and loss or margins of held-out rows
     train               sft: -log p of the assistant's tokens, mean over a batch
                         dpo (arXiv 2305.18290): -log sigmoid(beta (log-ratio of chosen - log-ratio of rejected)),
-                        with the base model as the reference
+                        with the base model as the reference, or another loss of objective.kind
     evaluate, measure   the trained model, on the same rows
 
 Rows that begin with the same tokens are packed into prefix tries, so shared prefixes are computed once.
@@ -119,10 +119,12 @@ class FileTraining(Recipe):
         ]
         accuracy, interval = _texts(trained, "accuracy")
         if accuracy:
-            margins = (Point(0, 0.0, "base: 0"), Point(1, float(trained["margin"]), "trained"))
+            margin = float(base["margin"])
+            start = Point(0, margin, f"base: {margin:.3g}")
+            margins = (start, Point(1, float(trained["margin"]), "trained"))
             series = (Series("margin", margins),)
             chart = Chart("margins", "Margins", "policy", "margin", series, ("base", "trained"))
-            detail = f"95% interval {interval}; pairs in which chosen gained more than rejected"
+            detail = f"95% interval {interval}; pairs with a higher implicit reward of chosen"
             name = "Held-out accuracy"
             headlines.append(Headline(name, accuracy, None, "after training", detail, chart))
         return headlines
@@ -352,11 +354,13 @@ class DPOOnFile(FileTraining):
 
         from coterie.training.losses import DPO
 
-        pairs, objective = self.heldout_items, DPO(self.settings.objective)
+        s = self.settings.objective
+        pairs, objective = self.heldout_items, DPO(s)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
         logprobs = []
-        # Implicit rewards compare with the base model. For version 0 both are the same.
-        for policy in sorted({0, version}):
+        # Implicit rewards compare with the base model, or are log-probs of a loss without a
+        # reference. For version 0 both models are the same.
+        for policy in sorted({0, version}) if s.needs_reference else [version]:
             engine = self.models(run).embedded(POLICY, policy)
             values = await target_logprobs(engine, rows, progress, f"held-out pairs {policy}")
             logprobs.append([torch.tensor(row, dtype=torch.float64) for row in values])
@@ -370,7 +374,7 @@ class DPOOnFile(FileTraining):
             scored = replace(pair, reference=(float(better), float(worse)))
             ratios = objective.log_ratios(scored, trained)
             # The implicit reward of DPO: beta * (log pi - log pi_ref) of each side.
-            chosen, rejected = (self.settings.objective.beta * float(ratio) for ratio in ratios)
+            chosen, rejected = (s.beta * float(ratio) for ratio in ratios)
             losses.append(float(objective.loss(scored, trained)))
             margins.append(chosen - rejected)
             key = ItemKey(version, MEASURE, pair.name)
@@ -497,8 +501,9 @@ def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None 
         samples.append(ExampleSample("reply", tuple(facts), named, trained=not rewards, side=side))
     if rewards:
         reason = (
-            "Held-out pair, not trained on. After training: beta * log(p / p_base), reduced as in training, of chosen "
-            f"minus rejected is {rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
+            "Held-out pair, not trained on. The implicit reward is beta * log(p / p_base), or beta * log p for a loss "
+            "without a reference, reduced as in training. After training, chosen minus rejected is "
+            f"{rewards['chosen'] - rewards['rejected']:+.3f}."
         )
     title = " over ".join(dict.fromkeys(rows[0].origin for rows in sides.values()))
     return example(None, samples, recipe.renderer, reason, title=title)

@@ -52,6 +52,8 @@ class PairObjective(DPOSettings):
 class CriticObjective(PairObjective):
     """Objective of the critic: Bradley-Terry over whole dialogues (equation 2)."""
 
+    # The critic's advantages are log-ratios, which only this loss trains.
+    kind: Literal["dpo"] = key("dpo", "loss of a pair of dialogues")
     reduction: Literal["none", "tokens", "turns"] = key(
         "turns",
         "`turns`: sum over turns of each turn's mean log-ratio. `tokens`: mean over all tokens of a dialogue, as in "

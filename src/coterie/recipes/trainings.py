@@ -111,7 +111,8 @@ class TrainingJob:
         """Train by DPO on pairs, with the model before this training as the reference.
 
         ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the
-        rejected side l. Log-probs of the reference are stored next to the training.
+        rejected side l; ``objective.kind`` names other losses. Log-probs of the reference, if the loss needs them, are
+        stored next to the training.
         """
         from peft import PeftModel
 
@@ -128,12 +129,14 @@ class TrainingJob:
         with self.open_ranks() as ranks:
             with RankScorer(*ranks, settings) if ranks else nullcontext() as scorer:
 
-                def referenced(split: Sequence[Pair], name: str) -> list[Pair]:
+                def referenced(split: Sequence[Pair], name: str) -> Sequence[Pair]:
+                    if not split or not objective.needs_reference:
+                        return split
                     folder = self.folder / name
                     return with_reference(model, split, settings, folder, scorer=scorer, **named)
 
-                training_pairs = referenced(pairs, "reference") if pairs else []
-                measured = referenced(heldout, "reference-heldout") if heldout else []
+                training_pairs = referenced(pairs, "reference")
+                measured = referenced(heldout, "reference-heldout")
             measures: dict[str, Any] = {"heldout": measured, "measure_every": measure_every}
             return self.train(training_pairs, DPO(objective), ranks=ranks, **measures)
 

@@ -60,6 +60,8 @@ class Row:
     """Log-probs of the targets that the trainer computed under the sampling weights, in order."""
     path_tokens: int | None = None
     """Number of predicted targets in all rows of its path; ``None`` for a row without a path."""
+    teacher: tuple[float, ...] | None = None
+    """Log-probs of the targets under the teacher of a distillation, in order."""
 
     def __post_init__(self) -> None:
         # Losses and masks align values with targets by order alone.

@@ -1,4 +1,4 @@
-"""Losses: SFT, DPO, reward and value models, and PPO's critic.
+"""Losses: SFT, DPO, IPO, SimPO, ORPO, reward and value models, and PPO's critic.
 
 **DPO.** Per pair, with c and r the log-ratios log p / p_ref of its sides, summed over target tokens:
 
@@ -10,6 +10,17 @@ turns of the mean over a turn's tokens. The latter, on whole trajectories with t
 trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and 3): a turn's mean log-ratio is its advantage. The
 last term comes from iterative RPO (Pang et al. 2024, equation 1); n is the number of the chosen side's tokens. Policy
 and reference use the same reduction, so their difference is the reduction of the log-ratios.
+
+**IPO, SimPO, ORPO.** Per pair, with c and r the mean log-ratios of the sides' tokens (``ipo``), or their mean log-probs
+without a reference:
+
+    ipo     (c - r - 1 / (2 beta))²
+    simpo   -log sigmoid(beta (c - r) - gamma)
+    orpo    -beta * log sigmoid(log odds(c) - log odds(r)),   odds(x) = exp(x) / (1 - exp(x))
+
+plus the NLL term of DPO, whose weight is 1 for ORPO. Azar et al. 2023 (IPO, arXiv 2310.12036, equation 17; the mean, as
+in TRL, is from the authors' experiments), Meng et al. 2024 (SimPO, arXiv 2405.14734, equation 6; ``label_smoothing``
+as for DPO), Hong et al. 2024 (ORPO, arXiv 2403.07691, equations 6 and 7; beta is its lambda).
 
 **Reward model.** Per pair, with r+ and r- the mean values of the chosen and the rejected side:
 
@@ -96,7 +107,7 @@ class Tally:
         return result
 
 
-TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
+TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old", "teacher"]
 """Optional fields of :class:`~coterie.record.rows.Row` with one value per target."""
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
 Item = TypeVar("Item")
@@ -215,16 +226,15 @@ class SFT(OnRows):
 
 
 class DPO(OnPairs):
-    """DPO on :class:`Pair` items with a ``reference``."""
-
-    name = "dpo"
+    """DPO, IPO, SimPO or ORPO on :class:`Pair` items, with a ``reference`` if ``settings.needs_reference``."""
 
     def __init__(self, settings: DPOSettings | None = None) -> None:
         self.settings = settings or DPOSettings()
+        self.name = self.settings.kind
 
     def count(self, item: Pair) -> float:
         weight = super().count(item)
-        if weight and item.reference is None:
+        if weight and item.reference is None and self.settings.needs_reference:
             raise UserError(
                 f"pair {item.name} has no reference log-probs",
                 "compute them first: coterie.with_reference",
@@ -234,13 +244,17 @@ class DPO(OnPairs):
     def log_ratios(
         self, item: Pair, read: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log p / p_ref of the chosen and of the rejected side, reduced by ``reduction``."""
-        assert item.reference is not None, "count() raises for a pair without a reference"
+        """Return log p / p_ref of the chosen and of the rejected side, reduced by ``reduction``.
+
+        Without a need for a reference, return log p of each side.
+        """
+        reference = item.reference if self.settings.needs_reference else (0.0, 0.0)
+        assert reference is not None, "count() raises for a pair without a reference"
         # `rows` gives the rows of the chosen side first.
         chosen, rejected = read[: len(item.chosen)], read[len(item.chosen) :]
         return (
-            side_statistic(item.chosen, chosen, self.settings.reduction) - item.reference[0],
-            side_statistic(item.rejected, rejected, self.settings.reduction) - item.reference[1],
+            side_statistic(item.chosen, chosen, self.settings.reduction) - reference[0],
+            side_statistic(item.rejected, rejected, self.settings.reduction) - reference[1],
         )
 
     def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -249,7 +263,15 @@ class DPO(OnPairs):
         # the implicit rewards. `logsigmoid` stays finite where log(sigmoid) underflows.
         better, worse = self.log_ratios(item, read)
         margin = s.beta * (better - worse)
+        if s.kind == "simpo":
+            # The rewards must differ by a target margin (SimPO, equation 6).
+            margin = margin - s.simpo_gamma
         loss = -logsigmoid(margin)
+        if s.kind == "ipo":
+            # The regression has an optimum at a finite margin, also for pairs without noise.
+            loss = (better - worse - 1 / (2 * s.beta)).square()
+        elif s.kind == "orpo":
+            loss = -s.beta * logsigmoid(_log_odds(better) - _log_odds(worse))
         if s.label_smoothing:
             # Conservative DPO: with probability s the label of the pair is swapped.
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
@@ -259,6 +281,12 @@ class DPO(OnPairs):
             chosen_mean = side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
             loss = loss - s.nll_coef * chosen_mean
         return item.weight * loss
+
+
+def _log_odds(logprob: torch.Tensor) -> torch.Tensor:
+    # Below 0, so that a side of probability 1 has finite odds. `expm1` is exact near 0.
+    logprob = logprob.clamp(max=-1e-6)
+    return logprob - (-logprob.expm1()).log()
 
 
 class Regression(OnPairs):

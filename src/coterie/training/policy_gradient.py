@@ -1,18 +1,37 @@
-"""Policy gradient loss: the clipped ratio of PPO, its mean over the tokens of a step, and the KL penalty.
+"""Policy gradient losses: PPO, GSPO and CISPO, their mean over the tokens of a step, and the KL penalty.
 
-Per trained token, with ratio = p / p_old and A its advantage:
+Per trained token, with A its advantage, ratio = p / p_old, and clip(x) between 1 - clip_low and 1 + clip_high:
 
-    loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w if A < 0
-         + kl_coef * divergence - entropy_coef * H
+    ppo     w * max(-ratio * A, -clip(ratio) * A)     at most -dual_clip * A * w if A < 0
+    gspo    as ppo, with ratio = exp(mean of log(p / p_old) over the trained tokens of the row)
+    cispo   -w * clip(ratio) * A * log p              without a gradient of the ratio
 
-PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
-separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
-H is the entropy of the token's distribution over the whole vocabulary.
+plus kl_coef * divergence - entropy_coef * H. H is the entropy of the token's distribution over the whole vocabulary.
+
+* ``ppo``: PPO, GRPO and DAPO, with different settings and advantages. Schulman et al. 2017 (PPO, equation 7), separate
+  clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
+* ``gspo``: arXiv 2507.18071, in the form of its equation 13 (GSPO-token): all tokens of a sequence have the value of
+  its ratio, and each has the gradient of its own log-prob. With one advantage for the sequence it has the gradient of
+  equation 5; with an advantage for each turn or token the credit stays there. A sequence is a row, so each segment
+  of a path whose template rewrites the history has its own ratio.
+* ``cispo``: MiniMax-M1, arXiv 2506.13585, equations 4 and 5. A clipped token keeps its gradient. The paper has no lower
+  clip (``clip_low=1``). The maximum weight is 1 + clip_high, which TRL calls ``epsilon_high``.
+
+Dr. GRPO (arXiv 2503.20783) is ``ppo`` with ``aggregation=constant`` and advantages that are not divided by the standard
+deviation (``advantage.baseline=mean``).
 
 p_old is the probability at sampling: from the engine (``old_logprobs=behavior``), or computed by the trainer under the
 same weights before it changes them (``old_logprobs=recomputed``, :mod:`coterie.training.reference`). In the second case
-``importance_sampling`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without
-a gradient, truncated at ``importance_sampling_cap`` or masked (set to 0) above it.
+``importance_sampling`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token
+(``token_truncate``, ``token_mask``), or the product of these ratios over the trained tokens of the row
+(``sequence_truncate``, ``sequence_mask``; names of TRL's ``vllm_importance_sampling_mode``). It has no gradient, and is
+truncated at ``importance_sampling_cap`` or masked (set to 0) above it.
+
+**On-policy distillation.** ``distill_coef`` adds distill_coef * (log p_teacher - log p_old) to the advantage of each
+token (Lu, "On-Policy Distillation", Thinking Machines Lab 2025; Agarwal et al., arXiv 2306.13649, with the reverse KL).
+For tokens drawn from p the expected gradient equals the gradient of distill_coef * KL(p, p_teacher) at each token given
+the tokens before it: earlier tokens get no credit for later divergence. ``Row.teacher`` has the log-probs of a frozen
+model, or of the policy itself under a prompt with privileged information, at the same temperature.
 
 All log-probs are of the sampling distribution: logits divided by ``temperature``. Rows that were sampled at another
 temperature or with top_p < 1 raise an error.
@@ -102,11 +121,19 @@ def divergence(
     return value * ratio if kind == "k3" else value
 
 
+def sequence_ratio(log_ratios: torch.Tensor) -> torch.Tensor:
+    """Return GSPO's ratio of a sequence for each of its tokens, given their log-ratios, both ``(tokens,)``.
+
+    All values are exp of the mean log-ratio; each has the gradient of its own token's log-ratio, times the value.
+    """
+    return (log_ratios.detach().mean() + (log_ratios - log_ratios.detach())).exp()
+
+
 class PolicyGradient(OnRows):
     """Policy gradient on :class:`Row` items.
 
-    Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer)
-    and ``reference`` (for ``kl_coef`` above 0).
+    Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer),
+    ``reference`` (for ``kl_coef`` above 0) and ``teacher`` (for ``distill_coef`` above 0).
     """
 
     name = "policy gradient"
@@ -121,7 +148,8 @@ class PolicyGradient(OnRows):
         is_sampled = s.old_logprobs == "behavior"
         needs += ["logprobs"] if is_sampled or s.importance_sampling != "off" else []
         needs += [] if is_sampled else ["old"]
-        self.needs: Sequence[TargetValue] = [*needs, "reference"] if s.kl_coef else needs
+        needs += ["reference"] if s.kl_coef else []
+        self.needs: Sequence[TargetValue] = [*needs, "teacher"] if s.distill_coef else needs
 
     @property
     def temperature(self) -> float:
@@ -144,9 +172,10 @@ class PolicyGradient(OnRows):
     ) -> dict[str, Measure]:
         """Return measures of all trained tokens of the rows.
 
-        ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient; ``policy_kl``: k3
-        estimate from p_old; ``entropy``; ``reference_kl``: k3 estimate; ``engine_ratio``: p_old / p_engine before
-        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_sampling_cap``.
+        ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient (except with
+        ``cispo``); ``policy_kl``: k3 estimate from p_old; ``entropy``; ``reference_kl`` and ``teacher_kl``: k3
+        estimates; ``engine_ratio``: p_old / p_engine before truncation (with extremes); ``engine_cut_share``: share of
+        tokens above ``importance_sampling_cap``.
         """
         rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
         # Rows may differ in their measures: only those with engine log-probs have an
@@ -165,45 +194,60 @@ class PolicyGradient(OnRows):
         advantages = at_predicted(row, "advantages", logprobs)
         # Probability ratio p / p_old of PPO, equation 7. Its gradient at ratio 1 is that of log p.
         log_ratios = log_ratio(logprobs, old)
-        ratio = log_ratios.exp()
+        token_ratio = log_ratios.exp()
+        measures = {"policy_kl": token_ratio - 1 - log_ratios, "entropy": entropies}
+        if s.distill_coef:
+            # Teacher and old log-probs are constants, so only log p has a gradient.
+            teacher = at_predicted(row, "teacher", logprobs)
+            advantages = advantages + s.distill_coef * log_ratio(teacher, old)
+            measures["teacher_kl"] = divergence("k3_forward", logprobs, teacher, token_ratio)
+        ratio = sequence_ratio(log_ratios) if s.kind == "gspo" else token_ratio
         clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
-        # The maximum of two losses is the minimum of two objectives, a pessimistic bound. The two
-        # clips may differ, as in DAPO's equation 10.
-        losses = torch.maximum(-ratio * advantages, -clipped * advantages)
-        # A token whose clipped term is larger has no gradient. Equality, as at ratio 1, is no
-        # clipping.
-        is_clipped = losses > -ratio * advantages
+        if s.kind == "cispo":
+            # The weight is a constant, so a clipped token is trained, too.
+            losses = -clipped.detach() * advantages * logprobs
+            is_clipped = clipped != ratio
+        else:
+            # The maximum of two losses is the minimum of two objectives, a pessimistic bound. The
+            # two clips may differ, as in DAPO's equation 10.
+            losses = torch.maximum(-ratio * advantages, -clipped * advantages)
+            # A token whose clipped term is larger has no gradient. Equality, as at ratio 1, is no
+            # clipping.
+            is_clipped = losses > -ratio * advantages
         if s.dual_clip is not None:
             # Dual clip (Ye et al. 2020, equation 5): for a negative advantage, PPO's clip does not
             # bound the loss of a token whose ratio has grown.
             limit = torch.where(advantages < 0, -s.dual_clip * advantages, torch.inf)
             is_clipped |= losses > limit
             losses = torch.minimum(losses, limit)
-        measures = {
-            "ratio": ratio,
-            "clip_share": is_clipped,
-            "policy_kl": ratio - 1 - log_ratios,
-            "entropy": entropies,
-        }
+        measures |= {"ratio": ratio, "clip_share": is_clipped}
         if s.old_logprobs == "recomputed" and row.logprobs is not None:
             # Both log-probs are under the same weights. They differ because the engine and the
             # trainer use other kernels, precision or batch sizes; both are constants here.
-            weights = log_ratio(old, at_predicted(row, "logprobs", logprobs)).exp()
+            log_weights = log_ratio(old, at_predicted(row, "logprobs", logprobs))
+            if s.importance_sampling.startswith("sequence"):
+                # The probability of a sequence is the product of its tokens' probabilities.
+                total = log_weights.sum().clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+                log_weights = total.expand_as(log_weights)
+            weights = log_weights.exp()
             measures["engine_ratio"] = weights
             if s.importance_sampling != "off":
                 # Large weights have a large variance: cut them at the cap, or leave the token out.
                 # Masked tokens still count in the denominator.
                 over = weights > s.importance_sampling_cap
                 measures["engine_cut_share"] = over
-                cut = 0.0 if s.importance_sampling == "mask" else s.importance_sampling_cap
+                is_mask = s.importance_sampling.endswith("mask")
+                cut = 0.0 if is_mask else s.importance_sampling_cap
                 losses = losses * torch.where(over, cut, weights)
         if s.kl_coef:
             # The divergence has its own ratio (`k3`), so the importance weight does not apply to
             # it.
             reference = at_predicted(row, "reference", logprobs)
-            losses = losses + s.kl_coef * divergence(s.kl_estimator, logprobs, reference, ratio)
+            losses = losses + s.kl_coef * divergence(
+                s.kl_estimator, logprobs, reference, token_ratio
+            )
             # The metric needs the value of the divergence, for which k3 is right in all settings.
-            measures["reference_kl"] = divergence("k3_forward", logprobs, reference, ratio)
+            measures["reference_kl"] = divergence("k3_forward", logprobs, reference, token_ratio)
         if s.entropy_coef:
             losses = losses - s.entropy_coef * entropies
         return losses, measures

@@ -27,10 +27,14 @@ Precision = Literal["no", "bf16", "auto"]
 DType = Literal["float32", "bfloat16"]
 Reduction = Literal["none", "tokens", "turns"]
 """``none``: sum over tokens. ``tokens``: their mean. ``turns``: sum over turns of the mean over a turn's tokens."""
+PairLoss = Literal["dpo", "ipo", "simpo", "orpo"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k2", "k3", "k3_forward"]
 OldLogprobs = Literal["behavior", "recomputed"]
-ImportanceSampling = Literal["off", "truncate", "mask"]
+PolicyLoss = Literal["ppo", "gspo", "cispo"]
+ImportanceSampling = Literal[
+    "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+]
 Reads = Literal["logprobs", "entropies", "entropies_no_grad", "values", "differences", "states"]
 """Kind of values that an objective reads at each target token.
 
@@ -191,24 +195,66 @@ def shared_group(settings: Settings, training: str) -> str:
 
 
 class DPOSettings(Settings):
-    """Settings of DPO."""
+    """Settings of DPO, and of IPO, SimPO and ORPO on the same pairs."""
 
-    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
-    label_smoothing: float = key(0.0, "assumed share of pairs with swapped sides", ge=0, lt=0.5)
+    kind: PairLoss = key(
+        "dpo",
+        "loss of a pair: dpo or ipo (relative to the reference), simpo or orpo (no reference)",
+    )
+    beta: float = key(
+        0.1,
+        "dpo: strength of the pull towards the reference; ipo: inverse of twice the target margin; simpo: scale of the "
+        "mean log-probs; orpo: weight of the odds ratio",
+        source="SimPO: 2 to 10",
+        gt=0,
+    )
+    simpo_gamma: float = key(0.5, "target margin of simpo", source="TRL: 0.5", ge=0)
+    label_smoothing: float = key(
+        0.0, "assumed share of pairs with swapped sides (dpo, simpo)", ge=0, lt=0.5
+    )
     reduction: Reduction = key(
         "none",
         "reduction of a side's log-ratios: none (sum over tokens), tokens (mean over tokens), turns (sum over turns of "
         "the mean over a turn's tokens)",
         source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
     )
-    nll_coef: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
+    nll_coef: float = key(
+        0.0, "weight of the chosen side's mean -log p (iterative RPO and ORPO: 1)", ge=0
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss compares with a reference model."""
+        return self.kind in ("dpo", "ipo")
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        # These losses are defined on means: sums would make the loss depend on the sides' lengths.
+        if self.kind != "dpo" and self.reduction != "tokens":
+            raise ValueError(f"kind={self.kind} compares means over tokens; set reduction=tokens")
+        if self.kind in ("ipo", "orpo") and self.label_smoothing:
+            raise ValueError(
+                f"label_smoothing has no effect with kind={self.kind}; set label_smoothing=0"
+            )
+        if self.kind == "orpo" and not self.nll_coef:
+            raise ValueError("kind=orpo needs the chosen side's -log p; set nll_coef=1")
+        return self
 
 
 class PolicyLossSettings(Settings):
     """Settings of the policy gradient, without the temperature of sampling."""
 
-    clip_low: float = key(0.2, "clip of the ratio below 1", ge=0, lt=1)
-    clip_high: float = key(0.2, "clip of the ratio above 1", source="PPO: 0.2; DAPO: 0.28", ge=0)
+    kind: PolicyLoss = key(
+        "ppo",
+        "ppo: clipped ratio of each token (also GRPO, DAPO); gspo: one clipped ratio for all tokens of a row; cispo: "
+        "clipped ratio as a constant weight of log p, so that each token has a gradient",
+    )
+    clip_low: float = key(
+        0.2, "clip of the ratio below 1; 1: none", source="GSPO: 3e-4; CISPO: 1", ge=0, le=1
+    )
+    clip_high: float = key(
+        0.2, "clip of the ratio above 1", source="PPO: 0.2; DAPO: 0.28; GSPO: 4e-4", ge=0
+    )
     dual_clip: float | None = key(
         None, "upper bound of the ratio of a token with a negative advantage", gt=1
     )
@@ -233,7 +279,8 @@ class PolicyLossSettings(Settings):
     )
     importance_sampling: ImportanceSampling = key(
         "off",
-        "weight of a token by the ratio of trainer to engine: truncated at importance_sampling_cap, or masked above it",
+        "weight of a token by the ratio of trainer to engine, of the token or of all tokens of its row: truncated at "
+        "importance_sampling_cap, or masked above it",
     )
     importance_sampling_cap: float = key(2.0, "maximum ratio of trainer to engine", gt=0)
 
@@ -249,6 +296,14 @@ class PolicyLossSettings(Settings):
             raise ValueError(
                 "aggregation=constant needs length_constant, and no other aggregation uses it; set both or neither"
             )
+        # GSPO clips and compares whole sequences, so each must count once.
+        if self.kind == "gspo" and self.aggregation != "sequence":
+            raise ValueError(
+                f"kind=gspo with aggregation={self.aggregation} weighs a sequence by its length; set "
+                "aggregation=sequence"
+            )
+        if self.kind == "cispo" and self.dual_clip is not None:
+            raise ValueError("dual_clip has no effect with kind=cispo; set dual_clip=none")
         # The bound is for ratios far above the ordinary range of the clip.
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
@@ -267,6 +322,9 @@ class PolicyGradientSettings(PolicyLossSettings):
     """Settings of the policy gradient."""
 
     temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
+    distill_coef: float = key(
+        0.0, "weight of log p_teacher - log p_old in the advantage of a token", ge=0
+    )
 
 
 class ValueLossSettings(Settings):
