@@ -22,7 +22,7 @@ clip and kl D: :class:`~coterie.training.policy_gradient.PolicyGradient`). A div
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,13 +42,22 @@ from coterie.rewards.advantages import (
     gae,
     group_advantages,
     trained_values,
+    turn_ends,
     whiten,
     with_advantage,
     with_advantages,
 )
 from coterie.rewards.dialogue_reward import PathReward
+from coterie.rewards.turn_advantages import (
+    TurnPath,
+    role_advantages,
+    state_advantages,
+    turn_advantages,
+    with_turn_advantages,
+)
 from coterie.runs.loop import REINFORCE, Role, Stage, stage
 from coterie.runs.reinforce_batch import (
+    MEAN,
     AgentPath,
     StepBatch,
     StepSamples,
@@ -235,9 +244,9 @@ def prepare(
         flat = flat and not (s.reward.kl_coef and moved)
         batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
     else:
-        batch = group_batch(fresh, s.advantage)
+        batch = group_batch(fresh, s.advantage, samples.means)
         if s.reward.kl_coef:  # the costs differ, but they are not rewards
-            without_kl = group_batch(before_kl, s.advantage)
+            without_kl = group_batch(before_kl, s.advantage, samples.means)
             batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
     # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
     chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
@@ -254,21 +263,53 @@ def prepare(
     return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
 
 
-def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> StepBatch:
-    """Set A_i = R_i - baseline for each path i, relative to the paths of the same task and agent.
+def group_batch(
+    paths: Sequence[AgentPath],
+    settings: AdvantageSettings,
+    means: Mapping[str, float] | None = None,
+) -> StepBatch:
+    """Set the advantages A of each path's turns, relative to a group (``advantage.group``).
 
-    ``baseline=mean``: the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``:
-    the mean of the other paths.
+    ``path``: A_i = R_i - baseline over the paths i of the same task and agent, for all turns (GRPO). ``baseline=mean``:
+    the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``: the mean of the
+    other paths. ``turn``: A_ik = G_ik - baseline over the returns to go G of the k-th turns, 0 for ended paths.
+    ``state``: A_i + w (G_ik - baseline over the turns after an equal observation) (GiGPO). ``role``: A_i = R_i - a
+    running mean of the agent's rewards, which begins with ``means`` (RAE). ``sibling``: as ``path``, where each path is
+    one turn of a tree, and its reward the return of that turn.
     """
     assert settings.baseline != "values", "values need a critic"
-    advantages = group_advantages([path.sampled for path in paths], settings.baseline)
+    s, immediate = settings, settings.returns == "immediate"
+    compared = group_advantages([path.sampled for path in paths], settings.baseline)
+    counts: dict[str, float] = {**group_counts(compared)}
+    if s.group in ("turn", "state"):
+        turn_paths = [
+            TurnPath(path.sampled, tuple(turn_ends(path.rows).values()), path.states)
+            for path in paths
+        ]
+        if s.group == "turn":
+            turns = turn_advantages(turn_paths, settings.baseline, s.turn_gamma, immediate)
+        else:
+            weights = (s.turn_gamma, s.state_weight, immediate)
+            turns = state_advantages(turn_paths, settings.baseline, *weights)
+    elif s.group == "role":
+        values, after = role_advantages([path.sampled for path in paths], means or {}, s.role_decay)
+        turns = [None if value is None else [value] for value in values]
+        counts |= {f"{MEAN}{agent}": mean for agent, mean in after.items()}
+    else:
+        turns = [None if value is None else [value] for value in compared.values]
     trainable, informative = list[AgentPath](), set[str]()
-    for path, value in zip(paths, advantages.values, strict=True):
+    for path, advantages in zip(paths, turns, strict=True):
         # Paths that failed or have no other path in their group have no advantage.
-        if value is not None:
-            informative |= {path.task} if value else set()
-            trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
-    return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
+        if advantages is None:
+            continue
+        informative |= {path.task} if any(advantages) else set()
+        if len(advantages) == 1:
+            rows = with_advantage(path.rows, advantages[0])
+        else:
+            by_turn = dict(zip(turn_ends(path.rows), advantages, strict=True))
+            rows = with_turn_advantages(path.rows, by_turn)
+        trainable.append(replace(path, rows=tuple(rows)))
+    return StepBatch(tuple(trainable), frozenset(informative), counts)
 
 
 def critic_batch(

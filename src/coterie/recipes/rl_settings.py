@@ -61,4 +61,10 @@ METHODS = methods(
     ("rl/grpo", "GRPO: advantages relative to a group of rollouts of the same task."),
     ("rl/dapo", "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."),
     ("rl/ppo", "PPO: a critic estimates the value before each token."),
+    ("rl/turns", "Each turn relative to the same turn of the other rollouts of its task."),
+    ("rl/gigpo", "GiGPO: GRPO, plus advantages among turns after equal observations."),
+    ("rl/vine", "Alternatives of each turn of a rollout, each played to the end (C3, VinePPO)."),
+    ("rl/at_grpo", "AT-GRPO: alternatives of each turn, compared by the turn's own reward."),
+    ("rl/magrpo", "MAGRPO: a full tree of joint actions; each agent has its own policy."),
+    ("rl/rae", "RAE: rewards minus a running mean of each agent, for agents with opposite goals."),
 )

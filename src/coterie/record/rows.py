@@ -6,7 +6,7 @@ one. Each sampled token is in exactly one segment. Only the agent's own turns ar
 context. :func:`recontext` is the only way to put sampled tokens under another context.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -173,6 +173,26 @@ def _target(start: int, stop: int, turn: Turn) -> Target:
     return Target(
         start, stop, turn.writer, turn.id, sample.temperature, sample.top_p, spans or None
     )
+
+
+def turn_row(rows: Iterable[Row], turn: str) -> Row | None:
+    """Return the row of one sampled turn: its prompt as sampled, and the turn as the only target.
+
+    ``None`` if the rows of its path don't train the turn.
+    """
+    for row in rows:
+        start = 0
+        for target in row.targets:
+            stop = start + target.stop - target.start
+            if target.turn == turn:
+                logprobs = None if row.logprobs is None else row.logprobs[start:stop]
+                tokens = target.stop - max(target.start, 1)
+                ids = row.ids[: target.stop]
+                return replace(
+                    row, ids=ids, targets=(target,), logprobs=logprobs, path_tokens=tokens
+                )
+            start = stop
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,6 +367,11 @@ class Branches:
         end = CONTEXT if position.state.end is None else position.state.end
         return replace(position, state=replace(position.state, end=end))
 
+    def positions_on(self, leaf: str) -> list[Position]:
+        """Return the known positions on the path to a leaf, from the first to the last."""
+        nodes = (self.tree.root, *(turn.id for turn in self.tree.path(leaf)))
+        return [self._steps[node].position for node in nodes if node in self._steps]
+
     def nodes(self) -> set[str]:
         """Return the nodes with a known position, which excludes nodes within simultaneous turns."""
         return {self.tree.root, *self._steps, *self._positions}

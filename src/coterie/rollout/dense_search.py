@@ -342,7 +342,7 @@ class DenseSearch(Search):
         """Return the seed of a node and label, which all rollouts share."""
         return int(self.key("dense", self._node(position), self._label(rollout, position))[:15], 16)
 
-    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position, index: int) -> Turn | None:
         """Return the node's child with the rollout's next label, if any."""
         child = self._child.get((self._node(position), self._label(rollout, position)))
         return None if child is None else self.tree.turns.get(child)

@@ -271,7 +271,7 @@ class Driver:
         truncated = sum(response.turn.truncated for response in agent_responses)
         metrics = {**grade.metrics, MESSAGES: len(agent_responses), CUT_OFF: truncated}
         metrics |= {THOUGHT_TOKENS: thought} if thought else {}
-        credit = _credit(branches, position.node, grade)
+        credit = environment_credit(branches.rewards) + final_credit(position.node, grade)
         return EpisodeResult(episode, tree, None, tokens, metrics, credit)
 
     def _seed(self, episode: Episode, position: Position, index: int) -> int:
@@ -279,13 +279,17 @@ class Driver:
         return int(digest("seed", *key, len(position.state.turns) + index)[:15], 16)
 
 
-def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
-    rewards = {
-        (node, f"{REWARD}:{actor}"): reward for (node, actor), reward in branches.rewards.items()
-    }
-    rewards |= {
-        (leaf, f"{FINAL_REWARD}:{actor}"): reward for actor, reward in grade.rewards.items()
-    }
+def environment_credit(rewards: Mapping[tuple[str, str], float]) -> tuple[Credit, ...]:
+    """Return the credit of rewards of acts, by (last of the simultaneous turns, actor)."""
     return tuple(
-        Credit(node, name, reward, ENVIRONMENT) for (node, name), reward in rewards.items()
+        Credit(node, f"{REWARD}:{actor}", reward, ENVIRONMENT)
+        for (node, actor), reward in rewards.items()
+    )
+
+
+def final_credit(leaf: str, grade: Grade) -> tuple[Credit, ...]:
+    """Return the credit of the rewards that a grade gives to actors."""
+    return tuple(
+        Credit(leaf, f"{FINAL_REWARD}:{actor}", reward, ENVIRONMENT)
+        for actor, reward in grade.rewards.items()
     )

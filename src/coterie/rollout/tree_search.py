@@ -17,6 +17,7 @@ from rapidfuzz.distance import Levenshtein
 
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.protocol import Grade
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.branches import (
@@ -27,6 +28,7 @@ from coterie.rollout.branches import (
     gather_all,
     sample_in_context,
 )
+from coterie.rollout.episodes import environment_credit, final_credit
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
 
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
@@ -34,8 +36,8 @@ Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
 Seed = Callable[["Rollout", Position, int], int]
 """(rollout, position, index of the actor among the acting ones) -> seed of the rollout's next turn."""
 Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
-Known = Callable[["Rollout", Position], Turn | None]
-"""(rollout, position) -> the existing turn that the rollout takes there, if any."""
+Known = Callable[["Rollout", Position, int], Turn | None]
+"""(rollout, position, index of the actor) -> the existing turn that the rollout takes there, if any."""
 Responses = tuple[Response, ...]
 
 
@@ -54,6 +56,12 @@ class Rollout:
     """Number of sampled tokens, including merged turns."""
     labels: tuple[int, ...] = ()
     """Child label at each agent step from the root, in trees with labels."""
+    branch_of: tuple[int, int] | None = None
+    """Search and number of the rollout that it is an alternative to from its start node on, in trees of groups."""
+    actors: int = 0
+    """Number of actors that act at the start node, in trees of groups."""
+    measures: Mapping[str, float | int | str] = field(default_factory=dict, hash=False)
+    """Metrics of the environment's grade, in trees of groups."""
 
 
 def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
@@ -63,7 +71,7 @@ def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
 
 @dataclass(eq=False)
 class TreeGrower:
-    """Grower of one tree. ``known`` requires that only one actor acts at a time."""
+    """Grower of one tree."""
 
     branches: Branches
     samplers: Samplers
@@ -137,7 +145,7 @@ class TreeGrower:
         groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
         for number, rollout in enumerate(rollouts):
             # An existing turn costs no tokens.
-            if (turn := self.known(rollout, position)) is not None:
+            if (turn := self.known(rollout, position, index)) is not None:
                 responses[number] = self._response(turn, 0)
                 continue
             sampler, seed = (
@@ -331,6 +339,9 @@ class Search(ABC):
             self.branches, self.samplers_of, self.seed_of, self.merge, self.known_turn
         )
         self.judgments: dict[str, Judgment] = {}
+        self.grades: dict[str, Grade] = {}
+        self.credited: set[str] = set()
+        """Nodes whose rewards have been returned as credit."""
 
     @abstractmethod
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
@@ -347,7 +358,7 @@ class Search(ABC):
     def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
         return never_merge(turn, siblings)
 
-    def known_turn(self, rollout: Rollout, position: Position) -> Turn | None:
+    def known_turn(self, rollout: Rollout, position: Position, index: int) -> Turn | None:
         """Return the existing turn that a rollout takes at a position, if any."""
         return None
 
@@ -405,7 +416,8 @@ class Search(ABC):
             try:
                 position = await self.branches.position(leaf)
                 assert position.state.end is not None, "a rollout is played to the end"
-                if (score := (await self.branches.grade(position)).score) is None:
+                self.grades[leaf] = await self.branches.grade(position)
+                if (score := self.grades[leaf].score) is None:
                     raise EngineError("the dialogue could not be graded")
                 # The sample number counts all rollouts of the tree.
                 sample = len(self.rollouts) + rollout.number
@@ -426,6 +438,13 @@ class Search(ABC):
         for outcome in new.values():
             self.tree.end(outcome)
         credit = [credit_value for judgment in judgments for credit_value in judgment.credit]
+        # Rewards of the environment: those of acts once for each node, those of the grade on the leaf.
+        paths = {turn.id for leaf in new for turn in self.tree.path(leaf)} - self.credited
+        self.credited |= paths
+        acts = {key: value for key, value in self.branches.rewards.items() if key[0] in paths}
+        credit += environment_credit(acts)
+        for leaf in new:
+            credit += final_credit(leaf, self.grades[leaf])
         results = []
         # A leaf without a reward fails every rollout that ended there.
         for rollout in rollouts:

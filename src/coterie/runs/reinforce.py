@@ -18,10 +18,13 @@ from typing import TypeVar
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
 from coterie.progress import Pace, Progress, Silent, duration
-from coterie.record.tree import ItemKey, Metrics, Task
+from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
 from coterie.rewards.dialogue_reward import PathReward
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.group_search import GroupSearch
 from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judgment, Search
 from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
 from coterie.runs.interruption import Interruption
 from coterie.runs.loop import REINFORCE
@@ -31,6 +34,7 @@ from coterie.runs.reinforce_batch import (
     informative_tasks,
     paths_of,
     role_metrics,
+    running_means,
     standard_error,
     step_stage,
 )
@@ -49,14 +53,18 @@ from coterie.runs.reinforce_record import (
     updates_of,
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.reinforce_trees import tree_samples
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
 from coterie.runs.run import Run
+from coterie.runs.search_items import TreeWriter, grow_trees
 from coterie.runs.work_items import Actors, engine_errors, play, sampled_tokens, summary
 from coterie.training.checkpoint import finish_with, remove_checkpoints, saved_steps, weight_hash
 from coterie.training.distributed import launches
 from coterie.training.ranks import Ranks
 
 Result = TypeVar("Result")
+GROWN = "grown"
+"""Stage of the marks of complete trees."""
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 TrainStep = Callable[
@@ -141,18 +149,22 @@ class ReinforcementLoop:
         """Take one step and write its metrics: sample, reward, advantage, update."""
         start = time.monotonic()
         if queue is None:
-            samples = StepSamples(int(self._records[step - 1][DRAWS]) if step else 0)
+            previous = self._records[step - 1] if step else {}
+            samples = StepSamples(int(previous.get(DRAWS, 0)))
             await self._sample(step, samples)  # groups of paths, with rewards
             # Servers may stop here, to free the devices for the update.
             await self.models.engines.release_devices()
         else:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
+        samples.means = running_means(self._records.get(step - 1, {}))
         middle = time.monotonic()
         flat = self._is_flat([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
         # Beside training, sampling goes on for the whole step; otherwise it ends before the update.
         sampling = time.monotonic() - start if queue else middle - start
-        sampled = sum(path.tokens for path in samples.paths)
+        sampled = samples.sampled_tokens
+        if sampled is None:
+            sampled = sum(path.tokens for path in samples.paths)
         # Without a queue each step has its own stage of samples, with the step's number.
         unmeasured = self._unmeasured({draw for draw, _ in samples.groups} or {step})
         metrics = {
@@ -162,6 +174,7 @@ class ReinforcementLoop:
             "measures_missing": len(unmeasured),
             "sampling_seconds": round(middle - start, 3),
             "training_seconds": round(time.monotonic() - middle, 3),
+            "sampled_tokens": sampled,
             "sampled_tokens_per_second": round(sampled / sampling, 1),
             DRAWS: samples.draws,
         }
@@ -277,15 +290,64 @@ class ReinforcementLoop:
             samples.rounds += 1
             if not tasks:
                 break
-            numbers = range(s.rollouts_per_task)
-            episodes = [Episode(task, n, self.iteration, stage) for task in tasks for n in numbers]
-            await play(store, driver, episodes, self._progress, tokens)
             names = [task.id for task in tasks]
             samples.tasks += names
-            samples.sample_count += len(episodes)
-            samples.paths += paths_of(store, self.iteration, stage, names, [*samplers], self.reward)
+            if s.tree != "none":
+                await self._grow(stage, driver, tasks, samples, samplers)
+            else:
+                numbers = range(s.rollouts_per_task)
+                episodes = [
+                    Episode(task, n, self.iteration, stage) for task in tasks for n in numbers
+                ]
+                await play(store, driver, episodes, self._progress, tokens)
+                samples.sample_count += len(episodes)
+                samples.paths += paths_of(
+                    store, self.iteration, stage, names, [*samplers], self.reward
+                )
             if len(informative_tasks(samples.paths)) >= s.tasks:
                 break
+
+    async def _grow(
+        self,
+        stage: str,
+        driver: Driver,
+        tasks: Sequence[Task],
+        samples: StepSamples,
+        samplers: Mapping[str, TokenSampler],
+    ) -> None:
+        """Grow the tree of each task, except for stored searches, and add its groups to the samples."""
+        store, rollout = self.run.store, self.settings.rollout
+        store.put_tasks(tasks)
+        tokens = sampled_tokens(samplers.values())
+        writer = TreeWriter(store, self.iteration, Silent(), tokens, stage=stage)
+        is_full, is_crossed = rollout.tree == "full", rollout.joint == "crossed"
+        shape = (rollout.rollouts_per_task, is_full, rollout.tree_depth, is_crossed)
+        # A mark of each complete tree spares a resumed run the replay of its environment.
+        mark = stage.replace(REINFORCE, GROWN)
+
+        def begin(driver: Driver, sessions: Sessions, task: Task) -> GroupSearch:
+            tree, recorded = writer.load(task)
+            branches = driver.branches(task, tree, sessions)
+            search = (branches, score_of, driver.samplers, *shape)
+            return GroupSearch(*search, rollouts=recorded, seed=self.seed)
+
+        def on_finish(search: Search) -> None:
+            store.finish(ItemKey(self.iteration, mark, search.tree.task))
+            self._progress.advance(1, sampled_tokens=tokens())
+
+        grown = {task for task, _ in store.finished_keys(self.iteration, mark)}
+        left = [task for task in tasks if task.id not in grown]
+        title = f"{stage} {self.iteration}"
+        self._progress.start(len(left), title)
+        with going_on(title, self._progress):
+            await grow_trees(driver, writer, left, begin, driver.in_flight, on_finish)
+        names, settings = [task.id for task in tasks], (rollout, self.settings.advantage)
+        place = (store, self.iteration, stage, names, [*samplers])
+        trees = tree_samples(*place, self.reward, settings)
+        samples.paths += trees.turns
+        samples.measured = [*(samples.measured or ()), *trees.paths]
+        samples.sampled_tokens = (samples.sampled_tokens or 0) + trees.tokens
+        samples.sample_count += trees.rollouts
 
     async def _evaluate(self, queue: GroupQueue | None) -> None:
         """Play the held-out tasks with the newest weights, if due, and record the means."""
@@ -420,11 +482,16 @@ class ReinforcementLoop:
         }
 
 
+async def score_of(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+    """Judge paths of a search by their score: the rewards of a step are computed from the record."""
+    return [Judgment(outcome.score or 0.0) for outcome in outcomes]
+
+
 def step_metrics(
     samples: StepSamples, batch: StepBatch, updates: Mapping[str, float]
 ) -> dict[str, float | int | str]:
     """Return the metrics of a step; means are over all graded paths, also those that are not trained on."""
-    paths = samples.paths
+    paths = samples.paths if samples.measured is None else samples.measured
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     # Several agents of an episode have a path each, but share one outcome.
     outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()

@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.runs.roles import Learner, LearnerConfig
 
 
+MEAN = "running_mean/"
+"""Beginning of the metrics of a step with the running mean of each agent's rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentPath:
     """Trajectory of one agent in one sampled episode of a task."""
@@ -38,6 +42,8 @@ class AgentPath:
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
     """Terms of the reward, without the rewards of acts."""
+    states: tuple[str, ...] = ()
+    """What the agent observed last before each of its trained turns."""
 
     @property
     def tokens(self) -> int:
@@ -69,13 +75,29 @@ def paths_of(
         # The metrics of an episode are stored with its item.
         by_sample = {int(item.key.sample): item.metrics for item in items}
         for tree in map(store.read_tree, store.tree_keys(iteration, stage, task)):
-            # Other credit depends on the settings of later stages and is no reward of the
-            # environment.
-            credits = (credit for credit in store.credit_of(tree) if credit.settings == ENVIRONMENT)
-            rewards = {(credit.node, credit.name): credit.value for credit in credits}
-            for outcome, path in tree.trajectories():
-                measures = by_sample.get(outcome.sample, {})
-                paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
+            measures = {
+                outcome.leaf: by_sample.get(outcome.sample, {})
+                for outcome in tree.outcomes.values()
+            }
+            paths += paths_of_tree(store, tree, agents, reward, measures)
+    return paths
+
+
+def paths_of_tree(
+    store: Store,
+    tree: Tree,
+    agents: Sequence[str],
+    reward: PathReward,
+    measures: Mapping[str, Metrics],
+) -> list[AgentPath]:
+    """Return the path of each agent to each leaf of a tree; ``measures`` are the metrics of its grade, by leaf."""
+    # Other credit depends on the settings of later stages and is no reward of the environment.
+    credits = (credit for credit in store.credit_of(tree) if credit.settings == ENVIRONMENT)
+    rewards = {(credit.node, credit.name): credit.value for credit in credits}
+    paths = list[AgentPath]()
+    for outcome, path in tree.trajectories():
+        of_path = measures.get(outcome.leaf, {})
+        paths += _of_sample(tree, outcome, path, agents, rewards, of_path, reward)
     return paths
 
 
@@ -102,7 +124,18 @@ def _of_sample(
         sampled = SampledPath(tree.task, outcome.leaf, total_reward, steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
-        yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
+        states = tuple(_last_message(tree, turn) for turn in turn_ends(agent_rows))
+        yield AgentPath(
+            *(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {}, states)
+        )
+
+
+def _last_message(tree: Tree, turn: str) -> str:
+    """Return the text of the last message before a sampled turn."""
+    prompt = tree.turns[turn].prompt
+    assert prompt is not None, "a trained turn was sampled after a prompt"
+    messages = tree.requests[prompt].messages
+    return "".join(part.text for part in messages[-1].parts) if messages else ""
 
 
 def _whole(
@@ -137,8 +170,8 @@ class StepBatch:
     paths: tuple[AgentPath, ...]
     """Paths to train on. Their rows have advantages."""
     informative: frozenset[str]
-    counts: Mapping[str, int]
-    """Numbers of groups, and of paths left out by reason."""
+    counts: Mapping[str, float]
+    """Numbers of groups, and of paths left out by reason; running means of rewards (:data:`MEAN`)."""
 
 
 def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
@@ -159,6 +192,11 @@ class StepSamples:
     rounds: int = 0
     tasks: list[str] = field(default_factory=list)
     paths: list[AgentPath] = field(default_factory=list)
+    """Samples of groups: paths, or single turns of trees."""
+    measured: list[AgentPath] | None = None
+    """Independent paths for the metrics of the step, if ``paths`` are turns of trees."""
+    sampled_tokens: int | None = None
+    """Sampled tokens, if these are not those of ``paths``."""
     sample_count: int = 0
     groups: list[tuple[int, str]] = field(default_factory=list)
     """Draw and task of each group that was taken, if groups are sampled while steps train."""
@@ -166,6 +204,8 @@ class StepSamples:
     """Number of dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """Running mean of each agent's rewards in earlier steps, for ``advantage.group=role``."""
 
 
 def role_metrics(
@@ -174,7 +214,8 @@ def role_metrics(
     """Return the means of the terms of the reward, and, of several roles, what each did under ``ROLE/``."""
     metrics: dict[str, float | int] = {}
     for policy in policies:
-        paths = [path for path in samples.paths if path.agent in policy.agents]
+        played = samples.paths if samples.measured is None else samples.measured
+        paths = [path for path in played if path.agent in policy.agents]
         rewards = [total for path in paths if (total := path.sampled.total) is not None]
         metrics[f"{policy.role}{REWARDED}"] = sum(map(bool, rewards))
         prefix = ""
@@ -194,6 +235,12 @@ def role_metrics(
         if len(used) > 1:
             metrics |= {f"{prefix}{TERM}{name}": means[name] for name in used}
     return metrics
+
+
+def running_means(metrics: Metrics) -> dict[str, float]:
+    """Return the running mean of each agent's rewards after a step."""
+    names = [name for name in metrics if name.startswith(MEAN)]
+    return {name.removeprefix(MEAN): float(metrics[name]) for name in names}
 
 
 def standard_error(values: Sequence[float]) -> float:

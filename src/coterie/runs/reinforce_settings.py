@@ -17,6 +17,11 @@ from coterie.training.settings import (
     combine,
 )
 
+TreeShape = Literal["none", "spine", "full"]
+JointActions = Literal["aligned", "crossed"]
+AdvantageGroup = Literal["path", "turn", "state", "sibling", "role"]
+Returns = Literal["to_go", "immediate"]
+
 
 class GroupSettings(Settings):
     """Sampling of a step: a group of paths for each task."""
@@ -44,11 +49,27 @@ class GroupSettings(Settings):
     )
     temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
     max_tokens: int = key(256, "Maximum tokens per turn.", ge=1)
+    tree: TreeShape = key(
+        "none",
+        "Groups of sibling turns: `spine` samples alternatives of each turn of a task's first rollout, `full` of each "
+        "turn of all its rollouts, and each alternative is played to the end. `none`: independent rollouts.",
+        source="C3, VinePPO: spine; MAGRPO: full",
+    )
+    tree_depth: int | None = key(
+        None, "Maximum turns of a path at which a tree branches. Default: all turns.", ge=1
+    )
+    joint: JointActions = key(
+        "aligned",
+        "Alternatives of agents that act at the same time: the k-th turn of each (`aligned`), or all combinations of "
+        "their turns (`crossed`).",
+        source="MAGRPO: both",
+    )
 
     def identity(self) -> dict[str, object]:
-        """Return the settings that results depend on; runs from before ``max_staleness`` stay the same."""
-        names = [name for name in type(self).model_fields if name != "max_staleness"]
-        names += ["max_staleness"] if self.max_staleness else []
+        """Return the settings that results depend on, without unused ones, so that older runs stay the same."""
+        added = {"max_staleness": self.max_staleness > 0}
+        added |= dict.fromkeys(("tree", "tree_depth", "joint"), self.tree != "none")
+        names = [name for name in type(self).model_fields if added.get(name, True)]
         return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
@@ -58,6 +79,12 @@ class GroupSettings(Settings):
                 f"rounds={self.rounds} needs groups with different rewards, and "
                 f"rollouts_per_task={self.rollouts_per_task} gives each task one path; raise it, or use rounds=1"
             )
+        if self.tree == "none" and (self.tree_depth or self.joint == "crossed"):
+            raise ValueError(
+                "tree_depth and joint are settings of a tree; use tree=spine or tree=full, or remove them"
+            )
+        if self.tree != "none" and self.max_staleness:
+            raise ValueError("trees cannot be sampled while a step trains; set max_staleness=0")
         return self
 
     @property
@@ -72,6 +99,27 @@ class AdvantageSettings(Settings):
         "mean",
         "`mean`: reward minus the mean of the group. `mean_std`: also divided by the group's standard deviation. "
         "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
+    )
+    group: AdvantageGroup = key(
+        "path",
+        "What the baseline compares. `path`: whole trajectories; all turns have one advantage. `turn`: the returns to "
+        "go of the agent's k-th turns, where ended trajectories count as 0. `state`: the returns to go of turns after "
+        "equal observations, added to the advantage of the path (GiGPO). `sibling`: turns from one state of "
+        "rollout.tree. `role`: a running mean of the agent's rewards over all steps (RAE).",
+    )
+    returns: Returns = key(
+        "to_go",
+        "Return of a turn (group=turn, state or sibling): the rewards from it to the end, or only its own reward.",
+        source="AT-GRPO: immediate",
+    )
+    turn_gamma: float = key(
+        1.0, "Discount per turn of returns to go.", source="GiGPO: 0.95", gt=0, le=1
+    )
+    state_weight: float = key(
+        1.0, "Weight of the advantage within equal states (group=state).", source="GiGPO: 1", gt=0
+    )
+    role_decay: float = key(
+        0.95, "Decay of the running mean (group=role).", source="SPIRAL: 0.95", ge=0, lt=1
     )
     gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
     gae_lambda: float = key(1.0, "GAE lambda (baseline=values).", source="GAP: 1", ge=0, le=1)
@@ -96,6 +144,22 @@ class AdvantageSettings(Settings):
                 f"{', '.join(changed)} have no effect with baseline={self.baseline}, where a path has one advantage; "
                 "remove them, or use baseline=values"
             )
+        if self.baseline == "values" and self.group != "path":
+            raise ValueError(
+                f"group={self.group} has no effect with baseline=values, where a critic gives each token an advantage; "
+                "remove one of them"
+            )
+        if self.group == "role" and self.baseline != "mean":
+            raise ValueError("group=role subtracts a running mean; use baseline=mean")
+        used = {
+            "returns": ("turn", "state", "sibling"),
+            "turn_gamma": ("turn", "state", "sibling"),
+            "state_weight": ("state",),
+            "role_decay": ("role",),
+        }
+        for name, groups in used.items():
+            if getattr(self, name) != fields[name].default and self.group not in groups:
+                raise ValueError(f"{name} is a setting of group={' or '.join(groups)}; remove it")
         return self
 
 
@@ -201,7 +265,18 @@ class ReinforceSettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_lone_paths(self) -> Self:
-        if not self.has_critic and self.rollout.rollouts_per_task < 2:
+        has_tree, by_sibling = self.rollout.tree != "none", self.advantage.group == "sibling"
+        if has_tree != by_sibling:
+            raise ValueError(
+                "rollout.tree samples the groups of advantage.group=sibling; set both, or neither"
+            )
+        if has_tree and self.reward.kl_coef:
+            raise ValueError(
+                "reward.kl_coef is a cost of each token of a whole path, and a tree trains single turns; use "
+                "loss.kl_coef"
+            )
+        alone = self.has_critic or self.advantage.group == "role"
+        if not alone and self.rollout.rollouts_per_task < 2:
             raise ValueError(
                 "rollout.rollouts_per_task=1 gives no other path of a task to compare with; use 2 or more, or "
                 "advantage.baseline=values"

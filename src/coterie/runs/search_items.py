@@ -11,6 +11,8 @@ from coterie.rollout.episodes import Driver, bounded_gather, dialogue_tokens
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, Search, path_tree
 
+BRANCH_OF, ACTORS, MEASURE = "branch_of", "actors", "grade/"
+"""Metrics of the rollouts of a tree of groups (:class:`~coterie.rollout.group_search.GroupSearch`)."""
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
 
 
@@ -24,10 +26,11 @@ class TreeWriter:
     sampled_tokens: Callable[[], int]
     by_rollout: bool = False
     """True if the progress counts rollouts instead of searches."""
+    stage: str = "rollout"
     rollouts: dict[str, list[Rollout]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rollouts = rollouts(self.store, self.iteration)
+        self.rollouts = rollouts(self.store, self.iteration, stage=self.stage)
 
     def left(self, tasks: Iterable[Task], searches: int) -> int:
         done = [{rollout.search for rollout in self.rollouts.get(task.id, ())} for task in tasks]
@@ -36,8 +39,8 @@ class TreeWriter:
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
         recorded = self.rollouts.get(task.id, [])
         if not any(rollout.leaf for rollout in recorded):
-            return Tree(task.id, "rollout", self.iteration), recorded
-        return self.store.tree(self.iteration, "rollout", task.id), recorded
+            return Tree(task.id, self.stage, self.iteration), recorded
+        return self.store.tree(self.iteration, self.stage, task.id), recorded
 
     def record(self, tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
         """Write all rollouts of a finished search in one transaction."""
@@ -45,7 +48,7 @@ class TreeWriter:
         with self.store.together():
             for rollout in new:
                 name = f"{rollout.search:03d}/{rollout.number:02d}"
-                key = ItemKey(self.iteration, "rollout", tree.task, name)
+                key = ItemKey(self.iteration, self.stage, tree.task, name)
                 path = None if rollout.leaf is None else path_tree(tree, [rollout.leaf])
                 rollout_credit = credit if rollout.number == last_number else ()
                 metrics = _metrics(rollout, path)
@@ -100,8 +103,10 @@ def growth_summary(store: Store, iteration: int) -> Metrics:
     }
 
 
-def rollouts(store: Store, iteration: int, task: str | None = None) -> dict[str, list[Rollout]]:
-    return _rollouts(store.items(iteration, "rollout", task))
+def rollouts(
+    store: Store, iteration: int, task: str | None = None, stage: str = "rollout"
+) -> dict[str, list[Rollout]]:
+    return _rollouts(store.items(iteration, stage, task))
 
 
 def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
@@ -109,18 +114,27 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
     for item in items:
         if not item.key.task:
             continue
-        search, _, number = item.key.sample.partition("/")
+        search, number = _rollout_name(item.key.sample)
         leaf, reward = item.metrics.get("leaf"), item.metrics.get("reward")
         labels = str(item.metrics.get("labels", ""))
+        branch_of = str(item.metrics.get(BRANCH_OF, ""))
+        measures = {
+            name.removeprefix(MEASURE): value
+            for name, value in item.metrics.items()
+            if name.startswith(MEASURE)
+        }
         rollout = Rollout(
-            int(search),
-            int(number),
+            search,
+            number,
             str(item.metrics["start"]),
             None if leaf is None else str(leaf),
             None if reward is None else float(reward),
             item.failure,
             int(item.metrics["sampled"]),
             tuple(map(int, labels.split(","))) if labels else (),
+            _rollout_name(branch_of) if branch_of else None,
+            int(item.metrics.get(ACTORS, 0)),
+            measures,
         )
         by_task.setdefault(item.key.task, []).append(rollout)
     for task_rollouts in by_task.values():
@@ -128,10 +142,20 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
     return by_task
 
 
+def _rollout_name(name: str) -> tuple[int, int]:
+    search, _, number = name.partition("/")
+    return int(search), int(number)
+
+
 def _metrics(rollout: Rollout, path: Tree | None) -> Metrics:
     shared: dict[str, float | int | str] = {"start": rollout.start, "sampled": rollout.sampled}
     if rollout.labels:
         shared["labels"] = ",".join(map(str, rollout.labels))
+    if rollout.branch_of is not None:
+        shared[BRANCH_OF] = "{}/{}".format(*rollout.branch_of)
+    if rollout.actors:
+        shared[ACTORS] = rollout.actors
+    shared |= {f"{MEASURE}{name}": value for name, value in rollout.measures.items()}
     if path is None or rollout.leaf is None or rollout.reward is None:
         return {**shared, "tokens": 0}
     tokens = dialogue_tokens(path.path(rollout.leaf))

@@ -1,0 +1,171 @@
+"""Trees of groups: alternatives of a turn, all sampled from one state and each played to the end.
+
+The first search plays K rollouts of a task. Each later one takes a rollout of an earlier group and a later state on its
+path at which an agent acts, and plays K - 1 alternatives from there; with the rollout itself they are a group of K
+siblings. A *spine* branches at the states of the first rollout (C3, arXiv 2603.06859; VinePPO, arXiv 2410.01679, with
+turns as steps), a *full* tree at the states of every rollout (MAGRPO, arXiv 2508.04652).
+
+A rollout of T turns and K siblings costs K + (K - 1) (T - t - 1) sampled turns at turn t of a spine, and K^t of its
+groups in a full tree. All rollouts follow the policy: which state a group begins in never depends on rewards.
+
+Agents that act at the same time choose *jointly*: alternative k takes the k-th turn of each (``aligned``), or all
+combinations of K turns of each agent are played (``crossed``, K^n rollouts for n agents).
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coterie.environments.protocol import agents_of
+from coterie.record.tree import Credit
+from coterie.record.turn import Turn
+from coterie.rollout.branches import Position
+from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.tree_search import Rollout, Search
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts whose turns at one state are compared."""
+
+    search: int
+    start: str
+    """Node of the state."""
+    actors: int
+    """Number of actors that act in the state."""
+    branch_of: tuple[int, int] | None
+    """Search and number of the rollout that the group branches from; ``None`` for the first group."""
+    members: tuple[Rollout, ...]
+    """That rollout, then its alternatives. Failed ones have no leaf."""
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
+    """Return the groups of a tree, in the order of its searches."""
+    by_name = {(rollout.search, rollout.number): rollout for rollout in rollouts}
+    searches: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        searches.setdefault(rollout.search, []).append(rollout)
+    groups = []
+    for search, new in sorted(searches.items()):
+        first = new[0]
+        continued = [] if first.branch_of is None else [by_name[first.branch_of]]
+        members = (*continued, *new)
+        groups.append(Group(search, first.start, first.actors, first.branch_of, members))
+    return groups
+
+
+def draw_of(number: int, index: int, size: int) -> int:
+    """Return which of its ``size`` turns the ``index``-th agent takes in rollout ``number`` of a crossed group."""
+    return number // size**index % size
+
+
+@dataclass(eq=False)
+class GroupSearch(Search):
+    """Search of a tree of groups of ``size`` siblings."""
+
+    samplers: Mapping[str, CandidateSampler]
+    size: int
+    full: bool = False
+    """Branch at the states of all rollouts, not only of the first."""
+    depth: int | None = None
+    """Maximum number of states of a path at which the tree branches; ``None`` for all."""
+    crossed: bool = False
+    """Play all combinations of the turns of agents that act at the same time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The plan is empty when all states have a group.
+        self.searches = sys.maxsize
+        self.agents = frozenset(agents_of(self.branches.environment))
+        self._planned: tuple[Rollout, ...] = ()
+
+    async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
+        self._first = await self.branches.start()
+        rollouts, credit = await super().search(search)
+        graded = [
+            replace(rollout, measures=self.grades[rollout.leaf].metrics)
+            if rollout.leaf in self.grades
+            else rollout
+            for rollout in rollouts
+        ]
+        return graded, credit
+
+    def plan(self, search: int, rng: random.Random) -> list[Rollout]:
+        if not search:
+            return self._rollouts(search, self._first, None)
+        begun = {(rollout.branch_of, rollout.start) for rollout in self.rollouts}
+        for member, position in self._states():
+            name = (member.search, member.number)
+            if (name, position.node) not in begun:
+                return self._rollouts(search, position, name)
+        return []
+
+    def _rollouts(
+        self, search: int, position: Position, branch_of: tuple[int, int] | None
+    ) -> list[Rollout]:
+        acting = self.branches.acting(position)
+        agents = sum(actor in self.agents for actor in acting)
+        count = self.size**agents if self.crossed else self.size
+        # The rollout that the group branches from is its first member already.
+        numbers = range(0 if branch_of is None else 1, count)
+        return [
+            Rollout(search, n, position.node, branch_of=branch_of, actors=len(acting))
+            for n in numbers
+        ]
+
+    def _states(self) -> Iterator[tuple[Rollout, Position]]:
+        """Yield the rollouts and states that a group may branch from: breadth first, by earlier groups."""
+        for group in groups_of(self.rollouts):
+            finished = [member for member in group.members if member.leaf is not None]
+            for member in finished if self.full else finished[:1]:
+                assert member.leaf is not None
+                states = self._decisions(member.leaf)
+                nodes = [position.node for position in states]
+                # The next state after the group's own, if the tree may branch as deep as that.
+                index = nodes.index(group.start) + 1 if group.start in nodes else 0
+                if index < min(len(states), self.depth or len(states)):
+                    yield member, states[index]
+
+    def _decisions(self, leaf: str) -> list[Position]:
+        """Return the positions on a path at which an agent acts."""
+        return [
+            position
+            for position in self.branches.positions_on(leaf)
+            # A path that the model's context cut off has not ended by its environment.
+            if position.state.end is None
+            and position.node != leaf
+            and not self.agents.isdisjoint(self.branches.acting(position))
+        ]
+
+    def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
+        return self.samplers
+
+    def seed_of(self, rollout: Rollout, position: Position, index: int) -> int:
+        depth = len(position.state.turns) + index
+        if (draw := self._draw(rollout, position, index)) is not None:
+            # Rollouts in which an agent takes the same turn share its seed, so it is sampled once.
+            return int(self.key("crossed", rollout.search, draw, depth)[:15], 16)
+        return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)
+
+    def known_turn(self, rollout: Rollout, position: Position, index: int) -> Turn | None:
+        # In a crossed group the turns of the continued rollout are combined with new ones.
+        if rollout.branch_of is None or self._draw(rollout, position, index) != 0:
+            return None
+        actor = self.branches.acting(position)[index]
+        (continued,) = (r for r in self.rollouts if (r.search, r.number) == rollout.branch_of)
+        assert continued.leaf is not None, "only finished rollouts are continued"
+        path = self.tree.path(continued.leaf)
+        ids = [turn.id for turn in path]
+        after = ids.index(position.node) + 1 if position.node in ids else 0
+        return next(turn for turn in path[after:] if turn.speaker.name == actor)
+
+    def _draw(self, rollout: Rollout, position: Position, index: int) -> int | None:
+        """Return which of its turns an agent takes at the start of a crossed group; ``None`` elsewhere."""
+        if not self.crossed or position.node != rollout.start:
+            return None
+        acting = self.branches.acting(position)
+        agents = [actor for actor in acting if actor in self.agents]
+        if acting[index] not in agents:
+            return 0
+        return draw_of(rollout.number, agents.index(acting[index]), self.size)
