@@ -33,7 +33,6 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.rl_plan import plan_reinforcement
-from coterie.recipes.rl_report import step_sections
 from coterie.recipes.rl_settings import CRITIC, RLSettings
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
@@ -95,6 +94,8 @@ class Reinforce(Recipe):
         return [self.evaluation(0), *training, self.evaluation(1, training)]
 
     def sections(self, run: Run) -> tuple[Section, ...]:
+        from coterie.recipes.rl_report import step_sections  # imports this module
+
         return step_sections(self, self.settings, run, 0)
 
     def roles(self) -> tuple[Role, ...]:
@@ -294,7 +295,8 @@ def group_batch(
     elif s.group == "role":
         values, after = role_advantages([path.sampled for path in paths], means or {}, s.role_decay)
         turns = [None if value is None else [value] for value in values]
-        counts |= {f"{MEAN}{agent}": mean for agent, mean in after.items()}
+        counts = {f"{MEAN}{agent}": mean for agent, mean in after.items()}
+        counts["paths_failed"] = compared.failed
     else:
         turns = [None if value is None else [value] for value in compared.values]
     trainable, informative = list[AgentPath](), set[str]()

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
+from coterie.recipes.rl import group_batch
+from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, ExampleSample, described, example
+from coterie.reports.examples import Example, described, example
 from coterie.reports.page import Section
-from coterie.rewards.advantages import group_advantages
-from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
+from coterie.runs.reinforce_batch import AgentPath, running_means, step_stage
 from coterie.runs.reinforce_record import (
     OF_ROLES,
     TERM,
@@ -23,6 +23,7 @@ from coterie.runs.reinforce_record import (
     trained_roles,
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.reinforce_trees import group_samples
 from coterie.runs.run import Run
 
 ROWS, POINTS, GROUPS = 40, 100, 2
@@ -51,9 +52,16 @@ LEARNED = (
 )
 """Headings of the tables with their metrics: what was sampled, and what a role learned."""
 RULES = {
-    "mean": "reward - mean of the group",
-    "mean_std": "(reward - mean of the group) / standard deviation of the group",
-    "leave_one_out": "reward - mean of the other rewards of the group",
+    "mean": "{return} - mean of the group",
+    "mean_std": "({return} - mean of the group) / standard deviation of the group",
+    "leave_one_out": "{return} - mean of the others of the group",
+}
+COMPARED = {
+    "path": "reward",
+    "turn": "return to go of each turn, compared with the same turn of the other rollouts",
+    "state": "reward, plus the same of the returns to go of turns after equal observations",
+    "sibling": "return of a turn, compared with its siblings",
+    "role": "reward, compared with the running mean of the agent's rewards",
 }
 
 
@@ -84,6 +92,7 @@ def step_sections(
         charts = []
     names = dict.fromkeys(name for record in records.values() for name in record)
     rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    rule = rule.replace("{return}", COMPARED[s.advantage.group])
     for role in roles:
         ending, prefix, of = (f"-{role}", f"{role}/", f" of {role}") if several else ("", "", "")
         columns = [
@@ -159,53 +168,69 @@ def _groups(
     records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         count, stage = 0, step_stage(REINFORCE, number)
+        means = running_means(records.get(number - 1, {}))
         # A step may train on groups that an earlier draw sampled, so its record names the draws.
         groups = [
             (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
         ]
         groups = groups or [(stage, task) for task in run.store.tree_tasks(iteration, stage)]
-        for drawn_iteration, task in groups:
-            paths = paths_of(
-                run.store, iteration, drawn_iteration, [task], agents, PathReward(s.reward)
-            )
-            for agent in agents:
-                group = [path for path in paths if path.agent == agent]
+        for drawn, task in groups:
+            paths = group_samples(run.store, iteration, drawn, [task], agents, s)
+            # Several groups of one task: of its agents, or of the states of its tree.
+            by_group: dict[tuple[str, str], list[AgentPath]] = {}
+            for path in paths:
+                by_group.setdefault((path.sampled.group, path.agent), []).append(path)
+            for group in by_group.values():
                 # Only groups with different rewards have advantages that are not 0.
                 totals = {path.sampled.total for path in group}
                 if len(totals) > 1 and count < GROUPS:
-                    informative.append(_group(recipe, s, run, number, group))
+                    informative.append(_group(recipe, s, run, number, group, means))
                     count += 1
                 elif len(totals) == 1 and not flat and len(group) > 1:
-                    flat.append(_group(recipe, s, run, number, group))
+                    flat.append(_group(recipe, s, run, number, group, means))
             if count == GROUPS:
                 break
     return informative + flat
 
 
 def _group(
-    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
+    recipe: Recipe,
+    s: ReinforceSettings,
+    run: Run,
+    number: int,
+    paths: Sequence[AgentPath],
+    means: Mapping[str, float],
 ) -> Example:
-    advantages: Sequence[float | None] = [None] * len(paths)
+    advantages: dict[str, tuple[float, ...]] = {}
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     if s.advantage.baseline != "values":
-        # Computed again, for the report only.
-        group = group_advantages([path.sampled for path in paths], s.advantage.baseline)
-        advantages = group.values
+        # Computed again, for the report only. Tokens of a turn share one advantage.
+        for path in group_batch(paths, s.advantage, means).paths:
+            values = {
+                target.turn: row.advantages[start]
+                for row in path.rows
+                for target, start in zip(row.targets, _starts(row), strict=True)
+                if row.advantages
+            }
+            advantages[path.sampled.path] = tuple(values.values())
     # Rollouts without a reward come last.
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
-    samples = []
+    samples, of_tree = [], s.rollout.tree != "none"
     for n in sorted(range(len(paths)), key=lambda n: -order[n]):
-        path, advantage = paths[n], advantages[n]
+        path = paths[n]
+        values = advantages.get(path.sampled.path, ())
         left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
-        side = (
-            "" if left_out or not advantage else "more likely" if advantage > 0 else "less likely"
-        )
-        facts = described(path.outcome, _facts(path, advantage))
+        total = sum(values)
+        side = "" if left_out or not total else "more likely" if total > 0 else "less likely"
+        facts = described(path.outcome, _facts(path, values, of_tree))
         rows = tuple((path.agent, row) for row in path.rows)
         # With a critic, each token has its own advantage, and all rollouts are trained on.
-        is_trained = (bool(advantage) or s.has_critic) and not left_out
+        is_trained = bool(advantage or s.has_critic) and not left_out
         name = f"rollout {path.outcome.sample}"
-        samples.append(ExampleSample(name, facts, rows, trained=is_trained, side=side))
+        samples.appendExampleSample(name, facts, rows, trained=is_trained, side=side)
+        is_trained = any(values or s.has_critic) and not left_out
+        name = f"turn {path.sampled.path}" if of_tree else f"rollout {path.outcome.sample}"
+        samples.appendShown(name, facts, rows, trained=is_trained, side=side)
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
     intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:
@@ -218,12 +243,23 @@ def _group(
     return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
 
 
-def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
+def _starts(row: Row) -> list[int]:
+    """Return the index of each target's first token among the row's target tokens."""
+    lengths = [target.stop - target.start for target in row.targets]
+    return [sum(lengths[:n]) for n in range(len(lengths))]
+
+
+def _facts(path: AgentPath, advantages: Sequence[float], of_tree: bool) -> dict[str, float | str]:
     total = path.sampled.total
-    facts: dict[str, float | str] = {"reward": "none" if total is None else total}
-    facts |= {f"= {name}": f"{value:+.3f}" for name, value in path.all_terms.items() if value}
-    if advantage is not None:
-        facts["advantage"] = f"{advantage:+.3f}"
+    name = "return of the turn" if of_tree else "reward"
+    facts: dict[str, float | str] = {name: "none" if total is None else total}
+    if not of_tree:
+        terms = path.all_terms.items()
+        facts |= {f"= {name}": f"{value:+.3f}" for name, value in terms if value}
+    if advantages:
+        # One number if all turns have the same advantage.
+        shown = advantages[:1] if len(set(advantages)) == 1 else advantages
+        facts["advantage"] = ", ".join(f"{value:+.3f}" for value in shown)
     return facts
 
 

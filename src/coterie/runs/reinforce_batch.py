@@ -216,6 +216,7 @@ def role_metrics(
     for policy in policies:
         played = samples.paths if samples.measured is None else samples.measured
         paths = [path for path in played if path.agent in policy.agents]
+        compared = [path for path in samples.paths if path.agent in policy.agents]
         rewards = [total for path in paths if (total := path.sampled.total) is not None]
         metrics[f"{policy.role}{REWARDED}"] = sum(map(bool, rewards))
         prefix = ""
@@ -225,7 +226,7 @@ def role_metrics(
                 f"{prefix}reward": fmean(rewards) if rewards else 0.0,
                 f"{prefix}reward_error": standard_error(rewards),
                 f"{prefix}tokens": fmean([path.tokens for path in paths]) if paths else 0.0,
-                f"{prefix}groups_informative": len(informative_tasks(paths)),
+                f"{prefix}groups_informative": len(informative_tasks(compared)),
             }
         graded = [path.all_terms for path in paths if path.terms]
         names = dict.fromkeys(name for terms in graded for name in terms)

@@ -20,8 +20,12 @@ from coterie.rewards.advantages import turn_ends
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.group_search import Group, draw_of, groups_of
 from coterie.rollout.tree_search import Rollout
-from coterie.runs.reinforce_batch import AgentPath, paths_of_tree
-from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings
+from coterie.runs.reinforce_batch import AgentPath, paths_of, paths_of_tree
+from coterie.runs.reinforce_settings import (
+    AdvantageSettings,
+    GroupSettings,
+    ReinforceSettings,
+)
 from coterie.runs.search_items import rollouts
 
 
@@ -139,6 +143,22 @@ class TaskTree:
         """Return the index on a member's path of the first turn after a node."""
         ids = [turn.id for turn in self.turns[str(member.leaf)]]
         return ids.index(node) + 1 if node in ids else 0
+
+
+def group_samples(
+    store: Store,
+    iteration: int,
+    stage: str,
+    tasks: Sequence[str],
+    agents: Sequence[str],
+    settings: ReinforceSettings,
+) -> list[AgentPath]:
+    """Return the samples of a stage that advantages compare: whole paths, or single turns of trees."""
+    reward = PathReward(settings.reward)
+    if settings.rollout.tree == "none":
+        return paths_of(store, iteration, stage, tasks, agents, reward)
+    shape = (settings.rollout, settings.advantage)
+    return tree_samples(store, iteration, stage, tasks, agents, reward, shape).turns
 
 
 def tree_samples(
