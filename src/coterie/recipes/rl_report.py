@@ -206,13 +206,13 @@ def _group(
     if s.advantage.baseline != "values":
         # Computed again, for the report only. Tokens of a turn share one advantage.
         for path in group_batch(paths, s.advantage, means).paths:
-            values = {
+            of_turns = {
                 target.turn: row.advantages[start]
                 for row in path.rows
                 for target, start in zip(row.targets, _starts(row), strict=True)
                 if row.advantages
             }
-            advantages[path.sampled.path] = tuple(values.values())
+            advantages[path.sampled.path] = tuple(of_turns.values())
     # Rollouts without a reward come last.
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples, of_tree = [], s.rollout.tree != "none"

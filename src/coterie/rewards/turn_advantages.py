@@ -91,12 +91,12 @@ def turn_advantages(
             owners.append((index, turn))
     values = group_advantages(samples, baseline).values
     result: TurnValues = [[0.0] * len(path_returns) for path_returns in returns]
-    for (index, turn), value in zip(owners, values, strict=True):
+    for (index, turn), advantage in zip(owners, values, strict=True):
         row = result[index]
-        if value is None or row is None:  # the only graded path of its task
+        if advantage is None or row is None:  # the only graded path of its task
             result[index] = None
         elif turn < len(row):
-            row[turn] = value
+            row[turn] = advantage
     return [row if is_graded else None for row, is_graded in zip(result, graded, strict=True)]
 
 
@@ -124,12 +124,11 @@ def state_advantages(
         None if value is None else [value] * len(path.ends)
         for path, value in zip(paths, of_paths, strict=True)
     ]
-    for (index, turn), value in zip(
-        owners, group_advantages(samples, baseline).values, strict=True
-    ):
+    of_states = group_advantages(samples, baseline).values
+    for (index, turn), of_state in zip(owners, of_states, strict=True):
         # A state that only one turn was in tells nothing.
-        if value is not None and (row := result[index]) is not None:
-            row[turn] += weight * value
+        if of_state is not None and (row := result[index]) is not None:
+            row[turn] += weight * of_state
     return result
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
@@ -22,7 +22,7 @@ from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.group_search import GroupSearch
-from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Search
 from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
@@ -328,8 +328,10 @@ class ReinforcementLoop:
         def begin(driver: Driver, sessions: Sessions, task: Task) -> GroupSearch:
             tree, recorded = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            search = (branches, score_of, driver.samplers, *shape)
-            return GroupSearch(*search, rollouts=recorded, seed=self.seed)
+            players = cast(Mapping[str, CandidateSampler], driver.samplers)
+            return GroupSearch(
+                branches, score_of, players, *shape, rollouts=recorded, seed=self.seed
+            )
 
         def on_finish(search: Search) -> None:
             store.finish(ItemKey(self.iteration, mark, search.tree.task))

@@ -1,0 +1,281 @@
+"""Trees of groups: what is sampled, which turns are compared, their returns against a plain recursion, and resuming."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
+from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
+from coterie.models.loading import load
+from coterie.progress import Silent
+from coterie.recipes.rl import group_batch
+from coterie.record.store import Store
+from coterie.record.tree import Ending, Task, Tree
+from coterie.record.turn import Message, Turn
+from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
+from coterie.rollout.episodes import Driver
+from coterie.rollout.group_search import GroupSearch, groups_of
+from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.tree_search import Search
+from coterie.runs.reinforce import score_of
+from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings
+from coterie.runs.reinforce_trees import TreeSamples, tree_samples
+from coterie.runs.search_items import TreeWriter, grow_trees, rollouts
+
+AGENTS = ("Ann", "Ben")
+STAGE = "reinforce/00000"
+
+
+def value(text: str) -> float:
+    """A reward that most texts differ in."""
+    return float(sum(text.encode()) % 7)
+
+
+class Rounds(Pure):
+    """Agents who act in turn or at the same time, for a number of rounds. The score depends on the first turns."""
+
+    name, metric = "rounds", "score"
+    score_range = (0.0, 20.0)
+
+    def __init__(self, rounds: int, *, together: bool = False, paid: bool = True) -> None:
+        self.rounds, self.together, self.paid = rounds, together, paid
+        self.actors = dict.fromkeys(AGENTS, "agent")
+        self.limits = {"turns": 100}
+
+    def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        return [Task(f"{split}-{number}", {}) for number in range(count)]
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return AGENTS if self.together else (AGENTS[len(state.turns) % 2],)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        system = Message.of("system", f"You are {actor}.")
+        return (system, *(Message("user", turn=turn.id) for turn in state.turns))
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: Any = ()
+    ) -> Transition:
+        number = (state.data if isinstance(state.data, int) else 0) + 1
+        end = Ending("over") if number == self.rounds else None
+        rewards = {turn.speaker.name: value(turn.text) for turn in taken if self.paid}
+        return Transition(number, (), "done", end, rewards)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        first = state.turns[: 2 if self.together else 1]
+        return Grade(sum(value(turn.text) for turn in first), rewards={})
+
+
+@pytest.fixture(scope="module")
+def sampler() -> TokenSampler:
+    loaded = load("tiny-exchange")
+    engine = InProcessEngine(loaded, policy="policy", version="0")
+    return TokenSampler(
+        engine, loaded.renderer.render, Sampling(1.0, 1.0, 2), loaded.context_length
+    )
+
+
+class Recording(TreeWriter):
+    """Calls ``on_search`` before it writes a search."""
+
+    on_search: Callable[[int], None]
+
+    def record(self, tree: Tree, new: Any, credit: Any) -> None:
+        self.on_search(new[0].search)
+        super().record(tree, new, credit)
+
+
+class Grown:
+    """The trees of one step, in a store, and what a step reads from it."""
+
+    def __init__(self, game: Rounds, sampler: TokenSampler, folder: Path, **settings: Any) -> None:
+        self.game, self.sampler = game, sampler
+        self.rollout = GroupSettings(**{"tree": "spine", "rollouts_per_task": 3, **settings})
+        self.store = Store.open(folder / "store.sqlite")
+        self.tasks = game.tasks("train", 2, 0)
+        self.store.put_tasks(self.tasks)
+
+    def grow(self, on_search: Callable[[int], None] = lambda search: None) -> "Grown":
+        samplers = dict.fromkeys(AGENTS, self.sampler)
+        driver = Driver(self.game, samplers, seed=0, shared=Shared())
+        writer = Recording(self.store, 0, Silent(), lambda: 0, stage=STAGE)
+        writer.on_search = on_search
+        s, is_crossed = self.rollout, self.rollout.joint == "crossed"
+        shape = (s.rollouts_per_task, s.tree == "full", s.tree_depth, is_crossed)
+
+        def begin(driver: Driver, sessions: Any, task: Task) -> Search:
+            tree, recorded = writer.load(task)
+            branches = driver.branches(task, tree, sessions)
+            return GroupSearch(branches, score_of, driver.samplers, *shape, rollouts=recorded)
+
+        asyncio.run(grow_trees(driver, writer, self.tasks, begin, 2))
+        return self
+
+    def samples(self, **advantage: Any) -> TreeSamples:
+        settings = AdvantageSettings(**{"group": "sibling", **advantage})
+        names, reward = [task.id for task in self.tasks], PathReward(PathRewardSettings())
+        place = (self.store, 0, STAGE, names, AGENTS, reward)
+        return tree_samples(*place, (self.rollout, settings))
+
+    @property
+    def items(self) -> list[Any]:
+        items = [item for item in self.store.items(0, STAGE) if item.key.task]
+        return sorted((i.key.task, i.key.sample, sorted(i.metrics.items())) for i in items)
+
+
+def test_a_spine_has_a_group_at_each_turn_of_its_first_rollout(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(4), sampler, tmp_path).grow()
+    by_task = rollouts(grown.store, 0, stage=STAGE)
+    for task_rollouts in by_task.values():
+        groups = groups_of(task_rollouts)
+        assert [len(group.members) for group in groups] == [3] * 4
+        assert {group.branch_of for group in groups[1:]} == {(0, 0)}
+        tokens = sum(rollout.sampled for rollout in task_rollouts)
+        # K + (K - 1) (T - t - 1) sampled turns at turn t, of one or two tokens each.
+        turns = sum(3 + 2 * (4 - t - 1) for t in range(4))
+        assert turns <= tokens <= 2 * turns
+    samples = grown.samples()
+    assert samples.rollouts == 2 * (3 + 3 * 2) and len(samples.turns) == 2 * 4 * 3
+    assert [path.agent for path in samples.turns][:12] == ["Ann"] * 3 + ["Ben"] * 3 + [
+        "Ann"
+    ] * 3 + ["Ben"] * 3
+    assert len(samples.paths) == 2 * 3 * 2, "the rollouts from the beginning are the step's metrics"
+
+
+def test_depth_bounds_the_states_that_have_a_group(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(4), sampler, tmp_path, tree_depth=2).grow()
+    groups = {path.sampled.group for path in grown.samples().turns}
+    assert groups == {f"train-{n}/{search}" for n in range(2) for search in range(2)}
+
+
+def test_returns_are_those_of_a_plain_recursion(sampler, tmp_path) -> None:
+    """Q of a member: its own rewards up to the next group of its path, and the mean Q of that group."""
+    grown = Grown(Rounds(3), sampler, tmp_path, tree="full", rollouts_per_task=2).grow()
+    for task in grown.tasks:
+        (task_rollouts,) = rollouts(grown.store, 0, task.id, STAGE).values()
+        tree, groups = grown.store.tree(0, STAGE, task.id), groups_of(task_rollouts)
+        assert len(groups) == 1 + 2 + 4
+
+        def rewards(leaf: str, agent: str, tree: Tree = tree) -> dict[int, float]:
+            path = tree.path(leaf)
+            return {n: value(t.text) for n, t in enumerate(path) if t.speaker.name == agent}
+
+        def q(group, member, agent: str, depth: int, groups=groups) -> float:
+            below = [g for g in groups if g.search > group.search]
+            name = (member.search, member.number)
+            child = next((g for g in below if g.branch_of == name), None)
+            own = rewards(member.leaf, agent)
+            if child is None:
+                return sum(own[n] for n in own if n >= depth)
+            later = fmean(q(child, m, agent, depth + 1) for m in child.members)
+            return own.get(depth, 0.0) + later
+
+        depths = {group.search: 0 for group in groups[:1]}
+        for group in groups[1:]:
+            path = [turn.id for turn in tree.path(group.members[0].leaf)]
+            depths[group.search] = path.index(group.start) + 1
+        for path in grown.samples().turns:
+            if path.task != task.id:
+                continue
+            group = groups[int(path.sampled.group.split("/")[1])]
+            member, depth = group.members[int(path.sampled.path)], depths[group.search]
+            assert path.sampled.reward == pytest.approx(q(group, member, path.agent, depth))
+
+
+def test_each_sampled_turn_of_a_full_tree_is_trained_once(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(3, together=True), sampler, tmp_path, tree="full", rollouts_per_task=2)
+    samples = grown.grow().samples()
+    rows = [row for path in samples.turns for row in path.rows]
+    assert all(len(row.targets) == 1 for row in rows)
+    # Two joint actions at each of 1 + 2 + 4 states of each task, by two agents.
+    assert len(rows) == 2 * (2 + 4 + 8) * 2
+    trained = [target.turn for row in rows for target in row.targets]
+    trees = [grown.store.tree(0, STAGE, task.id) for task in grown.tasks]
+    assert {*trained} == {turn for tree in trees for turn in tree.turns}
+    assert sum(len(row.predicted[0]) for row in rows) == samples.tokens
+    assert all(row.path_tokens == row.target_count and row.logprobs for row in rows)
+
+
+def test_where_only_the_first_turn_counts_all_later_advantages_are_zero(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(4, paid=False), sampler, tmp_path, rollouts_per_task=4).grow()
+    samples, settings = grown.samples(), AdvantageSettings(group="sibling", baseline="mean_std")
+    batch = group_batch(samples.turns, settings)
+    by_group: dict[str, list[float]] = {}
+    for path in batch.paths:
+        by_group.setdefault(path.sampled.group, []).extend(path.rows[0].advantages or ())
+    assert any(by_group["train-0/0"])
+    later = [a for name, of_group in by_group.items() if not name.endswith("/0") for a in of_group]
+    assert later and not any(later)
+
+
+def test_crossed_turns_have_the_mean_over_the_turns_of_the_partner(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(2, together=True), sampler, tmp_path, joint="crossed", rollouts_per_task=2)
+    grown.grow()
+    for task in grown.tasks:
+        (task_rollouts,) = rollouts(grown.store, 0, task.id, STAGE).values()
+        tree, groups = grown.store.tree(0, STAGE, task.id), groups_of(task_rollouts)
+        assert [len(group.members) for group in groups] == [4, 4]
+        # The last state: what an agent gets there does not depend on later turns.
+        for agent, (first, second) in {"Ann": ((0, 2), (1, 3)), "Ben": ((0, 1), (2, 3))}.items():
+            texts = [
+                [
+                    turn.text
+                    for turn in tree.path(groups[1].members[number].leaf)[2:]
+                    if turn.speaker.name == agent
+                ]
+                for number in (*first, *second)
+            ]
+            assert texts[0] == texts[1] and texts[2] == texts[3], "each takes one of two turns"
+            own = [
+                path.sampled
+                for path in grown.samples().turns
+                if path.agent == agent and path.sampled.group == f"{task.id}/1"
+            ]
+            assert [path.reward for path in own] == [value(texts[0][0]), value(texts[2][0])]
+        sampled = sum(rollout.sampled for rollout in groups[0].members)
+        firsts = {turn.ids for m in groups[0].members for turn in tree.path(str(m.leaf))[:2]}
+        assert sampled <= 2 * (4 + 4 * 2) and len(firsts) <= 4, "a turn is sampled once"
+
+
+def test_immediate_returns_are_the_rewards_of_the_turns_alone(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(3), sampler, tmp_path).grow()
+    trees = {task.id: grown.store.tree(0, STAGE, task.id) for task in grown.tasks}
+    for path in grown.samples(returns="immediate").turns:
+        (turn,) = (target.turn for row in path.rows for target in row.targets)
+        assert path.sampled.reward == value(trees[path.task].turns[turn].text)
+
+
+def test_equal_siblings_are_separate_samples(sampler, tmp_path) -> None:
+    greedy = replace(sampler, sampling=replace(sampler.sampling, temperature=0.0))
+    grown = Grown(Rounds(2), greedy, tmp_path).grow()
+    samples = grown.samples().turns
+    assert len(samples) == 2 * 2 * 3
+    assert len({target.turn for p in samples for r in p.rows for target in r.targets}) == 2 * 2
+    counts = group_batch(samples, AdvantageSettings(group="sibling")).counts
+    assert (counts["groups"], counts["groups_equal"]) == (4, 4)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("joint", ["aligned", "crossed"])
+def test_a_killed_search_continues_to_the_same_items(sampler, tmp_path, joint) -> None:
+    shape = {"tree": "full", "rollouts_per_task": 2, "joint": joint}
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole = Grown(Rounds(3, together=True), sampler, tmp_path / "a", **shape).grow()
+
+    def kill(search: int) -> None:
+        if search == 2:
+            raise Killed
+
+    killed = Grown(Rounds(3, together=True), sampler, tmp_path / "b", **shape)
+    with pytest.raises(Killed):
+        killed.grow(kill)
+    assert 0 < len(killed.items) < len(whole.items)
+    assert killed.grow().items == whole.items
