@@ -36,7 +36,7 @@ from experiments.paired_test import PairedTest, paired_bootstrap
 
 NAMES = (
     *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree"),
-    *("dense_tree-textworld", "gap", "gap-sft"),
+    *("dense_tree-textworld", "gap", "gap-sft", "multi_agent"),
 )
 SIGNIFICANCE = 0.05
 MIN_TASKS = 500

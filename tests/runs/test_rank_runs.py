@@ -65,7 +65,7 @@ def difference(one: Path, two: Path) -> float:
             "rl/grpo",
             ("train.method=lora", "reward.kl_coef=0.1", "loss.old_logprobs=recomputed"),
         ),
-        (SHARDED, "rl/grpo", ("policies=each",)),
+        (SHARDED, "rl/grpo", ("policies.weights=each",)),
         (SHARDED, "rl/ppo", ()),
     ],
     ids=["ddp", "ddp-critic", "fsdp2-lora", "fsdp2-two-policies", "fsdp2-critic"],

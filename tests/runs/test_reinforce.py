@@ -230,7 +230,7 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
         "rollout.tasks=1",
         "evaluate.tasks=1",
     ]
-    recipe = make_recipe("rl/grpo", [*words, "policies=each", "steps.count=2", "loss.kl_coef=0.1"])
+    recipe = make_recipe("rl/grpo", [*words, "policies.weights=each", "steps.count=2", "loss.kl_coef=0.1"])
     assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
     records, roles, folder = run_to_end(recipe, tmp_path / "run"), recipe.learning_roles, tmp_path
     assert len({final_weights(folder / "run", role) for role in roles}) == 2
@@ -254,7 +254,7 @@ REFUSED = [
     (["rollout.rounds=3", "rollout.rollouts_per_task=1"], "gives each task one path"),
     (["reward.overlong_penalty=1"], "overlong_penalty needs"),
     (["reward.overlong_limit=9"], "need reward.overlong_penalty"),
-    (["policies=each", "advantage.baseline=values"], "does not support a critic"),
+    (["policies.weights=each", "advantage.baseline=values"], "does not support a critic"),
     (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, normalize have no effect with"),
     (["loss.importance_sampling=token_truncate"], "set loss.old_logprobs=recomputed"),
     (["loss.kind=gspo"], "set loss.aggregation=sequence"),

@@ -42,7 +42,7 @@ from tests.helpers.run_rl import (
 )
 
 STEPS = (
-    "steps.count=3", "steps.evaluate_every=2", "steps.keep_last=3", "policies=each", "loss.kl_coef=0",
+    "steps.count=3", "steps.evaluate_every=2", "steps.keep_last=3", "policies.weights=each", "loss.kl_coef=0",
 )  # fmt: skip
 ROLES = ("Alice", "Bob")
 

@@ -81,6 +81,7 @@ def reinforce_uses(s: ReinforceSettings) -> list[str]:
     """Return the settings that the RL stage depends on."""
     uses = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
     uses += ["critic.loss", "critic_training"] * s.has_critic
+    uses += ["policies"] * isinstance(s, RLSettings)
     return uses + ["evaluate"] * (s.steps.keep == "best")
 
 
@@ -99,25 +100,47 @@ class Reinforce(Recipe):
         return step_sections(self, self.settings, run, 0)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return one policy, or one per agent, and the critic of PPO."""
-        policies = tuple(Role(name, self.settings.model) for name in self.learning_roles)
+        """Return the roles of all agents, trained and frozen ones, and the critic of PPO."""
+        frozen = self.settings.policies.frozen
+        names = dict.fromkeys(self.players().values())
+        policies = tuple(Role(name, frozen.get(name, self.settings.model)) for name in names)
         critic = (Role(CRITIC, self.settings.model, head=True),) if self.settings.has_critic else ()
         return policies + critic
 
     @property
     def learning_roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.players().values()))
+        names = dict.fromkeys(self.players().values())
+        return tuple(name for name in names if name not in self.settings.policies.frozen)
 
     def players(self) -> dict[str, str]:
-        """Map each agent to the policy that plays it."""
-        agents = agents_of(self.environment)
-        each = self.settings.policies == "each" and len(agents) > 1
-        return {agent: agent if each else POLICY for agent in agents}
+        """Map each agent to the role that plays it."""
+        agents, policies = agents_of(self.environment), self.settings.policies
+        each = policies.weights == "each" and len(agents) > 1
+        return {agent: policies.roles.get(agent, agent if each else POLICY) for agent in agents}
+
+    def _check_roles(self) -> None:
+        """Raise ``UserError`` for settings of agents or roles that the environment does not have."""
+        policies, agents = self.settings.policies, agents_of(self.environment)
+        names = {*self.players().values()}
+        if unknown := [agent for agent in policies.roles if agent not in agents]:
+            raise UserError(
+                f"policies.roles has {unknown[0]}, which is no agent of {self.environment.name}",
+                f"its agents are {', '.join(agents)}",
+            )
+        rates, frozen = policies.learning_rates, policies.frozen
+        if unknown := [role for role in (*frozen, *rates) if role not in names]:
+            raise UserError(
+                f"policies has settings of the role {unknown[0]}, which plays no agent",
+                f"the roles are {', '.join(sorted(names))}; map agents to roles with policies.roles",
+            )
+        if not self.learning_roles:
+            raise UserError("policies.frozen has all roles, so nothing is trained", "remove one")
 
     def plan(self) -> Plan:
         # Errors in the user's rows show before torch is imported, which takes seconds.
         self.heldout_tasks()
-        return plan_reinforcement(self.settings, super().plan)
+        self._check_roles()
+        return plan_reinforcement(self.settings, super().plan, self.settings.policies.frozen)
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count
@@ -131,7 +154,14 @@ class Reinforce(Recipe):
         trains=lambda recipe, i: recipe.learning_roles,
     )
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
+        s = self.settings.policies
+        return await reinforce(
+            *(self, self.settings, run, i, progress),
+            roles=self.learning_roles,
+            frozen=tuple(s.frozen),
+            learning_rates=s.learning_rates,
+            alternate_steps=s.alternate_steps,
+        )
 
 
 async def reinforce(
@@ -142,8 +172,11 @@ async def reinforce(
     progress: Progress,
     *,
     roles: Sequence[str],
+    frozen: Sequence[str] = (),
+    learning_rates: Mapping[str, float] | None = None,
+    alternate_steps: int | None = None,
 ) -> Metrics:
-    """Run the RL stage: train ``roles`` from their newest versions."""
+    """Run the RL stage: train ``roles`` from their newest versions, while ``frozen`` roles only play."""
     from coterie.runs.reinforce import ReinforcementLoop  # torch takes seconds to import
     from coterie.runs.roles import LearnerConfig
     from coterie.training.losses import ValueLoss
@@ -157,8 +190,10 @@ async def reinforce(
     for role in roles:
         version = recipe.newest(run, role, iteration)
         agents = tuple(agent for agent, player in players.items() if player == role)
+        rate = (learning_rates or {}).get(role, training.learning_rate)
+        of_role = training.model_copy(update={"learning_rate": rate})
         objective = PolicyGradient(loss)
-        policies.append(LearnerConfig(role, version, agents, objective, training, updates))
+        policies.append(LearnerConfig(role, version, agents, objective, of_role, updates))
     if s.has_critic:
         # A critic needs a single policy, which the settings guarantee.
         (policy,) = policies
@@ -177,6 +212,8 @@ async def reinforce(
             *(PathReward(s.reward), recipe.settings.seed, train_step, policies, critic),
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
             heldout_temperature=recipe.settings.evaluate.temperature,
+            frozen={agent: player for agent, player in players.items() if player in frozen},
+            alternate_steps=alternate_steps,
         )
         return await work.learn(progress)
 
@@ -205,7 +242,8 @@ def train_step(
     # Rewards R_i are relative to their group, or to the critic's values: A_i or A_t on every token.
     batch = prepare(samples, policies, critic, s, flat=flat)
     # Minibatches of whole groups, `steps.epochs` times: each is an optimizer step on the loss L.
-    learners = [*policies, *([critic] if critic else [])]
+    trained = [policy for policy in policies if policy.role in samples.trained_roles]
+    learners = [*trained, *([critic] if critic else [])]
     return batch, update(batch.paths, learners, s, seed)
 
 

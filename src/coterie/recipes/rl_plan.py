@@ -1,7 +1,7 @@
 """Checks and memory of a stage of reinforcement learning, before it starts."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from coterie.errors import UserError
@@ -21,10 +21,12 @@ from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, trai
 from coterie.training.settings import Reads, weight_dtype
 
 
-def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
+def plan_reinforcement(
+    s: ReinforceRecipeSettings, plan: Callable[[], Plan], frozen: Collection[str] = ()
+) -> Plan:
     """Check the settings of the stage, and add its memory to a run's plan.
 
-    Raises ``UserError`` if the settings cannot work.
+    ``frozen`` roles play and are not trained. Raises ``UserError`` if the settings cannot work.
     """
     # Imports the user's own reward functions, so that errors in them show first.
     PathReward(s.reward)
@@ -43,7 +45,7 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     result = plan()
     for name, training in trainings.items():
         check_room(name, training, result.context, result.shortest_prompt)
-    memory = _training_memory(s, result)
+    memory = _training_memory(s, result, frozen)
     memory.check(result.available, result.device, s.model)
     # One evaluation every `evaluate_every` steps, rounded up.
     during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
@@ -51,7 +53,7 @@ def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> 
     return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
 
 
-def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
+def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[str]) -> MemoryPlan:
     # Without a limit of turns, only the context bounds a dialogue.
     turns = plan.turns or plan.context
     longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
@@ -64,6 +66,9 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
         if role == CRITIC:
             training = s.critic_training
             critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
+            continue
+        if role in frozen:
+            sampling["frozen models"] += shape.weights * weight_dtype(s).itemsize
             continue
         policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
         # A sampler in this process keeps its cache while the policy trains.

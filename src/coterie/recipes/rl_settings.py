@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from coterie.config.settings import key
+from coterie.config.settings import Settings, key
 from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.runs.reinforce_settings import PolicyTrainingSettings, ReinforceSettings
@@ -35,24 +35,53 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
         return self
 
 
+class PolicySettings(Settings):
+    """Which model plays which agent, and which of them are trained."""
+
+    weights: Literal["one", "each"] = key(
+        "one",
+        "`one` set of weights plays all agents of the environment, or `each` agent has its own, trained on its own "
+        "turns.",
+    )
+    roles: dict[str, str] = key(
+        {},
+        "Role of each agent, such as {solver: solver, checker: critic, judge: critic}. A role has its own weights. "
+        "Default: see weights.",
+    )
+    frozen: dict[str, ModelName] = key(
+        {},
+        "Roles that play and are not trained, with their models, such as {critic: Qwen/Qwen2.5-7B-Instruct}.",
+    )
+    learning_rates: dict[str, float] = key(
+        {}, "Learning rates of single roles. Default: train.learning_rate.", source="Dr. MAS"
+    )
+    alternate_steps: int | None = key(
+        None,
+        "Steps for which one role trains while the others only play, in turn. Default: all train in each step.",
+        source="ReMA: 10",
+        ge=1,
+    )
+
+
 class RLSettings(ReinforceRecipeSettings):
     """Settings that all methods of ``rl`` share."""
 
     questions: ClassVar[str | None] = "question"
     model: ModelName = key("tiny-exchange", MODEL)
     train: PolicyTrainingSettings = PolicyTrainingSettings()
-    policies: Literal["one", "each"] = key(
-        "one",
-        "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "
-        "turns.",
-    )
+    policies: PolicySettings = PolicySettings()
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.policies == "each" and self.has_critic:
+        if (self.policies.weights == "each" or self.policies.roles) and self.has_critic:
             raise ValueError(
-                "policies=each does not support a critic; use advantage.baseline=mean, or policies=one"
+                "policies with several roles does not support a critic; use advantage.baseline=mean, or "
+                "policies.weights=one without policies.roles"
             )
+        if self.policies.weights == "each" and self.policies.roles:
+            raise ValueError("policies.weights=each gives each agent a role; remove policies.roles")
+        if bad := [name for name, rate in self.policies.learning_rates.items() if rate <= 0]:
+            raise ValueError(f"policies.learning_rates has {bad[0]}, whose rate is not above 0")
         return self
 
 

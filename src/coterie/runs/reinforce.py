@@ -91,6 +91,10 @@ class ReinforcementLoop:
     critic: LearnerConfig | None = None
     heldout: Sequence[Task] = ()
     heldout_temperature: float = 0.0
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """Agents that are played by a role that is not trained, with its name."""
+    alternate_steps: int | None = None
+    """Number of steps for which one policy trains at a time; ``None`` if all train in each step."""
     _progress: Progress = field(init=False)
     _interruption: Interruption = field(init=False)
     _learners: list[Learner] = field(init=False)
@@ -157,6 +161,7 @@ class ReinforcementLoop:
         else:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
         samples.means = running_means(self._records.get(step - 1, {}))
+        samples.trained_roles = self._trained_roles(step)
         middle = time.monotonic()
         flat = self._is_flat([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
@@ -228,7 +233,24 @@ class ReinforcementLoop:
         samplers: dict[str, TokenSampler] = {}
         for policy in self._learners[: len(self.policies)]:
             samplers |= dict.fromkeys(policy.config.agents, await policy.sampler(sampling))
+        for role in dict.fromkeys(self.frozen.values()):
+            model = await self.models.speak(role, 0)
+            sampler = TokenSampler.of(model.engine, model.renderer, sampling, model.context_length)
+            agents = (agent for agent, player in self.frozen.items() if player == role)
+            samplers |= dict.fromkeys(agents, sampler)
         return samplers
+
+    @property
+    def _agents(self) -> list[str]:
+        """Agents whose turns are trained."""
+        return [agent for policy in self.policies for agent in policy.agents]
+
+    def _trained_roles(self, step: int) -> list[str]:
+        """Return the roles that train in a step: all, or one in turn."""
+        roles = [policy.role for policy in self.policies]
+        if self.alternate_steps is None:
+            return roles
+        return [roles[step // self.alternate_steps % len(roles)]]
 
     @asynccontextmanager
     async def _queue(self) -> AsyncIterator[GroupQueue | None]:
@@ -244,7 +266,7 @@ class ReinforcementLoop:
             async with driver.sessions() as sessions:
                 queue = GroupQueue(
                     *(self.run.store, self.iteration, driver, sessions, s.rollout, s.steps),
-                    *(self.reward, [*samplers]),
+                    *(self.reward, self._agents),
                     progress=progress,
                     sampled_tokens=tokens,
                     taken={
@@ -302,7 +324,7 @@ class ReinforcementLoop:
                 await play(store, driver, episodes, self._progress, tokens)
                 samples.sample_count += len(episodes)
                 samples.paths += paths_of(
-                    store, self.iteration, stage, names, [*samplers], self.reward
+                    store, self.iteration, stage, names, self._agents, self.reward
                 )
             if len(informative_tasks(samples.paths)) >= s.tasks:
                 break
@@ -344,7 +366,7 @@ class ReinforcementLoop:
         with going_on(title, self._progress):
             await grow_trees(driver, writer, left, begin, driver.in_flight, on_finish)
         names, settings = [task.id for task in tasks], (rollout, self.settings.advantage)
-        place = (store, self.iteration, stage, names, [*samplers])
+        place = (store, self.iteration, stage, names, self._agents)
         trees = tree_samples(*place, self.reward, settings)
         samples.paths += trees.turns
         samples.measured = [*(samples.measured or ()), *trees.paths]

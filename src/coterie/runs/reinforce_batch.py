@@ -204,6 +204,8 @@ class StepSamples:
     """Number of dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
+    trained_roles: Sequence[str] = ()
+    """Roles that train in this step."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Running mean of each agent's rewards in earlier steps, for ``advantage.group=role``."""
 
