@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from coterie.rewards import turn_advantages as T
 from tests.mutation.fault import (
     Fault,
     around,
@@ -67,7 +68,57 @@ def _no_seeds(original, groups, count, rng):
     return sum(original([group], count, rng) for group in groups) / len(groups)
 
 
+TURNS = "tests/rewards/test_turn_advantages.py::"
+TREES = "tests/rollout/test_group_search.py::"
+TO_GO = f"{TURNS}test_returns_to_go_with_ended_paths_as_zero_are_unbiased[2-2]"
+DISCOUNTS = f"{TURNS}test_returns_of_turns_are_discounted_and_can_be_immediate"
+STATES = f"{TURNS}test_gigpo_adds_turns_after_equal_states_and_nothing_for_a_state_seen_once"
+RUNNING = f"{TURNS}test_the_running_mean_of_a_role_is_the_one_before_the_path"
+TURN_ROW = f"{TURNS}test_a_row_of_one_turn_has_its_prompt_its_logprobs_and_its_own_count"
+RECURSION = f"{TREES}test_returns_are_those_of_a_plain_recursion"
+SPINE = f"{TREES}test_a_spine_has_a_group_at_each_turn_of_its_first_rollout"
+CROSSED = f"{TREES}test_crossed_turns_have_the_mean_over_the_turns_of_the_partner"
+MULTIPLE = f"{TREES}test_equal_siblings_are_separate_samples"
+
+
+def _survivors(original, paths, baseline, gamma=1.0, immediate=False):
+    """Compare a turn only with the paths that got as far."""
+    result = original(paths, baseline, gamma, immediate)
+    returns = [T.turn_returns(path, gamma, immediate) for path in paths]
+    for own in result:
+        for turn in range(len(own)):
+            own[turn] += sum(0.5 for other in returns if len(other) <= turn)
+    return result
+
+
+def _distinct(groups):
+    """Count siblings with equal turns once."""
+    return [
+        replace(group, members=tuple({m.leaf: m for m in group.members}.values()))
+        for group in groups
+    ]
+
+
 FAULTS = (
+    # Groups of turns.
+    Fault("coterie.rewards.turn_advantages:turn_advantages", around(_survivors), [TO_GO]),
+    Fault("coterie.rewards.turn_advantages:turn_returns", given(gamma=1.0), [DISCOUNTS]),
+    Fault("coterie.rewards.turn_advantages:state_advantages", given(weight=0.0), [STATES]),
+    Fault(
+        "coterie.rewards.turn_advantages:role_advantages",
+        around(lambda original, paths, means, decay: original(paths, {}, decay)),
+        [RUNNING],
+    ),
+    Fault(
+        "coterie.record.rows:turn_row",
+        around(lambda original, rows, turn: replace(original(rows, turn), path_tokens=99)),
+        [TURN_ROW],
+    ),
+    Fault("coterie.runs.reinforce_trees:TaskTree._group_below", returns(None), [RECURSION]),
+    Fault("coterie.runs.reinforce_trees:groups_of", result(_distinct), [MULTIPLE]),
+    Fault("coterie.rollout.group_search:draw_of", returns(0), [CROSSED]),
+    Fault("coterie.rollout.group_search:GroupSearch.known_turn", returns(None), [CROSSED]),
+    Fault("coterie.rollout.group_search:GroupSearch._states", returns(()), [SPINE]),
     # A step: which paths are trained, in which order, with which advantages.
     Fault("coterie.recipes.rl:minibatches", given(seed="0"), [ORDER]),
     Fault("coterie.recipes.rl:minibatches", without_last, [ORDER]),
