@@ -73,7 +73,7 @@ def run_method(x: Experiment, method: str, seed: int, *, train: bool = True) -> 
     preset, world, words = METHODS[method]
     common = [*COMMON, f"environment={WORLDS}:{world}", f"seed={seed}"]
     own = recipe(settings(preset, [*common, *words, *x.words]))
-    first = own.steps()[0]
+    first = own.stage_keys()[0]
     with x.run(method, own, steps=None if train else [first]) as run:
         x.add_run(f"base of {world.lower()}", run, 0)
         if train:

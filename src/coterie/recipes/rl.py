@@ -32,7 +32,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.rl_plan import plan_reinforcement
+from coterie.recipes.rl_plan import check_roles, plan_reinforcement
 from coterie.recipes.rl_settings import CRITIC, RLSettings
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
@@ -118,28 +118,10 @@ class Reinforce(Recipe):
         each = policies.weights == "each" and len(agents) > 1
         return {agent: policies.roles.get(agent, agent if each else POLICY) for agent in agents}
 
-    def _check_roles(self) -> None:
-        """Raise ``UserError`` for settings of agents or roles that the environment does not have."""
-        policies, agents = self.settings.policies, agents_of(self.environment)
-        names = {*self.players().values()}
-        if unknown := [agent for agent in policies.roles if agent not in agents]:
-            raise UserError(
-                f"policies.roles has {unknown[0]}, which is no agent of {self.environment.name}",
-                f"its agents are {', '.join(agents)}",
-            )
-        rates, frozen = policies.learning_rates, policies.frozen
-        if unknown := [role for role in (*frozen, *rates) if role not in names]:
-            raise UserError(
-                f"policies has settings of the role {unknown[0]}, which plays no agent",
-                f"the roles are {', '.join(sorted(names))}; map agents to roles with policies.roles",
-            )
-        if not self.learning_roles:
-            raise UserError("policies.frozen has all roles, so nothing is trained", "remove one")
-
     def plan(self) -> Plan:
         # Errors in the user's rows show before torch is imported, which takes seconds.
         self.heldout_tasks()
-        self._check_roles()
+        check_roles(self.environment, self.settings.policies, self.players())
         return plan_reinforcement(self.settings, super().plan, self.settings.policies.frozen)
 
     def training_tasks(self) -> int:

@@ -1,9 +1,10 @@
 """Checks and memory of a stage of reinforcement learning, before it starts."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from coterie.environments.protocol import Environment, agents_of
 from coterie.errors import UserError
 from coterie.recipes.plan import (
     Plan,
@@ -15,7 +16,7 @@ from coterie.recipes.plan import (
     planned,
     rank_count,
 )
-from coterie.recipes.rl_settings import CRITIC, ReinforceRecipeSettings
+from coterie.recipes.rl_settings import CRITIC, PolicySettings, ReinforceRecipeSettings
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.settings import Reads, weight_dtype
@@ -51,6 +52,26 @@ def plan_reinforcement(
     during = -(-s.steps.count // s.steps.evaluate_every) if s.steps.evaluate_every else 0
     evaluations = result.evaluations + during * result.heldout
     return replace(result, memory=(*result.memory, memory), evaluations=evaluations)
+
+
+def check_roles(
+    environment: Environment, policies: PolicySettings, players: Mapping[str, str]
+) -> None:
+    """Raise ``UserError`` for settings of agents or roles that there are not; ``players`` has the role of each agent."""
+    agents, roles = agents_of(environment), {*players.values()}
+    if unknown := [agent for agent in policies.roles if agent not in agents]:
+        raise UserError(
+            f"policies.roles has {unknown[0]}, which is no agent of {environment.name}",
+            f"its agents are {', '.join(agents)}",
+        )
+    frozen, rates = policies.frozen, policies.learning_rates
+    if unknown := [role for role in (*frozen, *rates) if role not in roles]:
+        raise UserError(
+            f"policies has settings of the role {unknown[0]}, which plays no agent",
+            f"the roles are {', '.join(sorted(roles))}; map agents to roles with policies.roles",
+        )
+    if roles <= frozen.keys():
+        raise UserError("policies.frozen has all roles, so nothing is trained", "remove a role")
 
 
 def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[str]) -> MemoryPlan:

@@ -225,12 +225,9 @@ def _group(
         facts = described(path.outcome, _facts(path, values, of_tree))
         rows = tuple((path.agent, row) for row in path.rows)
         # With a critic, each token has its own advantage, and all rollouts are trained on.
-        is_trained = bool(advantage or s.has_critic) and not left_out
-        name = f"rollout {path.outcome.sample}"
-        samples.appendExampleSample(name, facts, rows, trained=is_trained, side=side)
-        is_trained = any(values or s.has_critic) and not left_out
+        is_trained = (any(values) or s.has_critic) and not left_out
         name = f"turn {path.sampled.path}" if of_tree else f"rollout {path.outcome.sample}"
-        samples.appendShown(name, facts, rows, trained=is_trained, side=side)
+        samples.append(ExampleSample(name, facts, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
     intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:

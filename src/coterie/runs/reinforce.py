@@ -234,7 +234,7 @@ class ReinforcementLoop:
         for policy in self._learners[: len(self.policies)]:
             samplers |= dict.fromkeys(policy.config.agents, await policy.sampler(sampling))
         for role in dict.fromkeys(self.frozen.values()):
-            model = await self.models.speak(role, 0)
+            model = await self.models.open_engine(role, 0)
             sampler = TokenSampler.of(model.engine, model.renderer, sampling, model.context_length)
             agents = (agent for agent, player in self.frozen.items() if player == role)
             samplers |= dict.fromkeys(agents, sampler)
@@ -363,7 +363,7 @@ class ReinforcementLoop:
         left = [task for task in tasks if task.id not in grown]
         title = f"{stage} {self.iteration}"
         self._progress.start(len(left), title)
-        with going_on(title, self._progress):
+        with engine_errors(title, self._progress):
             await grow_trees(driver, writer, left, begin, driver.in_flight, on_finish)
         names, settings = [task.id for task in tasks], (rollout, self.settings.advantage)
         place = (store, self.iteration, stage, names, self._agents)
