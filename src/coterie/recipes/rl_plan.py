@@ -57,7 +57,7 @@ def plan_reinforcement(
 def check_roles(
     environment: Environment, policies: PolicySettings, players: Mapping[str, str]
 ) -> None:
-    """Raise ``UserError`` for settings of agents or roles that there are not; ``players`` has the role of each agent."""
+    """Raise ``UserError`` for settings of unknown agents or roles; ``players`` has the role of each agent."""
     agents, roles = agents_of(environment), {*players.values()}
     if unknown := [agent for agent in policies.roles if agent not in agents]:
         raise UserError(

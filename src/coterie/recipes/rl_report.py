@@ -8,7 +8,7 @@ from coterie.recipes.rl import group_batch
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, described, example
+from coterie.reports.examples import Example, ExampleSample, described, example
 from coterie.reports.page import Section
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE
