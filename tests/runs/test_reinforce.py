@@ -230,7 +230,9 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
         "rollout.tasks=1",
         "evaluate.tasks=1",
     ]
-    recipe = make_recipe("rl/grpo", [*words, "policies.weights=each", "steps.count=2", "loss.kl_coef=0.1"])
+    recipe = make_recipe(
+        "rl/grpo", [*words, "policies.weights=each", "steps.count=2", "loss.kl_coef=0.1"]
+    )
     assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
     records, roles, folder = run_to_end(recipe, tmp_path / "run"), recipe.learning_roles, tmp_path
     assert len({final_weights(folder / "run", role) for role in roles}) == 2
