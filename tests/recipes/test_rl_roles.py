@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
-from tests.helpers.run_rl import SMALL, final_weights, make_recipe, run_to_end
+from tests.helpers.run_rl import (
+    SMALL,
+    final_weights,
+    informative_overrides,
+    make_recipe,
+    run_to_end,
+)
 
 TWO = "policies.roles={Alice: a, Bob: b}"
 
@@ -23,7 +29,12 @@ def writers(folder: Path) -> set[tuple[str, str, str]]:
 
 
 def test_a_frozen_role_plays_and_is_never_trained(tmp_path: Path) -> None:
-    words = [*SMALL, TWO, "policies.frozen={b: tiny-exchange}", "steps.count=2"]
+    words = [
+        *informative_overrides(tmp_path),
+        TWO,
+        "policies.frozen={b: tiny-exchange}",
+        "steps.count=2",
+    ]
     run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
     assert {path.name for path in (tmp_path / "run/training").iterdir()} == {"a"}
     speakers = {(who, role): [] for who, role, _ in writers(tmp_path / "run")}
@@ -34,7 +45,7 @@ def test_a_frozen_role_plays_and_is_never_trained(tmp_path: Path) -> None:
 
 
 def test_roles_train_in_turn_with_their_own_rates(tmp_path: Path) -> None:
-    words = [*SMALL, TWO, "steps.count=2", "loss.kl_coef=0"]
+    words = [*informative_overrides(tmp_path), TWO, "steps.count=2", "loss.kl_coef=0"]
     rates = ["policies.learning_rates={b: 0.01}", "policies.alternate_steps=1"]
     records = run_to_end(make_recipe("rl/grpo", [*words, *rates]), tmp_path / "run")
     assert [(r["a/updates"], r["b/updates"]) for r in records.values()] == [(1, 0), (1, 1)]
@@ -45,7 +56,7 @@ def test_roles_train_in_turn_with_their_own_rates(tmp_path: Path) -> None:
 
 def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
     """All agents under one name are the same as no mapping, but for the name."""
-    words = [*SMALL, "steps.count=1"]
+    words = [*informative_overrides(tmp_path), "steps.count=1"]
     run_to_end(make_recipe("rl/grpo", words), tmp_path / "plain")
     named = [*words, "policies.roles={Alice: team, Bob: team}"]
     run_to_end(make_recipe("rl/grpo", named), tmp_path / "named")

@@ -238,7 +238,7 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
     assert len({final_weights(folder / "run", role) for role in roles}) == 2
     with open_run(folder / "run", recipe.name, recipe.settings) as run:
         turns = [t for tree in run.store.trees(1, "evaluate") for t in tree.turns.values()]
-        policy = recipe.models(run).load("policy", 1).model
+        policy = recipe.models(run).load(recipe.main_role, 1).model
     recipe.close()
     assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in roles}
     assert (policy.dtype, policy.config._attn_implementation) == (torch.bfloat16, "eager")
