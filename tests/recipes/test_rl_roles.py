@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from coterie.config.folders import make_folder
 from coterie.errors import UserError
+from coterie.record.tree import ANSWERED, Outcome
+from coterie.runs.reinforce_batch import _whole
+from coterie.runs.run import open_run
 from tests.helpers.run_rl import (
     SMALL,
     final_weights,
@@ -75,3 +79,72 @@ def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
 def test_roles_that_play_nobody_are_refused_before_the_run(words, problem) -> None:
     with pytest.raises(UserError, match=problem):
         make_recipe("rl/grpo", [*SMALL, *words]).plan()
+
+
+def test_a_teacher_moves_a_policy_whose_rewards_are_equal(tmp_path: Path) -> None:
+    """On-policy distillation has a gradient wherever the two differ; equal weights differ nowhere."""
+    words = [*SMALL, "loss.kl_coef=0", "reward.team_weight=0", "steps.count=1"]
+    make_folder(tmp_path / "moved")
+    taught = [*informative_overrides(tmp_path / "moved"), "steps.count=1"]
+    run_to_end(make_recipe("rl/grpo", taught), tmp_path / "moved/run")
+    policy = tmp_path / "moved/run/training/policy/iteration-00/final"
+    for model, is_moved in (("tiny-exchange", False), (str(policy), True)):
+        recipe = make_recipe(
+            "rl/grpo", [*words, "policies.teacher=tiny-exchange", f"model={model}"]
+        )
+        folder = tmp_path / f"run-{is_moved}"
+        (record,) = run_to_end(recipe, folder).values()
+        assert record["groups_informative"] == 0
+        assert (float(record["policy/teacher_kl"]) > 1e-6) == is_moved
+
+
+WORLD = """
+from coterie import Ending, Message, Task
+from coterie.environments import Grade, Pure, Transition
+
+class World(Pure):
+    name, metric, actors, limits = "world", "score", {"player": "agent"}, {"turns": 1}
+    def tasks(self, split, count, seed, after=()):
+        start = 0 if split == "heldout" else sum(after)
+        return [Task(f"{split}-{n % 4}", {}) for n in range(start, start + count)]
+    def acting(self, state):
+        return ("player",)
+    def see(self, state, actor):
+        return (Message.of("user", "Write something."),)
+    async def act(self, state, taken, live, *, recorded=()):
+        return Transition(end=Ending("over"))
+    async def grade(self, state, live):
+        is_easy = state.task.id.endswith(("0", "2"))
+        return Grade(1.0 if is_easy else len(state.turns[0].text) % 11 / 10)
+"""
+
+
+def test_tasks_are_drawn_by_their_pass_rates_in_earlier_steps(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.pass_rates=[0.1, 0.9]"]
+    words += ["rollout.tasks=2", "steps.count=4", "loss.kl_coef=0", "rollout.max_tokens=8"]
+    words += ["rollout.rollouts_per_task=6"]
+    recipe = make_recipe("rl/grpo", words)
+    run_to_end(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        drawn = [{*run.store.tree_tasks(0, f"reinforce/{step:05d}")} for step in range(4)]
+    # Both halves of the set are new first; then only the tasks that are neither always right nor always wrong.
+    assert drawn == [{"train-0", "train-1"}, {"train-2", "train-3"}, *[{"train-1", "train-3"}] * 2]
+
+
+@pytest.mark.parametrize(
+    ("team_weight", "final", "acted", "reward"),
+    [
+        (None, None, False, 0.5),
+        (None, None, True, 0.0),
+        (None, 2.0, False, 2.0),
+        (0.5, 2.0, False, 2.25),
+        (0.5, None, True, 0.25),
+    ],
+)
+def test_the_reward_of_an_agent_mixes_the_score_of_the_team_with_its_own(
+    team_weight, final, acted, reward
+) -> None:
+    rewards = {} if final is None else {("leaf", "final_reward:Ann"): final}
+    outcome = Outcome("leaf", 0, ANSWERED, None, 0.5)
+    assert _whole(outcome, "Ann", acted, rewards, team_weight) == reward

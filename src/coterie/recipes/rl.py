@@ -33,7 +33,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.rl_plan import check_roles, plan_reinforcement
-from coterie.recipes.rl_settings import CRITIC, RLSettings
+from coterie.recipes.rl_settings import CRITIC, TEACHER, PolicySettings, RLSettings
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.page import Section
@@ -105,7 +105,8 @@ class Reinforce(Recipe):
         names = dict.fromkeys(self.players().values())
         policies = tuple(Role(name, frozen.get(name, self.settings.model)) for name in names)
         critic = (Role(CRITIC, self.settings.model, head=True),) if self.settings.has_critic else ()
-        return policies + critic
+        teacher = self.settings.policies.teacher
+        return policies + critic + ((Role(TEACHER, teacher),) if teacher else ())
 
     @property
     def learning_roles(self) -> tuple[str, ...]:
@@ -121,8 +122,9 @@ class Reinforce(Recipe):
     def plan(self) -> Plan:
         # Errors in the user's rows show before torch is imported, which takes seconds.
         self.heldout_tasks()
-        check_roles(self.environment, self.settings.policies, self.players())
-        return plan_reinforcement(self.settings, super().plan, self.settings.policies.frozen)
+        check_roles(self.environment, self.settings.policies, self.players(), self.renderers)
+        untrained = {*self.settings.policies.frozen, TEACHER}
+        return plan_reinforcement(self.settings, super().plan, untrained)
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count
@@ -136,13 +138,10 @@ class Reinforce(Recipe):
         trains=lambda recipe, i: recipe.learning_roles,
     )
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        s = self.settings.policies
         return await reinforce(
             *(self, self.settings, run, i, progress),
             roles=self.learning_roles,
-            frozen=tuple(s.frozen),
-            learning_rates=s.learning_rates,
-            alternate_steps=s.alternate_steps,
+            policies=self.settings.policies,
         )
 
 
@@ -154,31 +153,32 @@ async def reinforce(
     progress: Progress,
     *,
     roles: Sequence[str],
-    frozen: Sequence[str] = (),
-    learning_rates: Mapping[str, float] | None = None,
-    alternate_steps: int | None = None,
+    policies: PolicySettings | None = None,
 ) -> Metrics:
-    """Run the RL stage: train ``roles`` from their newest versions, while ``frozen`` roles only play."""
+    """Run the RL stage: train ``roles`` from their newest versions, while frozen roles only play."""
     from coterie.runs.reinforce import ReinforcementLoop  # torch takes seconds to import
     from coterie.runs.roles import LearnerConfig
     from coterie.training.losses import ValueLoss
     from coterie.training.policy_gradient import PolicyGradient
 
     players, updates = recipe.players(), s.steps.updates
-    policies, critic = list[LearnerConfig](), None
+    learners, critic = list[LearnerConfig](), None
+    policies = policies or PolicySettings()
     # Log-probs are taken at the temperature of sampling, so that rho compares the same
     # distributions.
     training, loss = recipe.seeded(s.policy_training, iteration), s.loss.at(s.rollout.temperature)
+    if policies.teacher is not None:
+        loss = loss.model_copy(update={"distill_coef": policies.distill_coef})
     for role in roles:
         version = recipe.newest(run, role, iteration)
         agents = tuple(agent for agent, player in players.items() if player == role)
-        rate = (learning_rates or {}).get(role, training.learning_rate)
+        rate = policies.learning_rates.get(role, training.learning_rate)
         of_role = training.model_copy(update={"learning_rate": rate})
         objective = PolicyGradient(loss)
-        policies.append(LearnerConfig(role, version, agents, objective, of_role, updates))
+        learners.append(LearnerConfig(role, version, agents, objective, of_role, updates))
     if s.has_critic:
         # A critic needs a single policy, which the settings guarantee.
-        (policy,) = policies
+        (policy,) = learners
         training = recipe.seeded(s.critic_training, iteration)
         # The critic starts from the weights of the policy, with a new head.
         critic = replace(
@@ -191,11 +191,12 @@ async def reinforce(
     async with recipe.actors(run) as actors:
         work = ReinforcementLoop(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
-            *(PathReward(s.reward), recipe.settings.seed, train_step, policies, critic),
+            *(PathReward(s.reward), recipe.settings.seed, train_step, learners, critic),
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
             heldout_temperature=recipe.settings.evaluate.temperature,
-            frozen={agent: player for agent, player in players.items() if player in frozen},
-            alternate_steps=alternate_steps,
+            frozen={a: player for a, player in players.items() if player in policies.frozen},
+            teacher=None if policies.teacher is None else TEACHER,
+            alternate_steps=policies.alternate_steps,
         )
         return await work.learn(progress)
 
@@ -254,6 +255,15 @@ def prepare(
     # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
     if s.loss.kl_coef or s.reward.kl_coef:
         fresh = by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
+    # On-policy distillation: log p_teacher - log p_old is added to each token's advantage.
+    if samples.teacher is not None:
+        from coterie.training.reference import with_teacher
+
+        def distill(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
+            training = role.config.settings
+            return with_teacher(samples.teacher, rows, training, temperature=temperature)
+
+        fresh = by_role(fresh, policies, distill)
     # Before its first update a policy equals its reference, so the divergence costs nothing.
     moved = {agent for role in policies if role.is_trained for agent in role.config.agents}
     before_kl = fresh
@@ -441,7 +451,8 @@ def _has_gradient(learner: "Learner", rows: Sequence[Row], s: ReinforceSettings)
     """Return True for a critic, and for a policy with an advantage, an entropy bonus, or a divergence."""
     # A policy that has not moved equals its reference, so a KL term has no gradient yet.
     is_regularized = s.loss.entropy_coef or (s.loss.kl_coef and learner.is_trained)
-    if learner.config.init_from is not None or is_regularized:
+    is_distilled = any(row.teacher is not None for row in rows)
+    if learner.config.init_from is not None or is_regularized or is_distilled:
         return True
     return any(any(row.advantages or ()) for row in rows)
 

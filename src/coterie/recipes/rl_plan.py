@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from coterie.environments.protocol import Environment, agents_of
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.recipes.plan import (
     Plan,
     check_ranks,
@@ -16,7 +17,12 @@ from coterie.recipes.plan import (
     planned,
     rank_count,
 )
-from coterie.recipes.rl_settings import CRITIC, PolicySettings, ReinforceRecipeSettings
+from coterie.recipes.rl_settings import (
+    CRITIC,
+    TEACHER,
+    PolicySettings,
+    ReinforceRecipeSettings,
+)
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.settings import Reads, weight_dtype
@@ -55,9 +61,15 @@ def plan_reinforcement(
 
 
 def check_roles(
-    environment: Environment, policies: PolicySettings, players: Mapping[str, str]
+    environment: Environment,
+    policies: PolicySettings,
+    players: Mapping[str, str],
+    renderers: Mapping[str, ChatRenderer],
 ) -> None:
-    """Raise ``UserError`` for settings of unknown agents or roles; ``players`` has the role of each agent."""
+    """Raise ``UserError`` for settings of unknown agents or roles, or a teacher with other tokens.
+
+    ``players`` has the role of each agent, ``renderers`` the renderer of each role.
+    """
     agents, roles = agents_of(environment), {*players.values()}
     if unknown := [agent for agent in policies.roles if agent not in agents]:
         raise UserError(
@@ -70,6 +82,13 @@ def check_roles(
             f"policies has settings of the role {unknown[0]}, which plays no agent",
             f"the roles are {', '.join(sorted(roles))}; map agents to roles with policies.roles",
         )
+    if policies.teacher is not None:
+        teacher, *others = (renderers[role].tokenizer.get_vocab() for role in (TEACHER, *roles))
+        if any(vocabulary != teacher for vocabulary in others):
+            raise UserError(
+                f"the teacher {policies.teacher} has another vocabulary than the policies",
+                "use a teacher of the same family of models",
+            )
     if roles <= frozen.keys():
         raise UserError("policies.frozen has all roles, so nothing is trained", "remove a role")
 

@@ -11,6 +11,8 @@ from coterie.runs.reinforce_settings import PolicyTrainingSettings, ReinforceSet
 
 CRITIC = "critic"
 """Role of the value function."""
+TEACHER = "teacher"
+"""Role of the model that is distilled."""
 
 
 class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
@@ -51,6 +53,14 @@ class PolicySettings(Settings):
     frozen: dict[str, ModelName] = key(
         {},
         "Roles that play and are not trained, with their models, such as {critic: Qwen/Qwen2.5-7B-Instruct}.",
+    )
+    teacher: ModelName | None = key(
+        None,
+        "Model with the same tokenizer whose log-probs the trained roles distill on the tokens that they sample.",
+        source="on-policy distillation",
+    )
+    distill_coef: float = key(
+        1.0, "Weight of log p_teacher - log p_old in the advantage of a token (teacher).", ge=0
     )
     learning_rates: dict[str, float] = key(
         {}, "Learning rates of single roles. Default: train.learning_rate.", source="Dr. MAS"

@@ -365,6 +365,13 @@ class PathRewardSettings(TermSettings):
         source="GAP: an eighth",
         ge=1,
     )
+    team_weight: float | None = key(
+        None,
+        "Weight of the score, which the team shares, in the reward of each agent, beside the rewards that the "
+        "environment gives to the agent alone. Default: the agent's own rewards, or the score if there are none.",
+        source="AT-GRPO: undocumented",
+        ge=0,
+    )
     kl_coef: float = key(
         0.0, "Weight of the KL cost of each token, relative to the reference (k1).", ge=0
     )

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
@@ -65,6 +65,8 @@ from coterie.training.ranks import Ranks
 Result = TypeVar("Result")
 GROWN = "grown"
 """Stage of the marks of complete trees."""
+MAX_DRAWS = 20
+"""Maximum draws of a round that requires pass rates."""
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 TrainStep = Callable[
@@ -93,6 +95,8 @@ class ReinforcementLoop:
     heldout_temperature: float = 0.0
     frozen: Mapping[str, str] = field(default_factory=dict)
     """Agents that are played by a role that is not trained, with its name."""
+    teacher: str | None = None
+    """Role whose log-probs the policies distill."""
     alternate_steps: int | None = None
     """Number of steps for which one policy trains at a time; ``None`` if all train in each step."""
     _progress: Progress = field(init=False)
@@ -103,6 +107,10 @@ class ReinforcementLoop:
     """Metrics by step, also of steps that are repeated after a kill."""
     _step_count: int = field(init=False)
     """Number of steps whose updates the trainers have."""
+    _teacher: Any = field(default=None, init=False)
+    _rates: dict[str, float] = field(default_factory=dict, init=False)
+    """Pass rates of tasks in the first ``_rated_steps`` steps."""
+    _rated_steps: int = field(default=0, init=False)
     _best: int | None = field(default=None, init=False)
     """Number of steps of the best policy so far, with ``keep=best``."""
 
@@ -161,7 +169,7 @@ class ReinforcementLoop:
         else:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
         samples.means = running_means(self._records.get(step - 1, {}))
-        samples.trained_roles = self._trained_roles(step)
+        samples.trained_roles, samples.teacher = self._trained_roles(step), self._teacher
         middle = time.monotonic()
         flat = self._is_flat([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
@@ -302,13 +310,7 @@ class ReinforcementLoop:
         driver = self.actors.driver(samplers, self.seed)
         # Dynamic sampling (DAPO, section 3.2): draw until enough groups have different rewards.
         while samples.rounds < s.rounds:
-            # Tasks repeat only after all have been drawn, so all earlier draws of the stage count.
-            count = s.tasks_per_round
-            previous_counts = [count] * samples.draws
-            tasks = draw_tasks(self.environment, "train", count, self.seed, previous_counts)
-            # A small data set may repeat a task within the step, but its group is played once.
-            tasks = [task for task in tasks if task.id not in samples.tasks]
-            samples.draws += 1
+            tasks = self._draw(step, samples)
             samples.rounds += 1
             if not tasks:
                 break
@@ -328,6 +330,37 @@ class ReinforcementLoop:
                 )
             if len(informative_tasks(samples.paths)) >= s.tasks:
                 break
+
+    def _draw(self, step: int, samples: StepSamples) -> list[Task]:
+        """Draw the tasks of a round. With ``pass_rates``, draw until enough tasks are within these bounds."""
+        s, tasks = self.settings.rollout, dict[str, Task]()
+        count, rates = s.tasks_per_round, self._pass_rates(step) if s.pass_rates else {}
+        low, high = s.pass_rates or (0.0, 1.0)
+        for _ in range(MAX_DRAWS if s.pass_rates else 1):
+            # Tasks repeat only after all have been drawn, so all earlier draws of the stage count.
+            previous_counts = [count] * samples.draws
+            samples.draws += 1
+            for task in draw_tasks(self.environment, "train", count, self.seed, previous_counts):
+                # A small data set may repeat a task within the step, but its group is played once.
+                is_new = task.id not in samples.tasks and task.id not in tasks
+                if is_new and low <= rates.get(task.id, low) <= high:
+                    tasks[task.id] = task
+            if len(tasks) >= count:
+                break
+        return list(tasks.values())[:count]
+
+    def _pass_rates(self, step: int) -> dict[str, float]:
+        """Return the mean score of each task in the newest earlier step that played it."""
+        # Only of earlier steps, so that a repeated step draws the same tasks.
+        for earlier in range(self._rated_steps, step):
+            scores: dict[str, list[float]] = {}
+            stage = step_stage(REINFORCE, earlier)
+            for tree in self.run.store.outlines(self.iteration, stage):
+                of_tree = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
+                scores.setdefault(tree.task, []).extend(of_tree)
+            self._rates |= {task: fmean(values) for task, values in scores.items() if values}
+        self._rated_steps = step
+        return self._rates
 
     async def _grow(
         self,
@@ -428,6 +461,8 @@ class ReinforcementLoop:
                 run = (self.run, self.models, self.iteration)
                 opened = open_learner(*run, config, at=step, ranks=ranks)
                 learners.append(stack.enter_context(opened))
+            if self.teacher is not None:
+                self._teacher = self.models.load(self.teacher, 0).model.eval()
             yield learners
 
     def _save(self) -> None:

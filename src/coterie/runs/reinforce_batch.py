@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.record.rows import Row, rows, view
 from coterie.record.store import Store
@@ -117,7 +117,8 @@ def _of_sample(
         if not agent_rows:
             continue
         steps = _steps(path, agent, agent_rows, rewards)
-        path_reward = _whole(outcome, agent, bool(steps), rewards)
+        team_weight = reward.settings.team_weight
+        path_reward = _whole(outcome, agent, bool(steps), rewards, team_weight)
         graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
         total_reward = None if terms is None else add_terms(terms)
@@ -139,11 +140,20 @@ def _last_message(tree: Tree, turn: str) -> str:
 
 
 def _whole(
-    outcome: Outcome, agent: str, stepwise: bool, rewards: Mapping[tuple[str, str], float]
+    outcome: Outcome,
+    agent: str,
+    stepwise: bool,
+    rewards: Mapping[tuple[str, str], float],
+    team_weight: float | None = None,
 ) -> float | None:
-    """Return the reward of the whole path: the final reward, else the score, else 0 if single turns had rewards."""
-    score = 0.0 if stepwise else outcome.score
-    return rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"), score)
+    """Return the reward of the whole path: the final reward, else the score, else 0 if single turns had rewards.
+
+    With ``team_weight`` it is that weight times the score plus the agent's final reward.
+    """
+    final = rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"))
+    if team_weight is None:
+        return (0.0 if stepwise else outcome.score) if final is None else final
+    return None if outcome.score is None else team_weight * outcome.score + (final or 0.0)
 
 
 def _steps(
@@ -204,6 +214,8 @@ class StepSamples:
     """Number of dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
+    teacher: Any = None
+    """Model whose log-probs the policies distill, if there is one."""
     trained_roles: Sequence[str] = ()
     """Roles that train in this step."""
     means: Mapping[str, float] = field(default_factory=dict)

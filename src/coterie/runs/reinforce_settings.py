@@ -41,6 +41,11 @@ class GroupSettings(Settings):
         source="DAPO section 3.2: unbounded",
         ge=1,
     )
+    pass_rates: tuple[float, float] | None = key(
+        None,
+        "Draw only tasks whose mean score in the newest earlier step that played them is within these bounds, such as "
+        "[0.1, 0.9], and tasks that no step has played. Default: all tasks.",
+    )
     max_staleness: int = key(
         0,
         "Sample while a step trains, and train on tokens that are at most this number of steps old. Older groups are "
@@ -68,6 +73,7 @@ class GroupSettings(Settings):
     def identity(self) -> dict[str, object]:
         """Return the settings that results depend on, without unused ones, so that older runs stay the same."""
         added = {"max_staleness": self.max_staleness > 0}
+        added["pass_rates"] = self.pass_rates is not None
         added |= dict.fromkeys(("tree", "tree_depth", "joint"), self.tree != "none")
         names = [name for name in type(self).model_fields if added.get(name, True)]
         return {name: getattr(self, name) for name in names}
@@ -83,8 +89,12 @@ class GroupSettings(Settings):
             raise ValueError(
                 "tree_depth and joint are settings of a tree; use tree=spine or tree=full, or remove them"
             )
-        if self.tree != "none" and self.max_staleness:
-            raise ValueError("trees cannot be sampled while a step trains; set max_staleness=0")
+        if (self.tree != "none" or self.pass_rates) and self.max_staleness:
+            raise ValueError(
+                "trees and tasks by pass_rates cannot be sampled while a step trains; set max_staleness=0"
+            )
+        if self.pass_rates and not 0 <= self.pass_rates[0] <= self.pass_rates[1] <= 1:
+            raise ValueError("pass_rates must be two numbers from 0 to 1, the lower one first")
         return self
 
     @property

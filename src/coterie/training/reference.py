@@ -150,6 +150,14 @@ def with_row_reference(
     return [replace(row, reference=logprobs) for row, logprobs in zip(rows, values, strict=True)]
 
 
+def with_teacher(
+    model: Any, rows: Sequence[Row], settings: TrainingSettings, *, temperature: float
+) -> list[Row]:
+    """Set ``teacher`` of each row: log-probs of its targets under the teacher of a distillation."""
+    values = row_values(model, "logprobs", rows, settings, temperature)
+    return [replace(row, teacher=logprobs) for row, logprobs in zip(rows, values, strict=True)]
+
+
 def with_values(
     model: Any | Scorer, rows: Sequence[Row], settings: TrainingSettings
 ) -> tuple[list[Row], list[float | None]]:
