@@ -15,11 +15,13 @@
 The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
 divergence D to the loss (``loss.aggregation`` selects the mean over tokens or over rollouts). DAPO has a higher upper
 clip, a mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft
-penalty for long answers. PPO has a critic V. The methods for several agents choose other groups, in
+penalty for long answers. PPO has a critic V. The methods for several agents choose other groups in
 :func:`group_batch`: turns instead of rollouts (``rl/turns``), turns after equal observations (``rl/gigpo``), siblings
-of one state, each played to the end (``rl/vine``, ``rl/magrpo``), or compared by the reward of the turn alone
-(``rl/at_grpo``), or a running mean for each agent (``rl/rae``). :func:`train_step` is the algorithm: :func:`group_batch` or
-:func:`critic_batch` sets A (arithmetic: :mod:`coterie.rewards.advantages`), :func:`update` takes the steps on L (the
+of one state, each played to the end (``rl/vine``, ``rl/magrpo``) or compared by the reward of the turn alone
+(``rl/at_grpo``), or a running mean for each agent (``rl/rae``).
+
+:func:`train_step` is the algorithm: :func:`group_batch` or :func:`critic_batch` sets A (arithmetic:
+:mod:`coterie.rewards.advantages`, :mod:`coterie.rewards.turn_advantages`), :func:`update` takes the steps on L (the
 clip and kl D: :class:`~coterie.training.policy_gradient.PolicyGradient`). A divergence in the reward
 (``reward.kl_coef``) is another one, see :func:`prepare`. :mod:`coterie.runs.reinforce` samples, saves and resumes.
 """
