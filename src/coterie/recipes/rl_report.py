@@ -57,12 +57,25 @@ RULES = {
     "leave_one_out": "{return} - mean of the others of the group",
 }
 COMPARED = {
-    "path": "reward",
-    "turn": "return to go of each turn, compared with the same turn of the other rollouts",
-    "state": "reward, plus the same of the returns to go of turns after equal observations",
-    "sibling": "return of a turn, compared with its siblings",
-    "role": "reward, compared with the running mean of the agent's rewards",
+    "path": ("reward", "All rollouts of a task, by reward."),
+    "turn": (
+        "return to go of a turn",
+        "All rollouts of a task, by reward; the same turn of each is compared.",
+    ),
+    "state": (
+        "reward, plus the same of the returns to go of turns after equal observations,",
+        "All rollouts of a task, by reward.",
+    ),
+    "sibling": (
+        "return of the turn",
+        "Alternatives of one turn, sampled from the same state, by return.",
+    ),
+    "role": (
+        "reward",
+        "All rollouts of a task, by reward. The group is all earlier rollouts of the agent.",
+    ),
 }
+"""What the advantage is computed from, and what a group shows, by ``advantage.group``."""
 
 
 def step_sections(
@@ -92,7 +105,11 @@ def step_sections(
         charts = []
     names = dict.fromkeys(name for record in records.values() for name in record)
     rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
-    rule = rule.replace("{return}", COMPARED[s.advantage.group])
+    value, shown = COMPARED[s.advantage.group]
+    rule, kind = (
+        rule.replace("{return}", value),
+        "rollouts" if s.rollout.tree == "none" else "turns",
+    )
     for role in roles:
         ending, prefix, of = (f"-{role}", f"{role}/", f" of {role}") if several else ("", "", "")
         columns = [
@@ -105,10 +122,9 @@ def step_sections(
         columns += [(head, f"{role}/{name}") for head, name in LEARNED]
         groups = Section(
             f"groups-{iteration}{ending}",
-            f"Groups{of}: which rollouts were made more likely",
-            f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A "
-            "positive advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is "
-            "the sum of its terms.",
+            f"Groups{of}: which {kind} were made more likely",
+            f"{shown} Marked tokens are trained, weighted by the advantage: {rule}. A positive advantage makes tokens "
+            "more likely, a negative one less likely, 0 teaches nothing.",
             examples=tuple(_groups(recipe, s, run, iteration, sorted(records), role)),
         )
         sections += [_steps(records, f"{id_}{ending}", columns, charts, prefix, of), groups]
@@ -229,7 +245,8 @@ def _group(
         name = f"turn {path.sampled.path}" if of_tree else f"rollout {path.outcome.sample}"
         samples.append(ExampleSample(name, facts, rows, trained=is_trained, side=side))
     several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
-    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    kind = "turns have a return" if of_tree else "rollouts have a reward"
+    intro = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} {kind}"
     if len(set(rewards)) > 1:
         intro += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
     else:
