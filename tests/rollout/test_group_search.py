@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -106,7 +107,8 @@ class Grown:
         writer = Recording(self.store, 0, Silent(), lambda: 0, stage=STAGE)
         writer.on_search = on_search
         s, is_crossed = self.rollout, self.rollout.joint == "crossed"
-        shape = (s.rollouts_per_task, s.tree == "full", s.tree_depth, is_crossed)
+        from_best = s.continue_with == "best"
+        shape = (s.rollouts_per_task, s.tree == "full", s.tree_depth, from_best, is_crossed)
 
         def begin(driver: Driver, sessions: Any, task: Task) -> Search:
             tree, recorded = writer.load(task)
@@ -211,6 +213,18 @@ def test_where_only_the_first_turn_counts_all_later_advantages_are_zero(sampler,
     assert any(by_group["train-0/0"])
     later = [a for name, of_group in by_group.items() if not name.endswith("/0") for a in of_group]
     assert later and not any(later)
+
+
+def test_a_spine_can_continue_with_the_best_turn(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(3), sampler, tmp_path, continue_with="best", rollouts_per_task=4).grow()
+    for task in grown.tasks:
+        (task_rollouts,) = rollouts(grown.store, 0, task.id, STAGE).values()
+        tree, groups = grown.store.tree(0, STAGE, task.id), groups_of(task_rollouts)
+        assert len(groups) == 3
+        for depth, (group, below) in enumerate(pairwise(groups)):
+            turns = [tree.path(str(member.leaf))[depth] for member in group.members]
+            best = max(turns, key=lambda turn: value(turn.text))
+            assert below.start == best.id
 
 
 def test_crossed_turns_have_the_mean_over_the_turns_of_the_partner(sampler, tmp_path) -> None:

@@ -70,6 +70,9 @@ class GroupSearch(Search):
     """Branch at the states of all rollouts, not only of the first."""
     depth: int | None = None
     """Maximum number of states of a path at which the tree branches; ``None`` for all."""
+    from_best: bool = False
+    """Continue a spine with the alternative of the highest immediate reward (AT-GRPO), not with the first one. Later
+    states then depend on rewards, so their turns are no sample of what the policy plays."""
     crossed: bool = False
     """Play all combinations of the turns of agents that act at the same time."""
 
@@ -118,6 +121,9 @@ class GroupSearch(Search):
         """Yield the rollouts and states that a group may branch from: breadth first, by earlier groups."""
         for group in groups_of(self.rollouts):
             finished = [member for member in group.members if member.leaf is not None]
+            if self.from_best and finished:
+                # Of equal rewards the first counts.
+                finished = [max(finished, key=lambda member: self._reward_at(group, member))]
             for member in finished if self.full else finished[:1]:
                 assert member.leaf is not None
                 states = self._decisions(member.leaf)
@@ -126,6 +132,14 @@ class GroupSearch(Search):
                 index = nodes.index(group.start) + 1 if group.start in nodes else 0
                 if index < min(len(states), self.depth or len(states)):
                     yield member, states[index]
+
+    def _reward_at(self, group: Group, member: Rollout) -> float:
+        """Return the agents' rewards for their turns in the state of a group."""
+        ids = [turn.id for turn in self.tree.path(str(member.leaf))]
+        first = ids.index(group.start) + 1 if group.start in ids else 0
+        # Rewards of simultaneous turns are on the last of them.
+        node = ids[first + group.actors - 1]
+        return sum(self.branches.rewards.get((node, agent), 0.0) for agent in self.agents)
 
     def _decisions(self, leaf: str) -> list[Position]:
         """Return the positions on a path at which an agent acts."""

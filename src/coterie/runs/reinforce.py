@@ -376,7 +376,8 @@ class ReinforcementLoop:
         tokens = sampled_tokens(samplers.values())
         writer = TreeWriter(store, self.iteration, Silent(), tokens, stage=stage)
         is_full, is_crossed = rollout.tree == "full", rollout.joint == "crossed"
-        shape = (rollout.rollouts_per_task, is_full, rollout.tree_depth, is_crossed)
+        from_best = rollout.continue_with == "best"
+        shape = (rollout.rollouts_per_task, is_full, rollout.tree_depth, from_best, is_crossed)
         # A mark of each complete tree spares a resumed run the replay of its environment.
         mark = stage.replace(REINFORCE, GROWN)
 

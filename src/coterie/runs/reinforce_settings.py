@@ -63,6 +63,12 @@ class GroupSettings(Settings):
     tree_depth: int | None = key(
         None, "Maximum turns of a path at which a tree branches. Default: all turns.", ge=1
     )
+    continue_with: Literal["first", "best"] = key(
+        "first",
+        "Alternative whose path a spine follows: the `first`, which is a sample of the policy, or the `best` by the "
+        "reward of its turn.",
+        source="AT-GRPO: best",
+    )
     joint: JointActions = key(
         "aligned",
         "Alternatives of agents that act at the same time: the k-th turn of each (`aligned`), or all combinations of "
@@ -74,7 +80,9 @@ class GroupSettings(Settings):
         """Return the settings that results depend on, without unused ones, so that older runs stay the same."""
         added = {"max_staleness": self.max_staleness > 0}
         added["pass_rates"] = self.pass_rates is not None
-        added |= dict.fromkeys(("tree", "tree_depth", "joint"), self.tree != "none")
+        added |= dict.fromkeys(
+            ("tree", "tree_depth", "joint", "continue_with"), self.tree != "none"
+        )
         names = [name for name in type(self).model_fields if added.get(name, True)]
         return {name: getattr(self, name) for name in names}
 
@@ -89,6 +97,8 @@ class GroupSettings(Settings):
             raise ValueError(
                 "tree_depth and joint are settings of a tree; use tree=spine or tree=full, or remove them"
             )
+        if self.continue_with == "best" and self.tree != "spine":
+            raise ValueError("continue_with=best is a setting of tree=spine; remove it")
         if (self.tree != "none" or self.pass_rates) and self.max_staleness:
             raise ValueError(
                 "trees and tasks by pass_rates cannot be sampled while a step trains; set max_staleness=0"
