@@ -28,6 +28,7 @@ DYNAMIC = f"{BATCH}test_dynamic_sampling_counts_all_groups_and_trains_on_informa
 LONG = f"{BATCH}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
 PATH_CUT = f"{BATCH}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
 INFORMATIVE = f"{BATCH}test_a_task_is_informative_if_one_of_its_agents_groups_is"
+CRITICS = f"{BATCH}test_each_role_has_the_advantages_of_its_own_critic"
 WHITENING = f"{BATCH}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
 STATISTICS = "tests/test_statistics.py::"
 CONSISTENCY = "tests/runs/test_self_consistency.py::"
@@ -99,6 +100,11 @@ def _distinct(groups):
     ]
 
 
+def _reversed(critics):
+    """The critic of another role."""
+    return critics[::-1]
+
+
 FAULTS = (
     # Groups of turns.
     Fault("coterie.rewards.turn_advantages:turn_advantages", around(_survivors), [TO_GO]),
@@ -130,7 +136,7 @@ FAULTS = (
         [STALE],
     ),
     Fault("coterie.recipes.rl:_has_gradient", returns(True), [FLAT]),
-    Fault("coterie.runs.reinforce:ReinforcementLoop._is_flat", returns(False), [FLAT]),
+    Fault("coterie.runs.reinforce:ReinforcementLoop._flat_roles", returns(()), [FLAT]),
     Fault("coterie.recipes.rl:_masked", returns(False), [PATH_CUT]),
     Fault("coterie.runs.reinforce_batch:informative_tasks", returns([]), [DYNAMIC]),
     Fault("coterie.recipes.rl:prepare", given(s=edited(rollout=edited(rounds=1))), [DYNAMIC]),
@@ -145,6 +151,7 @@ FAULTS = (
     ),
     Fault("coterie.recipes.rl:critic_batch", settings(gae_lambda=0.0), [CRITIC]),
     Fault("coterie.recipes.rl:gae", given(bootstrap=0.0), [CRITIC]),
+    Fault("coterie.recipes.rl:critics_batch", given(critics=_reversed), [CRITICS]),
     Fault("coterie.recipes.rl:critic_batch", settings(normalize=False), [WHITENING]),
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),

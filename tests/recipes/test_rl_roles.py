@@ -1,15 +1,22 @@
 """Roles of reinforcement learning: agents that share one, roles that only play, rates, and training in turn."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from coterie.config.folders import make_folder
 from coterie.errors import UserError
-from coterie.record.tree import ANSWERED, Outcome
-from coterie.runs.reinforce_batch import _whole
+from coterie.models.loading import load_renderer
+from coterie.record.tree import ANSWERED, Outcome, Tree
+from coterie.record.turn import Message, PrivilegeError
+from coterie.rewards.dialogue_reward import PathReward
+from coterie.rollout.episodes import first_prompts
+from coterie.runs.joint_critic import NEXT_TURN, JointReader
+from coterie.runs.reinforce_batch import _whole, paths_of
 from coterie.runs.run import open_run
 from tests.helpers.run_rl import (
     SMALL,
@@ -58,6 +65,88 @@ def test_roles_train_in_turn_with_their_own_rates(tmp_path: Path) -> None:
     assert records[1]["b/learning_rate"] == pytest.approx(1e-2)
 
 
+def test_each_trained_role_has_a_critic_that_learns_in_its_steps(tmp_path: Path) -> None:
+    words = [*SMALL, TWO, "rollout.tasks=3", "rollout.rollouts_per_task=1", "steps.count=2"]
+    words += ["policies.alternate_steps=1", "critic.train.warmup_ratio=0"]
+    records = run_to_end(make_recipe("rl/ppo", words), tmp_path / "run")
+    updates = [(r["critic-a/updates"], r["critic-b/updates"]) for r in records.values()]
+    assert updates == [(2, 0), (2, 2)]
+    assert "critic-b/value_error" not in records[0] and records[1]["critic-b/value_error"] > 0
+    roles = {path.name for path in (tmp_path / "run/training").iterdir()}
+    assert roles == {"a", "b", "critic-a", "critic-b"}
+    assert len({final_weights(tmp_path / "run", f"critic-{role}") for role in "ab"}) == 2
+    assert {role for _, role, _ in writers(tmp_path / "run")} == {"a", "b"}
+
+
+TOLD = """
+from dataclasses import replace
+from coterie.environments.exchange import Exchange
+from coterie.record.tree import Secret
+
+class Told(Exchange):
+    def tasks(self, *arguments, **options):
+        hint = Secret("zanzibar", name="hint", readers=frozenset({"critic"}))
+        tasks = super().tasks(*arguments, **options)
+        return [replace(task, secrets={**task.secrets, "hint": hint}) for task in tasks]
+
+    async def act(self, state, turns, live, **options):
+        transition = await super().act(state, turns, live, **options)
+        return replace(transition, rewards={turns[-1].speaker.name: len(state.turns) / 8})
+"""
+
+
+def test_a_critic_of_the_joint_state_reads_what_no_prompt_of_an_agent_has(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(TOLD)
+    words = [*SMALL, f"environment={tmp_path / 'told.py'}:Told", "policies.weights=each"]
+    words += ["critic.view=joint", "policies.alternate_steps=1", "steps.count=2"]
+    recipe = make_recipe("rl/ppo", words)
+    records = run_to_end(recipe, tmp_path / "run")
+    updates = [f"{role}/updates" for role in ("Alice", "Bob", "critic")]
+    assert [[r[name] for name in updates] for r in records.values()] == [[2, 0, 2], [2, 2, 4]]
+    (renderer, _), asked = load_renderer("tiny-exchange"), list[Message]()
+
+    class Noting:
+        """The renderer, which notes the critic's prompts."""
+
+        encode_content = renderer.encode_content
+
+        def render(self, messages: Sequence[Message], tree: Tree, reader: str) -> tuple[int, ...]:
+            asked.extend(messages)
+            return renderer.render(messages, tree, reader)
+
+    def bare(text: str | Sequence[int]) -> str:
+        """Drop spaces, which the tokenizer of the tiny models does not keep."""
+        return "".join((text if isinstance(text, str) else renderer.decode(text)).split())
+
+    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
+        stage = "reinforce/00000"
+        tasks = {name: run.store.task(name) for name in run.store.tree_tasks(0, stage)}
+        prompts = {name: first_prompts(recipe.environment, task) for name, task in tasks.items()}
+        reader, reward = JointReader(Noting(), tasks, prompts), PathReward(recipe.settings.reward)
+        paths = paths_of(run.store, 0, stage, [*tasks], ("Alice", "Bob"), reward, reader)
+        turns = {id_: t for tree in run.store.trees(0, stage) for id_, t in tree.turns.items()}
+    for path in paths:
+        row, secrets = path.joint.row, tasks[path.task].secrets
+        before = bare(row.ids[: row.targets[0].start])
+        for prompt in prompts[path.task].values():
+            parts = [part.text for message in prompt.messages for part in message.parts]
+            assert bare("".join(parts)) in before, "what both agents see at the beginning"
+        assert bare("hint: zanzibar Alice sees:") in before
+        assert bare(f"answer: {secrets['answer'].reveal('grader')}") not in before
+        assert bare(f"reward of {path.agent} from") in before
+        for target, later in pairwise(row.targets):
+            text = f"{turns[target.turn].speaker.name}: {turns[target.turn].text}{NEXT_TURN}"
+            assert bare(row.ids[target.start : later.start]) == bare(text)
+        assert (row.targets[-1].turn == "") == path.outcome.ending.truncated
+        mine = [turns[t.turn].speaker.name == path.agent for t in row.targets if t.turn]
+        assert path.joint.rewards == tuple((n + 1) / 8 * is_mine for n, is_mine in enumerate(mine))
+        assert "zanzibar" not in "".join(renderer.decode(row.ids) for row in path.rows)
+    hidden = [part for part in asked[-1].parts if part.audience == {"critic"}]
+    assert len(hidden) == 3, "the hint, and the views of two agents"
+    with pytest.raises(PrivilegeError):
+        renderer.render([Message("user", (hidden[-1],))], Tree("task", "rollout", 0), "Alice")
+
+
 def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
     """All agents under one name are the same as no mapping, but for the name."""
     words = [*informative_overrides(tmp_path), "steps.count=1"]
@@ -74,9 +163,10 @@ def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
         (["policies.frozen={b: tiny-exchange}"], "the role b, which plays no agent"),
         (["policies.learning_rates={b: 0.1}"], "the role b, which plays no agent"),
         (["policies.frozen={policy: tiny-exchange}"], "nothing is trained"),
+        (["policies.roles={Alice: a, Bob: critic-a}", "advantage.baseline=values"], "'critic-a'"),
     ],
 )
-def test_roles_that_play_nobody_are_refused_before_the_run(words, problem) -> None:
+def test_roles_that_cannot_work_are_refused_before_the_run(words, problem) -> None:
     with pytest.raises(UserError, match=problem):
         make_recipe("rl/grpo", [*SMALL, *words]).plan()
 

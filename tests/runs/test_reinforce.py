@@ -98,8 +98,9 @@ PPO = ("rollout.rollouts_per_task=1", "rollout.tasks=4")
         pytest.param("rl/grpo", ("train.method=lora", "loss.kl_coef=0.1"), marks=pytest.mark.slow),
         pytest.param("rl/ppo", (*PPO, "steps.minibatches_per_step=2"), marks=pytest.mark.slow),
         pytest.param("rl/ppo", (*PPO, "train.method=lora"), marks=pytest.mark.slow),
+        pytest.param("rl/ppo", (*PPO, "critic.view=joint"), marks=pytest.mark.slow),
     ],
-    ids=["grpo", "lora", "ppo", "lora critic"],
+    ids=["grpo", "lora", "ppo", "lora critic", "joint critic"],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Whole, method: str, own: tuple[str, ...]
@@ -256,7 +257,7 @@ REFUSED = [
     (["rollout.rounds=3", "rollout.rollouts_per_task=1"], "gives each task one path"),
     (["reward.overlong_penalty=1"], "overlong_penalty needs"),
     (["reward.overlong_limit=9"], "need reward.overlong_penalty"),
-    (["policies.weights=each", "advantage.baseline=values"], "does not support a critic"),
+    (["critic.view=joint"], "set advantage.baseline=values"),
     (["advantage.gamma=0.9", "advantage.normalize=false"], "gamma, normalize have no effect with"),
     (["loss.importance_sampling=token_truncate"], "set loss.old_logprobs=recomputed"),
     (["loss.kind=gspo"], "set loss.aggregation=sequence"),

@@ -11,11 +11,12 @@ import torch
 from coterie.errors import UserError
 from coterie.models.adapters import add_head
 from coterie.models.loading import load
-from coterie.recipes.rl import critic_batch, minibatches, prepare, update
+from coterie.recipes.rl import critic_batch, critics_batch, minibatches, prepare, update
 from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathRewardSettings
+from coterie.runs.joint_critic import JointPath
 from coterie.runs.reinforce_batch import AgentPath, StepBatch, StepSamples, informative_tasks
 from coterie.runs.reinforce_settings import (
     AdvantageSettings,
@@ -86,7 +87,7 @@ def prepared(
 ) -> StepBatch:
     policy: Any = Policy(version)
     policy.is_trained = is_trained
-    return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules or ReinforceSettings())
+    return prepare(StepSamples(1, paths=[*paths]), [policy], (), rules or ReinforceSettings())
 
 
 def advantages(batch: StepBatch) -> dict[str, list[Any]]:
@@ -131,6 +132,77 @@ def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> N
     tokens = [value for one in batch.paths for row in one.rows for value in row.advantages or ()]
     assert sum(tokens) == pytest.approx(0, abs=1e-6)
     assert tokens[0] == pytest.approx((5 / 6) ** 0.5), "of six equally far from their mean"
+
+
+def test_each_role_has_the_advantages_of_its_own_critic(critic: Any) -> None:
+    """Ann's critic expects 0.5 everywhere, and Ben's 2.0; lambda is 1/2.
+
+    Ann gets 1 at her last token of three: delta = 0, 0, 1/2, so A = 1/8, 1/4, 1/2. Ben gets 4: delta = 0, 0, 2. Cleo's
+    rewards never differed, so what her critic (0.5) expects of them teaches the policy nothing.
+    """
+    other = load("tiny-exchange").model
+    with torch.no_grad():
+        add_head(other).bias.fill_(2.0)
+    rewards, policies, critics = {"Ann": 1.0, "Cleo": 1.0, "Ben": 4.0}, list[Any](), list[Any]()
+    for name in rewards:
+        policies.append(Policy(role=name))
+        policies[-1].config.agents = (name,)
+        critics.append(Policy(role=f"critic-{name}", init_from=name))
+        critics[-1].scorer = other if name == "Ben" else critic
+        critics[-1].config.settings = TRAINING
+    paths = [path(name, reward, agent=name) for name, reward in rewards.items()]
+    settings = PLAIN.model_copy(update={"gae_lambda": 0.5})
+    batch = critics_batch(paths, policies, critics, settings, {"Cleo"})
+    rows = {
+        agent_path.agent: [
+            (numbers(row.advantages), numbers(row.returns)) for row in agent_path.rows
+        ]
+        for agent_path in batch.paths
+    }
+    assert rows == {
+        "Ann": [([0.125, 0.25], [0.625, 0.75]), ([0.5], [1.0])],
+        "Cleo": [([0.0, 0.0], [0.625, 0.75]), ([0.0], [1.0])],
+        "Ben": [([0.5, 1.0], [2.5, 3.0]), ([2.0], [4.0])],
+    }
+    assert batch.counts == {"paths_failed": 0, "paths_too_long": 0}
+    white = settings.model_copy(update={"normalize": True})
+    ann, _, ben = critics_batch(paths, policies, critics, white, {"Cleo"}).paths
+    assert [row.advantages for row in ben.rows] == [
+        pytest.approx(row.advantages, abs=1e-6) for row in ann.rows
+    ], "rewards of another scale change nothing"
+
+
+def test_a_critic_of_the_joint_state_gives_each_turn_of_the_team_its_advantage(critic: Any) -> None:
+    """Ann speaks, then Ben, then Ann; V, gamma and lambda are 1/2. Ann gets 1 at Ben's turn and 2 at the end.
+
+    delta = -1/4, 3/4, 3/2, so A = -1/4 + 9/32, 3/4 + 3/8, 3/2. After a cut V stands for the rest: delta_2 = 7/4.
+    """
+    names = ("path/0", "Ben", "path/1", "")
+    *turns, rest = (Target(n, n + 1, "critic", turn) for n, turn in enumerate(names, 1))
+    ended = JointPath(Row((1, 2, 3, 4), tuple(turns)), (0.0, 1.0, 0.0))
+    cut = replace(ended, row=Row((1, 2, 3, 4, 5), (*turns, rest)))
+    long = replace(ended, row=Row((1,) * 65, tuple(turns)))
+    paths = [
+        replace(path("path", 2.0), joint=ended),
+        replace(path("path", 2.0, ending=LENGTH), joint=cut),
+        replace(path("path", 2.0), joint=long),
+        replace(path("path", None), joint=ended),
+    ]
+    settings = PLAIN.model_copy(update={"gae_lambda": 0.5, "gamma": 0.5})
+    batch = critic_batch(paths, critic, TRAINING, settings)
+    assert [[numbers(row.advantages) for row in agent_path.rows] for agent_path in batch.paths] == [
+        [[0.03125, 0.03125], [1.5]],
+        [[0.046875, 0.046875], [1.75]],
+    ]
+    assert {agent_path.agent for agent_path in batch.critic_paths} == {"critic:Ann"}
+    (row,), (row_of_cut,) = (agent_path.rows for agent_path in batch.critic_paths)
+    assert (numbers(row.values), numbers(row.returns)) == ([0.5] * 3, [0.53125, 1.625, 2.0])
+    assert len(row_of_cut.targets) == 3, "the state after the last turn has no return"
+    assert batch.counts == {"paths_failed": 1, "paths_too_long": 1}
+    white = settings.model_copy(update={"normalize": True})
+    (white_path,) = critic_batch(paths[:1], critic, TRAINING, white).paths
+    tokens = [value for row in white_path.rows for value in row.advantages or ()]
+    assert sum(tokens) == pytest.approx(0, abs=1e-6), "over tokens, and not over turns"
 
 
 # -- a divergence in the reward ---------------------------------------------------------------

@@ -128,6 +128,10 @@ class ChatRenderer:
         ids = self._encode_after(self.template.prompt, self._turn_pieces(text))
         return ids + (self.end if end else ())
 
+    def encode_content(self, text: str) -> tuple[int, ...]:
+        """Encode a text within a message, without the template's text. Spelled control tokens are broken up."""
+        return self._encode_after("\n", [self._slot(text, "user", "a text")])
+
     def format_turn(self, text: str) -> str:
         """Return the text of :meth:`encode_turn`, with a closed or empty thought as the template writes it."""
         return "".join(

@@ -56,7 +56,6 @@ from coterie.recipes.report import selected_examples
 from coterie.recipes.rl import reinforce, reinforce_uses
 from coterie.recipes.rl_plan import plan_reinforcement
 from coterie.recipes.rl_report import step_sections
-from coterie.recipes.rl_settings import CRITIC
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection, Task, Tree
@@ -65,6 +64,7 @@ from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.loop import REINFORCE, Role, Stage, stage
+from coterie.runs.reinforce_settings import CRITIC
 from coterie.runs.run import Run
 from coterie.runs.work_items import play, summary
 from coterie.tools.calls import Tags

@@ -77,6 +77,8 @@ class Plan:
     heldout_wanted: int
     shapes: Mapping[str, ModelShape]
     """Shape of each role's model."""
+    critics: frozenset[str]
+    """Roles with a value head, which are never sampled from."""
     memory: tuple[MemoryPlan, ...]
     """Memory of sampling and of each training."""
     device: str
@@ -215,6 +217,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         heldout=len(heldout),
         heldout_wanted=s.evaluate.tasks,
         shapes=shapes,
+        critics=frozenset(role.name for role in roles if role.head),
         memory=tuple(memory),
         device=device,
         available=available,

@@ -48,7 +48,7 @@ def process_table(recipe: Recipe, plan: Plan) -> Table:
             table.add_row(name, f"{count}", elsewhere, each, "1 for all", f"{size} GiB")
     vllm = settings.engine.vllm
     for role in plan.shapes if settings.engine.kind == "vllm" else ():
-        if role == CRITIC:
+        if role == CRITIC or role in plan.critics:
             continue
         # Servers load weights in bfloat16, two bytes each.
         name, weights = f"vLLM server of {role}", 2 * plan.shapes[role].weights

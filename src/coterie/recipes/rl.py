@@ -27,8 +27,10 @@ clip and kl D: :class:`~coterie.training.policy_gradient.PolicyGradient`). A div
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 from coterie.engines.protocol import POLICY
@@ -38,7 +40,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.rl_plan import check_roles, plan_reinforcement
-from coterie.recipes.rl_settings import CRITIC, TEACHER, PolicySettings, RLSettings
+from coterie.recipes.rl_settings import TEACHER, PolicySettings, RLSettings, critic_roles
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.page import Section
@@ -59,6 +61,7 @@ from coterie.rewards.turn_advantages import (
     turn_advantages,
     with_turn_advantages,
 )
+from coterie.runs.joint_critic import critic_name
 from coterie.runs.loop import REINFORCE, Role, Stage, stage
 from coterie.runs.reinforce_batch import (
     MEAN,
@@ -86,6 +89,7 @@ def reinforce_uses(s: ReinforceSettings) -> list[str]:
     """Return the settings that the RL stage depends on."""
     uses = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
     uses += ["critic.loss", "critic_training"] * s.has_critic
+    uses += ["critic.view"] * (s.critic.view == "joint")
     uses += ["policies"] * isinstance(s, RLSettings)
     return uses + ["evaluate"] * (s.steps.keep == "best")
 
@@ -105,13 +109,13 @@ class Reinforce(Recipe):
         return step_sections(self, self.settings, run, 0)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles of all agents, trained and frozen ones, and the critic of PPO."""
-        frozen = self.settings.policies.frozen
+        """Return the roles of all agents, trained and frozen ones, and the critics of PPO."""
+        s, frozen = self.settings, self.settings.policies.frozen
         names = dict.fromkeys(self.players().values())
-        policies = tuple(Role(name, frozen.get(name, self.settings.model)) for name in names)
-        critic = (Role(CRITIC, self.settings.model, head=True),) if self.settings.has_critic else ()
-        teacher = self.settings.policies.teacher
-        return policies + critic + ((Role(TEACHER, teacher),) if teacher else ())
+        policies = [Role(name, frozen.get(name, s.model)) for name in names]
+        critics = [Role(name, s.model, head=True) for name in critic_roles(self.learning_roles, s)]
+        teacher = s.policies.teacher
+        return (*policies, *critics, *((Role(TEACHER, teacher),) if teacher else ()))
 
     @property
     def learning_roles(self) -> tuple[str, ...]:
@@ -167,7 +171,7 @@ async def reinforce(
     from coterie.training.policy_gradient import PolicyGradient
 
     players, updates = recipe.players(), s.steps.updates
-    learners, critic = list[LearnerConfig](), None
+    learners, critics = list[LearnerConfig](), list[LearnerConfig]()
     policies = policies or PolicySettings()
     # Log-probs are taken at the temperature of sampling, so that rho compares the same
     # distributions.
@@ -181,22 +185,18 @@ async def reinforce(
         of_role = training.model_copy(update={"learning_rate": rate})
         objective = PolicyGradient(loss)
         learners.append(LearnerConfig(role, version, agents, objective, of_role, updates))
-    if s.has_critic:
-        # A critic needs a single policy, which the settings guarantee.
-        (policy,) = learners
-        training = recipe.seeded(s.critic_training, iteration)
-        # The critic starts from the weights of the policy, with a new head.
-        critic = replace(
-            policy,
-            role=CRITIC,
-            objective=ValueLoss(s.critic.loss),
-            settings=training,
-            init_from=policy.role,
-        )
+    of_all = tuple(critic_name(agent) for learner in learners for agent in learner.agents)
+    # A critic starts from the weights of its policy (that of the joint state, of the first one),
+    # with a new head, and trains on the same rows or on rows of its own.
+    for name, learner in zip(critic_roles(roles, s), learners, strict=False):
+        training, value_loss = recipe.seeded(s.critic_training, iteration), ValueLoss(s.critic.loss)
+        agents = of_all if s.critic.view == "joint" else learner.agents
+        start = (learner.version, agents, value_loss, training, updates, learner.role)
+        critics.append(LearnerConfig(name, *start))
     async with recipe.actors(run) as actors:
         work = ReinforcementLoop(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
-            *(PathReward(s.reward), recipe.settings.seed, train_step, learners, critic),
+            *(PathReward(s.reward), recipe.settings.seed, train_step, learners, critics),
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
             heldout_temperature=recipe.settings.evaluate.temperature,
             frozen={a: player for a, player in players.items() if player in policies.frozen},
@@ -209,45 +209,50 @@ async def reinforce(
 def train_step(
     samples: StepSamples,
     policies: "Sequence[Learner]",
-    critic: "Learner | None",
+    critics: "Sequence[Learner]",
     s: ReinforceSettings,
     seed: str,
-    flat: bool,
+    flat: Collection[str],
 ) -> tuple[StepBatch, dict[str, float]]:
     """Train on the rollouts of one step, whose paths have rewards: advantages, then updates.
 
     Args:
         samples: Paths of the step's groups with their rewards.
         policies: Learners of the policies, with their objective :class:`PolicyGradient`.
-        critic: Learner of the value function, for ``advantage.baseline=values``.
+        critics: Learner of each policy's value function, for ``advantage.baseline=values``.
         s: Settings of the stage.
         seed: Seed of the order of minibatches.
-        flat: True if all rewards of the stage were equal so far.
+        flat: Roles whose rewards were all equal so far.
 
     Returns:
         The batch, and the mean metrics of its optimizer steps.
     """
     # Rewards R_i are relative to their group, or to the critic's values: A_i or A_t on every token.
-    batch = prepare(samples, policies, critic, s, flat=flat)
+    batch = prepare(samples, policies, critics, s, flat=flat)
     # Minibatches of whole groups, `steps.epochs` times: each is an optimizer step on the loss L.
-    trained = [policy for policy in policies if policy.role in samples.trained_roles]
-    learners = [*trained, *([critic] if critic else [])]
-    return batch, update(batch.paths, learners, s, seed)
+    # A critic learns in the steps of its role, and a critic of all agents in each step.
+    always = critics if s.critic.view == "joint" else ()
+    learners = [
+        learner
+        for learner in (*policies, *critics)
+        if learner in always or (learner.config.init_from or learner.role) in samples.trained_roles
+    ]
+    return batch, update([*batch.paths, *batch.critic_paths], learners, s, seed)
 
 
 def prepare(
     samples: StepSamples,
     policies: "Sequence[Learner]",
-    critic: "Learner | None",
+    critics: "Sequence[Learner]",
     s: ReinforceSettings,
     *,
-    flat: bool = False,
+    flat: Collection[str] = (),
 ) -> StepBatch:
     """Return the batch of a step, with everything that the objectives read.
 
     Paths sampled with other weights than the current ones are dropped and counted, unless ``samples`` has dropped the
     too old ones. Advantages are computed before any other path is left out. A group is informative if its rewards
-    differ, before the cost of the divergence. ``flat`` is True if all rewards of the stage were equal so far.
+    differ, before the cost of the divergence. ``flat`` are the roles whose rewards were all equal so far.
     """
     fresh = samples.paths if s.rollout.max_staleness else fresh_paths(samples.paths, policies)
     counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
@@ -274,11 +279,10 @@ def prepare(
     before_kl = fresh
     if weight := s.reward.kl_coef:
         fresh = [with_kl_cost(path, weight) if path.agent in moved else path for path in fresh]
-    if critic is not None:
-        training = critic.config.settings
+    if critics:
         # With a divergence cost returns differ even if all rewards are equal.
-        flat = flat and not (s.reward.kl_coef and moved)
-        batch = critic_batch(fresh, critic.scorer, training, s.advantage, flat)
+        costs = {policy.role for policy in policies if s.reward.kl_coef and policy.is_trained}
+        batch = critics_batch(fresh, policies, critics, s.advantage, {*flat} - costs)
     else:
         batch = group_batch(fresh, s.advantage, samples.means)
         if s.reward.kl_coef:  # the costs differ, but they are not rewards
@@ -296,7 +300,9 @@ def prepare(
             return with_old(role.scorer, rows, role.config.settings, temperature=temperature)
 
         chosen = by_role(chosen, policies, recompute)
-    return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
+    critic_paths = [path for path in batch.critic_paths if not _masked(path, s.advantage)]
+    all_counts = {**batch.counts, **counts}
+    return StepBatch(tuple(chosen), batch.informative, all_counts, tuple(critic_paths))
 
 
 def group_batch(
@@ -349,6 +355,32 @@ def group_batch(
     return StepBatch(tuple(trainable), frozenset(informative), counts)
 
 
+def critics_batch(
+    paths: Sequence[AgentPath],
+    policies: "Sequence[Learner]",
+    critics: "Sequence[Learner]",
+    settings: AdvantageSettings,
+    flat: Collection[str] = (),
+) -> StepBatch:
+    """Set the advantages of each policy's paths from the values of its own critic (IPPO, arXiv 2011.09533).
+
+    The critic of the joint state (MAPPO, arXiv 2103.01955) is one for all policies. Roles are normalized separately,
+    since their rewards may differ in scale. ``flat`` are roles with equal rewards.
+    """
+    batches, counts = list[StepBatch](), Counter[str]()
+    for policy, critic in zip(policies, cycle(critics), strict=False):
+        role_paths = [path for path in paths if path.agent in policy.config.agents]
+        training, is_flat = critic.config.settings, policy.role in flat
+        batches.append(critic_batch(role_paths, critic.scorer, training, settings, is_flat))
+        counts.update({name: int(count) for name, count in batches[-1].counts.items()})
+    return StepBatch(
+        tuple(path for batch in batches for path in batch.paths),
+        frozenset(task for batch in batches for task in batch.informative),
+        counts,
+        tuple(path for batch in batches for path in batch.critic_paths),
+    )
+
+
 def critic_batch(
     paths: Sequence[AgentPath],
     critic: object,
@@ -362,28 +394,44 @@ def critic_batch(
     off is bootstrapped with the value after its last token. Rows also get the values and returns that the critic is
     trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
     errors of the critic and are set to 0.
+
+    A critic of the joint state has a value V_t before each turn t of any agent, so r_t are the agent's rewards by turn,
+    and all tokens of a turn have its advantage. Such a critic is trained on rows of its own, which no policy reads.
     """
     from coterie.training.reference import with_values
 
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
     # Score the rows of all paths together, then split the results by path.
-    rows = [row for path in graded for row in path.rows]
-    rows_with_values, next_values = with_values(critic, rows, training)
+    scored = [(path.joint.row,) if path.joint else path.rows for path in graded]
+    rows_with_values, next_values = with_values(critic, list(chain(*scored)), training)
     trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
-    stop = 0
-    for path in graded:
-        start, stop = stop, stop + len(path.rows)
+    critic_paths, stop = list[AgentPath](), 0
+    for path, rows in zip(graded, scored, strict=True):
+        start, stop = stop, stop + len(rows)
         path_rows, path_ends = rows_with_values[start:stop], next_values[start:stop]
         # Rows that are too long for the critic have no values.
         if any(row.values is None for row in path_rows if row.predicted):
             continue
-        ends = [value for value in path_ends if value is not None]
+        ends, values = [end for end in path_ends if end is not None], trained_values(path_rows)
+        if path.joint:
+            rewards = path.joint.rewards_of(path.sampled)
+            # After a cut there is one more state than turns.
+            values, ends = values[: len(rewards)], values[len(rewards) :]
+        else:
+            rewards = path.sampled.token_rewards(path.trained)
         # A path that a limit cut off would have continued, so V after its last token stands for the
         # rest.
         bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
-        rewards = path.sampled.token_rewards(path.trained)
-        values = trained_values(path_rows)
-        estimates.append(gae(rewards, values, settings.gamma, settings.gae_lambda, bootstrap))
+        of_path, returns = gae(rewards, values, settings.gamma, settings.gae_lambda, bootstrap)
+        if path.joint:
+            row, targets = path.joint.row, path.joint.row.targets[: len(values)]
+            row = replace(row, targets=targets, values=tuple(values), returns=tuple(returns))
+            critic_paths.append(replace(path, agent=critic_name(path.agent), rows=(row,)))
+            of_path, returns = (
+                path.joint.by_token(path.rows, turns) for turns in (of_path, returns)
+            )
+            path_rows = [*path.rows]
+        estimates.append((of_path, returns))
         trainable.append(replace(path, rows=tuple(path_rows)))
     advantages = [of_path for of_path, _ in estimates]
     if flat:
@@ -397,7 +445,7 @@ def critic_batch(
         informative |= {path.task} if any(of_path) else set()
     failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
     left_out = {"paths_failed": failed, "paths_too_long": too_long}
-    return StepBatch(tuple(batch), frozenset(informative), left_out)
+    return StepBatch(tuple(batch), frozenset(informative), left_out, tuple(critic_paths))
 
 
 def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:

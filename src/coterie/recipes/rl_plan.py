@@ -17,12 +17,7 @@ from coterie.recipes.plan import (
     planned,
     rank_count,
 )
-from coterie.recipes.rl_settings import (
-    CRITIC,
-    TEACHER,
-    PolicySettings,
-    ReinforceRecipeSettings,
-)
+from coterie.recipes.rl_settings import TEACHER, PolicySettings, ReinforceRecipeSettings
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.settings import Reads, weight_dtype
@@ -103,7 +98,7 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[
     reads: Reads = "entropies" if s.loss.entropy_coef else "entropies_no_grad"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
-        if role == CRITIC:
+        if role in plan.critics:
             training = s.critic_training
             critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
             continue

@@ -1,5 +1,6 @@
 """Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``, which are presets of the same keys."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -7,12 +8,19 @@ from pydantic import model_validator
 from coterie.config.settings import Settings, key
 from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
-from coterie.runs.reinforce_settings import PolicyTrainingSettings, ReinforceSettings
+from coterie.runs.reinforce_settings import CRITIC, PolicyTrainingSettings, ReinforceSettings
 
-CRITIC = "critic"
-"""Role of the value function."""
 TEACHER = "teacher"
 """Role of the model that is distilled."""
+
+
+def critic_roles(roles: Sequence[str], settings: ReinforceSettings) -> list[str]:
+    """Return the role of each trained role's critic, or of the critic of the joint state; none without critics."""
+    if not settings.has_critic:
+        return []
+    if len(roles) == 1 or settings.critic.view == "joint":
+        return [CRITIC]
+    return [f"{CRITIC}-{role}" for role in roles]
 
 
 class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
@@ -47,12 +55,12 @@ class PolicySettings(Settings):
     )
     roles: dict[str, str] = key(
         {},
-        "Role of each agent, such as {solver: solver, checker: critic, judge: critic}. A role has its own weights. "
+        "Role of each agent, such as {solver: solver, checker: checker, judge: checker}. A role has its own weights. "
         "Default: see weights.",
     )
     frozen: dict[str, ModelName] = key(
         {},
-        "Roles that play and are not trained, with their models, such as {critic: Qwen/Qwen2.5-7B-Instruct}.",
+        "Roles that play and are not trained, with their models, such as {checker: Qwen/Qwen2.5-7B-Instruct}.",
     )
     teacher: ModelName | None = key(
         None,
@@ -83,11 +91,6 @@ class RLSettings(ReinforceRecipeSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if (self.policies.weights == "each" or self.policies.roles) and self.has_critic:
-            raise ValueError(
-                "policies with several roles does not support a critic; use advantage.baseline=mean, or "
-                "policies.weights=one without policies.roles"
-            )
         if self.policies.weights == "each" and self.policies.roles:
             raise ValueError("policies.weights=each gives each agent a role; remove policies.roles")
         if bad := [name for name, rate in self.policies.learning_rates.items() if rate <= 0]:

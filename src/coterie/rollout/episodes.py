@@ -101,19 +101,24 @@ async def first_prompts_async(
 ) -> dict[str, Prompt]:
     """Return the first prompts of all agents, no matter who acts first. Raises ``UserError``."""
     tree = Tree(task.id, "opening", 0)
+    async with Sessions(1, SECONDS) as sessions:
+        resources = (sessions, 0, Shared(), SECONDS, variant)
+        return await opening_prompts(Branches(environment, {}, task, tree, *resources))
+
+
+async def opening_prompts(branches: Branches) -> dict[str, Prompt]:
+    """Return the first prompts of all agents, and close the branches. Raises ``UserError``."""
     try:
-        async with Sessions(1, SECONDS) as sessions:
-            resources = (sessions, 0, Shared(), SECONDS, variant)
-            branches = Branches(environment, {}, task, tree, *resources)
-            position = await branches.start()
-            agents = agents_of(environment)
-            prompts = {agent: branches.prompt(position, agent, seed=0, draw=0) for agent in agents}
-            await branches.close()
+        position = await branches.start()
+        agents = agents_of(branches.environment)
+        return {agent: branches.prompt(position, agent, seed=0, draw=0) for agent in agents}
     except EnvironmentFault as error:
         raise UserError(
-            f"task {task.id} of {environment.name} can't begin: {error}", "correct the environment"
+            f"task {branches.task.id} of {branches.environment.name} can't begin: {error}",
+            "correct the environment",
         ) from error
-    return prompts
+    finally:
+        await branches.close()
 
 
 MESSAGES = "messages"

@@ -9,7 +9,7 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -17,16 +17,18 @@ from typing import Any, TypeVar, cast
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
+from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
 from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
 from coterie.rewards.dialogue_reward import PathReward
-from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.episodes import Driver, Episode, opening_prompts
 from coterie.rollout.group_search import GroupSearch
-from coterie.rollout.samplers import CandidateSampler, TokenSampler
+from coterie.rollout.samplers import CandidateSampler, Prompt, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Search
 from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
 from coterie.runs.interruption import Interruption
+from coterie.runs.joint_critic import JointReader
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
     StepBatch,
@@ -70,7 +72,7 @@ MAX_DRAWS = 20
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 TrainStep = Callable[
-    [StepSamples, Sequence[Learner], Learner | None, ReinforceSettings, str, bool],
+    [StepSamples, Sequence[Learner], Sequence[Learner], ReinforceSettings, str, Collection[str]],
     tuple[StepBatch, dict[str, float]],
 ]
 
@@ -88,9 +90,10 @@ class ReinforcementLoop:
     reward: PathReward
     seed: int
     train_step: TrainStep
-    """Trains the policies and the critic on the rollouts of a step (:func:`coterie.recipes.rl.train_step`)."""
+    """Trains the policies and their critics on the rollouts of a step (:func:`coterie.recipes.rl.train_step`)."""
     policies: Sequence[LearnerConfig]
-    critic: LearnerConfig | None = None
+    critics: Sequence[LearnerConfig] = ()
+    """Critic of each policy, or one of the joint state; none without critics."""
     heldout: Sequence[Task] = ()
     heldout_temperature: float = 0.0
     frozen: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +105,7 @@ class ReinforcementLoop:
     _progress: Progress = field(init=False)
     _interruption: Interruption = field(init=False)
     _learners: list[Learner] = field(init=False)
-    """Trainers of the policies, then of the critic."""
+    """Trainers of the policies, then of their critics."""
     _records: dict[int, Metrics] = field(init=False)
     """Metrics by step, also of steps that are repeated after a kill."""
     _step_count: int = field(init=False)
@@ -121,8 +124,8 @@ class ReinforcementLoop:
         """
         self._progress, steps = progress, self.settings.steps
         self._records = step_records(self.run.store, self.iteration, REINFORCE)
-        configs = (*self.policies, *([self.critic] if self.critic else []))
-        # Resume where every role has a checkpoint, so that policies and critic match.
+        configs = (*self.policies, *self.critics)
+        # Resume where every role has a checkpoint, so that policies and critics match.
         saved = kept_steps(self.run, self.iteration, [config.role for config in configs])
         self._step_count = max(saved, default=0)
         pace = Pace(steps.count - self._step_count, time.monotonic())
@@ -171,7 +174,7 @@ class ReinforcementLoop:
         samples.means = running_means(self._records.get(step - 1, {}))
         samples.trained_roles, samples.teacher = self._trained_roles(step), self._teacher
         middle = time.monotonic()
-        flat = self._is_flat([self._records[n] for n in range(step)], samples)
+        flat = self._flat_roles([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
         # Beside training, sampling goes on for the whole step; otherwise it ends before the update.
         sampling = time.monotonic() - start if queue else middle - start
@@ -207,12 +210,12 @@ class ReinforcementLoop:
         return metrics
 
     def _update(
-        self, step: int, samples: StepSamples, flat: bool
+        self, step: int, samples: StepSamples, flat: Collection[str]
     ) -> tuple[StepBatch, dict[str, float]]:
-        s, policies = self.settings, self._learners[: len(self.policies)]
-        critic = self._learners[-1] if self.critic else None
+        s, count = self.settings, len(self.policies)
+        policies, critics = self._learners[:count], self._learners[count:]
         seed = f"{self.seed}/{self.iteration}/{step}"
-        batch, updates = self.train_step(samples, policies, critic, s, seed, flat)
+        batch, updates = self.train_step(samples, policies, critics, s, seed, flat)
         if s.rollout.max_staleness:  # not on the event loop
             for policy in policies:
                 policy.publish_weights()
@@ -325,8 +328,9 @@ class ReinforcementLoop:
                 ]
                 await play(store, driver, episodes, self._progress, tokens)
                 samples.sample_count += len(episodes)
+                joint = await self._joint_reader(driver, tasks)
                 samples.paths += paths_of(
-                    store, self.iteration, stage, names, self._agents, self.reward
+                    store, self.iteration, stage, names, self._agents, self.reward, joint
                 )
             if len(informative_tasks(samples.paths)) >= s.tasks:
                 break
@@ -361,6 +365,19 @@ class ReinforcementLoop:
             self._rates |= {task: fmean(values) for task, values in scores.items() if values}
         self._rated_steps = step
         return self._rates
+
+    async def _joint_reader(self, driver: Driver, tasks: Sequence[Task]) -> JointReader | None:
+        """Return the reader of the joint states of tasks, which begins each of them once more."""
+        if self.settings.critic.view == "agent":
+            return None
+        prompts = dict[str, dict[str, Prompt]]()
+        async with driver.sessions() as sessions:
+            for task in tasks:
+                branches = driver.branches(task, Tree(task.id, "opening", 0), sessions)
+                prompts[task.id] = await opening_prompts(branches)
+        model = self.models.known[self.critics[0].role].model
+        renderer, _ = load_renderer(model, self.models.settings.template)
+        return JointReader(renderer, {task.id: task for task in tasks}, prompts)
 
     async def _grow(
         self,
@@ -449,7 +466,7 @@ class ReinforcementLoop:
     def _open_learners(self, configs: Sequence[LearnerConfig]) -> Iterator[list[Learner]]:
         settings, device = self.policies[0].settings, self.models.settings.device_name
         with ExitStack() as stack:
-            # Policies and critic train on the same ranks.
+            # Policies and critics train on the same ranks.
             ranks = None
             if launches(settings):
                 folder = self.run.training_folder(self.iteration, self.policies[0].role)
@@ -497,16 +514,24 @@ class ReinforcementLoop:
         for warning in warnings:
             self._progress.say(f"warning: {warning}")
 
-    def _is_flat(self, earlier: Sequence[Metrics], samples: StepSamples) -> bool:
-        """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
+    def _flat_roles(self, earlier: Sequence[Metrics], samples: StepSamples) -> list[str]:
+        """Return the roles whose rewards were equal so far, so that advantages are only errors of their critic.
 
         With gamma < 1 or step rewards, tokens have different returns even if the rewards of paths are equal.
         """
-        if self.settings.advantage.gamma < 1 or any(path.sampled.steps for path in samples.paths):
-            return False
-        totals = [path.sampled.total for path in samples.paths]
-        new = [{"reward": total, "reward_error": 0} for total in totals if total is not None]
-        return not new or is_constant([*earlier, *new])
+        flat = list[str]()
+        for policy in self.policies:
+            paths = [path for path in samples.paths if path.agent in policy.agents]
+            if self.settings.advantage.gamma < 1 or any(path.sampled.steps for path in paths):
+                continue
+            totals = [path.sampled.total for path in paths]
+            new = [{"reward": total, "reward_error": 0} for total in totals if total is not None]
+            # Several roles have metrics of their own, see `role_metrics`.
+            prefix = f"{policy.role}/" if len(self.policies) > 1 else ""
+            names = ("reward", "reward_error")
+            old = [{name: step[f"{prefix}{name}"] for name in names} for step in earlier]
+            flat += [policy.role] if not new or is_constant([*old, *new]) else []
+        return flat
 
     def _check_learning_signal(self, step: int) -> None:
         patience = self.settings.steps.patience

@@ -18,6 +18,7 @@ from coterie.rewards.advantages import (
 )
 from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings, add_terms
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
+from coterie.runs.joint_critic import JointPath, JointReader
 from coterie.runs.reinforce_record import REWARDED, TERM
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -44,6 +45,8 @@ class AgentPath:
     """Terms of the reward, without the rewards of acts."""
     states: tuple[str, ...] = ()
     """What the agent observed last before each of its trained turns."""
+    joint: JointPath | None = None
+    """States of all agents, for the critic of the joint state."""
 
     @property
     def tokens(self) -> int:
@@ -67,6 +70,7 @@ def paths_of(
     tasks: Sequence[str],
     agents: Sequence[str],
     reward: PathReward,
+    joint: JointReader | None = None,
 ) -> list[AgentPath]:
     """Return the path of each agent with sampled turns, in the order of tasks and samples, without failed ones."""
     paths: list[AgentPath] = []
@@ -79,7 +83,7 @@ def paths_of(
                 outcome.leaf: by_sample.get(outcome.sample, {})
                 for outcome in tree.outcomes.values()
             }
-            paths += paths_of_tree(store, tree, agents, reward, measures)
+            paths += paths_of_tree(store, tree, agents, reward, measures, joint)
     return paths
 
 
@@ -89,6 +93,7 @@ def paths_of_tree(
     agents: Sequence[str],
     reward: PathReward,
     measures: Mapping[str, Metrics],
+    joint: JointReader | None = None,
 ) -> list[AgentPath]:
     """Return the path of each agent to each leaf of a tree; ``measures`` are the metrics of its grade, by leaf."""
     # Other credit depends on the settings of later stages and is no reward of the environment.
@@ -97,7 +102,7 @@ def paths_of_tree(
     paths = list[AgentPath]()
     for outcome, path in tree.trajectories():
         of_path = measures.get(outcome.leaf, {})
-        paths += _of_sample(tree, outcome, path, agents, rewards, of_path, reward)
+        paths += _of_sample(tree, outcome, path, agents, rewards, of_path, reward, joint)
     return paths
 
 
@@ -109,6 +114,7 @@ def _of_sample(
     rewards: Mapping[tuple[str, str], float],
     measures: Metrics,
     reward: PathReward,
+    joint: JointReader | None,
 ) -> Iterator[AgentPath]:
     for agent in agents:
         # Context that is rewritten during the episode splits a path into several rows.
@@ -127,7 +133,8 @@ def _of_sample(
         count = len(graded.own_turns)
         states = tuple(_last_message(tree, turn) for turn in turn_ends(agent_rows))
         yield AgentPath(
-            *(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {}, states)
+            *(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {}, states),
+            joint.path(tree, outcome, path, agent, rewards) if joint else None,
         )
 
 
@@ -182,6 +189,8 @@ class StepBatch:
     informative: frozenset[str]
     counts: Mapping[str, float]
     """Numbers of groups, and of paths left out by reason; running means of rewards (:data:`MEAN`)."""
+    critic_paths: tuple[AgentPath, ...] = ()
+    """Paths of the critic of the joint state, which has rows of its own."""
 
 
 def group_counts(advantages: GroupAdvantages) -> dict[str, int]:

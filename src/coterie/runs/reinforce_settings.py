@@ -17,6 +17,8 @@ from coterie.training.settings import (
     combine,
 )
 
+CRITIC = "critic"
+"""Role of the value function, which may read the secrets that name it as a reader."""
 TreeShape = Literal["none", "spine", "full"]
 JointActions = Literal["aligned", "crossed"]
 AdvantageGroup = Literal["path", "turn", "state", "sibling", "role"]
@@ -141,7 +143,9 @@ class AdvantageSettings(Settings):
     role_decay: float = key(
         0.95, "Decay of the running mean (group=role).", source="SPIRAL: 0.95", ge=0, lt=1
     )
-    gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
+    gamma: float = key(
+        1.0, "Discount per token (joint critic: per turn).", source="GAP: 1", gt=0, le=1
+    )
     gae_lambda: float = key(1.0, "GAE lambda (baseline=values).", source="GAP: 1", ge=0, le=1)
     normalize: bool = key(
         True,
@@ -246,8 +250,15 @@ class PolicyTrainingSettings(TrainerSettings, UpdateSettings):
 
 
 class CriticSettings(Settings):
-    """Critic for advantage.baseline=values. Starts from the policy's weights with a new value head."""
+    """Critics for advantage.baseline=values. Each starts from a policy's weights with a new value head."""
 
+    view: Literal["agent", "joint"] = key(
+        "agent",
+        "What a critic reads. `agent`: the context of each token of its policy; each trained role has a critic. "
+        "`joint`: one critic for all, with a value before each turn, reads the views and turns of all agents, and the "
+        "secrets of the task whose readers include `critic`.",
+        source="IPPO: agent; MAPPO: joint",
+    )
     train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
     loss: ValueLossSettings = ValueLossSettings()
 
@@ -294,6 +305,12 @@ class ReinforceSettings(Settings):
             raise ValueError(
                 "reward.kl_coef is a cost of each token of a whole path, and a tree trains single turns; use "
                 "loss.kl_coef"
+            )
+        unsupported = not self.has_critic or self.reward.kl_coef or self.rollout.max_staleness
+        if self.critic.view == "joint" and unsupported:
+            raise ValueError(
+                "critic.view=joint has one value per turn and samples before each step; set "
+                "advantage.baseline=values, reward.kl_coef=0 and rollout.max_staleness=0"
             )
         alone = self.has_critic or self.advantage.group == "role"
         if not alone and self.rollout.rollouts_per_task < 2:
