@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.games import text_games
+from coterie.environments import settings as environment_settings
 from coterie.errors import UserError
 from coterie.progress import Silent
 from experiments import moat
@@ -147,7 +147,7 @@ def test_claims_on_games_whose_package_is_missing_are_refused_first(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(text_games, "version", missing)
+    monkeypatch.setattr(environment_settings, "version", missing)
     error = refused(cli, "reproduce", "dense_tree-textworld", "--folder", tmp_path / "all")
     assert "pip install -e '.[textworld]'" in error
     assert not (tmp_path / "all").exists()
