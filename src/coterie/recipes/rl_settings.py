@@ -1,4 +1,4 @@
-"""Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``, which are presets of the same keys."""
+"""Settings of ``rl``, whose methods are presets of the same keys."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
