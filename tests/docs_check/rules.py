@@ -74,8 +74,6 @@ ON_ROWS = (
     f"train.max_length=1024 {REINFORCED}"
 )
 
-TURNS = ("turns", "gigpo", "vine", "at_grpo", "magrpo", "rae")
-
 NAMES = {
     "MODEL": "smollm2", "RUN": "runs/mine", "NAME": "tiny-exchange", "MERGED": "merged",
     "ADAPTER": "runs/lora/training/policy/iteration-00/final",
@@ -117,7 +115,7 @@ RULES = (
     Rule("coterie run rl/grpo", f"{REINFORCED} steps.count=2", has="--fork", instead={"50": "1"}),
     Rule("coterie run rl/grpo", REINFORCED, has="runs/rl@50", instead=STEP),
     Rule("coterie run rl/grpo", REINFORCED),
-    *(Rule(f"coterie run rl/{name}", REINFORCED) for name in TURNS),
+    *(Rule(f"coterie run rl/{name}", REINFORCED) for name in ("turns", "gigpo", "vine", "at_grpo", "magrpo", "rae")),
     Rule("coterie run rl/dapo", REINFORCED),
     Rule("coterie run gap/tiny", TINY_RL, has="method=sft_rl"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
