@@ -15,6 +15,7 @@ WITH_BRIDGES := .venv-bridges
 WITH_OPENENV := .venv-openenv
 WITH_NEMO_GYM := .venv-nemo-gym
 WITH_TRACKERS := .venv-trackers
+WITH_COMLRL := .venv-comlrl
 PYTHON312 ?= python3.12
 
 .PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint tiny tiny-check reproduce clean
@@ -152,11 +153,12 @@ $(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproj
 	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-# The extra textworld or alfworld, or those of the trackers, on top of .venv.
+# The extra textworld or alfworld, those of the trackers, or the other side of bench/multi_agent.py, on top of .venv.
 $(WITH_TEXTWORLD)/.ready: EXTRA = 'textworld>=1.7'
 $(WITH_ALFWORLD)/.ready: EXTRA = 'alfworld>=0.4.2' pyyaml
 $(WITH_TRACKERS)/.ready: EXTRA = swanlab trackio wandb
-$(WITH_TEXTWORLD)/.ready $(WITH_ALFWORLD)/.ready $(WITH_TRACKERS)/.ready: $(VENV)/.dev
+$(WITH_COMLRL)/.ready: EXTRA = comlrl==1.4.3 wandb
+$(WITH_TEXTWORLD)/.ready $(WITH_ALFWORLD)/.ready $(WITH_TRACKERS)/.ready $(WITH_COMLRL)/.ready: $(VENV)/.dev
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
 	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt $(EXTRA)
@@ -190,4 +192,4 @@ $(WITH_NEMO_GYM)/.ready:
 	$(PYTHON312) -m venv $(WITH_NEMO_GYM) && $(WITH_NEMO_GYM)/bin/python -m pip install --quiet 'nemo-gym==0.4.0' && touch $@
 
 clean:
-	rm -rf $(VENV) $(WITH_DOCS) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_DOCS) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) $(WITH_COMLRL) build dist *.egg-info src/*.egg-info
