@@ -238,3 +238,19 @@ def test_the_reward_of_an_agent_mixes_the_score_of_the_team_with_its_own(
     rewards = {} if final is None else {("leaf", "final_reward:Ann"): final}
     outcome = Outcome("leaf", 0, ANSWERED, None, 0.5)
     assert _whole(outcome, "Ann", acted, rewards, team_weight) == reward
+
+
+def test_the_plan_counts_the_rollouts_of_trees(tmp_path: Path) -> None:
+    """Each later state of a spine adds K - 1 rollouts; a full tree multiplies them by K."""
+    words = [*SMALL, "steps.count=2", "rollout.tree_depth=3"]
+    assert make_recipe("rl/vine", words).plan().dialogues == 2 * 2 * (3 + 2 * 2)
+    assert make_recipe("rl/vine", [*words, "rollout.tree=full"]).plan().dialogues == 2 * 2 * 3**3
+    crossed = [*words, "rollout.joint=crossed"]
+    assert make_recipe("rl/vine", crossed).plan().dialogues == 2 * 2 * (9 + 2 * 8)
+
+
+def test_a_tree_without_a_useful_limit_is_refused_before_the_run() -> None:
+    words = [*SMALL, "rollout.tree=full", "rollout.tree_depth=99", "rollout.rollouts_per_task=8"]
+    with pytest.raises(UserError, match="more than 10,000 rollouts of one task") as error:
+        make_recipe("rl/vine", words).plan()
+    assert "rollout.tree_depth" in error.value.todo

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Sampling
+from coterie.engines.protocol import EngineError, Sampling
 from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
 from coterie.models.loading import load
 from coterie.progress import Silent
@@ -24,7 +24,8 @@ from coterie.rollout.episodes import Driver
 from coterie.rollout.group_search import GroupSearch, groups_of
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.tree_search import Search
-from coterie.runs.reinforce import score_of
+from coterie.runs.reinforce import score_of, step_metrics
+from coterie.runs.reinforce_batch import StepSamples
 from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings
 from coterie.runs.reinforce_trees import TreeSamples, tree_samples
 from coterie.runs.search_items import TreeWriter, grow_trees, rollouts
@@ -69,7 +70,8 @@ class Rounds(Pure):
 
     async def grade(self, state: State, live: Any) -> Grade:
         first = state.turns[: 2 if self.together else 1]
-        return Grade(sum(value(turn.text) for turn in first), rewards={})
+        words = {"length": float(sum(len(turn.text) for turn in state.turns))}
+        return Grade(sum(value(turn.text) for turn in first), words, rewards={})
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +266,50 @@ def test_immediate_returns_are_the_rewards_of_the_turns_alone(sampler, tmp_path)
         assert path.sampled.reward == value(trees[path.task].turns[turn].text)
 
 
+class Breaks(Rounds):
+    """Its second round fails for some turns."""
+
+    async def act(self, state: State, taken: tuple[Turn, ...], *args: Any, **named: Any) -> Any:
+        if len(state.turns) == 2 and value(taken[0].text) < 3:
+            raise EngineError("the second round failed")
+        return await super().act(state, taken, *args, **named)
+
+
+def test_failed_rollouts_leave_their_group_and_are_counted(sampler, tmp_path) -> None:
+    grown = Grown(Breaks(3), sampler, tmp_path, rollouts_per_task=6).grow()
+    samples = grown.samples()
+    by_task = rollouts(grown.store, 0, stage=STAGE)
+    played = [rollout for task in by_task.values() for rollout in task]
+    failed = [rollout for rollout in played if rollout.leaf is None]
+    assert 0 < len(failed) < len(played)
+    assert all("second round" in str(rollout.failure) for rollout in failed)
+    members = [
+        member for task in by_task.values() for group in groups_of(task) for member in group.members
+    ]
+    assert len(samples.turns) == sum(member.leaf is not None for member in members)
+    assert {len(groups_of(task)) for task in by_task.values()} == {3}, "the search goes on"
+    metrics = metrics_of(samples)
+    assert (metrics["samples"], metrics["samples_failed"]) == (len(played), len(failed))
+
+
+def metrics_of(samples: TreeSamples) -> dict[str, float | int | str]:
+    """The metrics of a step with these samples."""
+    counted = {"sample_count": samples.rollouts, "failed": samples.failed}
+    step = StepSamples(1, measured=samples.paths, paths=samples.turns, **counted)
+    return step_metrics(step, group_batch(samples.turns, AdvantageSettings(group="sibling")), {})
+
+
+def test_equal_rollouts_count_each_in_the_metrics_of_a_step(sampler, tmp_path) -> None:
+    """The mean score is over rollouts, as the mean reward, and not over their different leaves."""
+    grown = Grown(Rounds(1, paid=False), sampler, tmp_path, rollouts_per_task=12).grow()
+    samples = grown.samples()
+    leaves = [member for task in rollouts(grown.store, 0, stage=STAGE).values() for member in task]
+    assert len({(member.leaf) for member in leaves}) < len(leaves) == 24
+    metrics = metrics_of(samples)
+    assert metrics["score"] == pytest.approx(metrics["reward"])
+    assert metrics["samples_failed"] == 0
+
+
 def test_equal_siblings_are_separate_samples(sampler, tmp_path) -> None:
     greedy = replace(sampler, sampling=replace(sampler.sampling, temperature=0.0))
     grown = Grown(Rounds(2), greedy, tmp_path).grow()
@@ -278,9 +324,15 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("joint", ["aligned", "crossed"])
-def test_a_killed_search_continues_to_the_same_items(sampler, tmp_path, joint) -> None:
-    shape = {"tree": "full", "rollouts_per_task": 2, "joint": joint}
+@pytest.mark.parametrize(
+    ("joint", "temperature"), [("aligned", 1.0), ("crossed", 1.0), ("aligned", 0.0)]
+)
+def test_a_killed_search_continues_to_the_same_items(sampler, tmp_path, joint, temperature) -> None:
+    """Greedy alternatives end in a leaf of an earlier search, whose grade is in the record alone."""
+    sampler, shape = (
+        sampler.at(temperature),
+        {"tree": "full", "rollouts_per_task": 2, "joint": joint},
+    )
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     whole = Grown(Rounds(3, together=True), sampler, tmp_path / "a", **shape).grow()
 

@@ -99,8 +99,9 @@ PPO = ("rollout.rollouts_per_task=1", "rollout.tasks=4")
         pytest.param("rl/ppo", (*PPO, "steps.minibatches_per_step=2"), marks=pytest.mark.slow),
         pytest.param("rl/ppo", (*PPO, "train.method=lora"), marks=pytest.mark.slow),
         pytest.param("rl/ppo", (*PPO, "critic.view=joint"), marks=pytest.mark.slow),
+        pytest.param("rl/vine", ("loss.kl_coef=0",), marks=pytest.mark.slow),
     ],
-    ids=["grpo", "lora", "ppo", "lora critic", "joint critic"],
+    ids=["grpo", "lora", "ppo", "lora critic", "joint critic", "trees"],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Whole, method: str, own: tuple[str, ...]

@@ -254,7 +254,7 @@ class Gap(Recipe):
 
     def dialogues(self) -> int:
         s = self.settings
-        return s.traces.tasks * s.imitates + s.paths * s.reinforces
+        return s.traces.tasks * s.imitates + s.rollouts(self.environment) * s.reinforces
 
     # -- traces ---------------------------------------------------------------------------------
 

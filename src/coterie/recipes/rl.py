@@ -139,7 +139,7 @@ class Reinforce(Recipe):
         return self.settings.rollout.tasks * self.settings.steps.count
 
     def dialogues(self) -> int:
-        return self.settings.paths
+        return self.settings.rollouts(self.environment)
 
     @stage(
         REINFORCE,

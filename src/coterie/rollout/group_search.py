@@ -14,7 +14,8 @@ combinations of K turns of each agent are played (``crossed``, K^n rollouts for 
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import agents_of
@@ -81,28 +82,58 @@ class GroupSearch(Search):
         # The plan is empty when all states have a group.
         self.searches = sys.maxsize
         self.agents = frozenset(agents_of(self.branches.environment))
-        self._planned: tuple[Rollout, ...] = ()
+        # Leaves of earlier searches are not graded again, so their metrics come from the record.
+        self._measures = {rollout.leaf: rollout.measures for rollout in self.rollouts}
+        self._by_name: dict[tuple[int, int], Rollout] = {}
+        self._begun: set[tuple[tuple[int, int] | None, str]] = set()
+        self._groups: deque[Group] = deque()
+        self._open: deque[tuple[Group, Rollout]] = deque()
+        for group in groups_of(self.rollouts):
+            self._add_group(group.members if group.branch_of is None else group.members[1:])
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         self._first = await self.branches.start()
         rollouts, credit = await super().search(search)
-        graded = [
-            replace(rollout, measures=self.grades[rollout.leaf].metrics)
-            if rollout.leaf in self.grades
-            else rollout
-            for rollout in rollouts
-        ]
+        for rollout in rollouts:
+            if rollout.leaf in self.grades:
+                self._measures[rollout.leaf] = self.grades[rollout.leaf].metrics
+        graded = [replace(r, measures=self._measures.get(r.leaf, {})) for r in rollouts]
+        if graded:
+            self._add_group(graded)
         return graded, credit
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         if not search:
             return self._rollouts(search, self._first, None)
-        begun = {(rollout.branch_of, rollout.start) for rollout in self.rollouts}
-        for member, position in self._states():
-            name = (member.search, member.number)
-            if (name, position.node) not in begun:
+        # Breadth first, by earlier groups.
+        while self._open or self._groups:
+            if not self._open:
+                group = self._groups.popleft()
+                self._open += [(group, member) for member in self._continued(group)]
+                continue
+            group, member = self._open.popleft()
+            name, position = (member.search, member.number), self._next_state(group, member)
+            # In a resumed search the next state may have its group already.
+            if position is not None and (name, position.node) not in self._begun:
                 return self._rollouts(search, position, name)
         return []
+
+    def _add_group(self, rollouts: Sequence[Rollout]) -> None:
+        """Queue a new group, whose members may continue to states that begin groups."""
+        first, branch_of = rollouts[0], rollouts[0].branch_of
+        self._by_name |= {(rollout.search, rollout.number): rollout for rollout in rollouts}
+        self._begun.add((branch_of, first.start))
+        continued = [] if branch_of is None else [self._by_name[branch_of]]
+        members = (*continued, *rollouts)
+        self._groups.append(Group(first.search, first.start, first.actors, branch_of, members))
+
+    def _continued(self, group: Group) -> list[Rollout]:
+        """Return the members of a group whose later states the tree branches at."""
+        finished = [member for member in group.members if member.leaf is not None]
+        if self.from_best and finished:
+            # Of equal rewards the first counts.
+            return [max(finished, key=lambda member: self._reward_at(group, member))]
+        return finished if self.full else finished[:1]
 
     def _rollouts(
         self, search: int, position: Position, branch_of: tuple[int, int] | None
@@ -117,21 +148,13 @@ class GroupSearch(Search):
             for n in numbers
         ]
 
-    def _states(self) -> Iterator[tuple[Rollout, Position]]:
-        """Yield the rollouts and states that a group may branch from: breadth first, by earlier groups."""
-        for group in groups_of(self.rollouts):
-            finished = [member for member in group.members if member.leaf is not None]
-            if self.from_best and finished:
-                # Of equal rewards the first counts.
-                finished = [max(finished, key=lambda member: self._reward_at(group, member))]
-            for member in finished if self.full else finished[:1]:
-                assert member.leaf is not None
-                states = self._decisions(member.leaf)
-                nodes = [position.node for position in states]
-                # The next state after the group's own, if the tree may branch as deep as that.
-                index = nodes.index(group.start) + 1 if group.start in nodes else 0
-                if index < min(len(states), self.depth or len(states)):
-                    yield member, states[index]
+    def _next_state(self, group: Group, member: Rollout) -> Position | None:
+        """Return the state after a group's own on a member's path, if the tree may branch that deep."""
+        assert member.leaf is not None, "only finished rollouts are continued"
+        states = self._decisions(member.leaf)
+        nodes = [position.node for position in states]
+        index = nodes.index(group.start) + 1 if group.start in nodes else 0
+        return states[index] if index < min(len(states), self.depth or len(states)) else None
 
     def _reward_at(self, group: Group, member: Rollout) -> float:
         """Return the agents' rewards for their turns in the state of a group."""
@@ -167,7 +190,7 @@ class GroupSearch(Search):
         if rollout.branch_of is None or self._draw(rollout, position, index) != 0:
             return None
         actor = self.branches.acting(position)[index]
-        (continued,) = (r for r in self.rollouts if (r.search, r.number) == rollout.branch_of)
+        continued = self._by_name[rollout.branch_of]
         assert continued.leaf is not None, "only finished rollouts are continued"
         path = self.tree.path(continued.leaf)
         ids = [turn.id for turn in path]

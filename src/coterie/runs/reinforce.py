@@ -423,6 +423,7 @@ class ReinforcementLoop:
         samples.measured = [*(samples.measured or ()), *trees.paths]
         samples.sampled_tokens = (samples.sampled_tokens or 0) + trees.tokens
         samples.sample_count += trees.rollouts
+        samples.failed = (samples.failed or 0) + trees.failed
 
     async def _evaluate(self, queue: GroupQueue | None) -> None:
         """Play the held-out tasks with the newest weights, if due, and record the means."""
@@ -578,8 +579,10 @@ def step_metrics(
     """Return the metrics of a step; means are over all graded paths, also those that are not trained on."""
     paths = samples.paths if samples.measured is None else samples.measured
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
-    # Several agents of an episode have a path each, but share one outcome.
-    outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
+    # Several agents of an episode have a path each, but share one outcome. Equal rollouts of a tree
+    # share a leaf, too, and each counts.
+    outcomes = {(path.outcome.leaf, path.outcome.sample): path.outcome for path in paths}.values()
+    failed = samples.sample_count - len(outcomes) if samples.failed is None else samples.failed
     thought = _mean([float(path.thought_tokens) for path in paths])
     return {
         "reward": _mean(rewards),
@@ -594,7 +597,7 @@ def step_metrics(
         "paths": len(batch.paths),
         "tasks": len(samples.tasks),
         "samples": samples.sample_count,
-        "samples_failed": samples.sample_count - len(outcomes),
+        "samples_failed": failed,
         "rounds": samples.rounds,
         **updates,
     }

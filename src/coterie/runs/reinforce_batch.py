@@ -217,6 +217,8 @@ class StepSamples:
     sampled_tokens: int | None = None
     """Sampled tokens, if these are not those of ``paths``."""
     sample_count: int = 0
+    failed: int | None = None
+    """Failed rollouts of trees, most of which are not in ``measured``."""
     groups: list[tuple[int, str]] = field(default_factory=list)
     """Draw and task of each group that was taken, if groups are sampled while steps train."""
     stale: int = 0

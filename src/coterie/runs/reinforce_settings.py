@@ -1,10 +1,13 @@
 """Settings of reinforcement learning."""
 
+from contextlib import suppress
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.environments.protocol import Environment, agents_of, most_turns
+from coterie.errors import UserError
 from coterie.rewards.advantages import Baseline
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.training.settings import (
@@ -23,6 +26,8 @@ TreeShape = Literal["none", "spine", "full"]
 JointActions = Literal["aligned", "crossed"]
 AdvantageGroup = Literal["path", "turn", "state", "sibling", "role"]
 Returns = Literal["to_go", "immediate"]
+LARGEST_TREE = 10_000
+"""Maximum number of rollouts of a task: more would take hours, and one more turn multiplies them."""
 
 
 class GroupSettings(Settings):
@@ -108,6 +113,26 @@ class GroupSettings(Settings):
         if self.pass_rates and not 0 <= self.pass_rates[0] <= self.pass_rates[1] <= 1:
             raise ValueError("pass_rates must be two numbers from 0 to 1, the lower one first")
         return self
+
+    def rollouts_of_task(self, environment: Environment) -> int:
+        """Return the maximum number of rollouts of a task. Raises ``UserError`` if a tree has no useful limit."""
+        if self.tree == "none":
+            return self.rollouts_per_task
+        # If an environment has no limit of turns, only `tree_depth` can limit its trees.
+        states = self.tree_depth or LARGEST_TREE
+        with suppress(UserError):
+            states = min(states, most_turns(environment))
+        agents = len(agents_of(environment)) if self.joint == "crossed" else 1
+        size = self.rollouts_per_task**agents
+        # Each later group continues a rollout of an earlier one, so it has one less that is new.
+        count = size**states if self.tree == "full" else size + (states - 1) * (size - 1)
+        if count > LARGEST_TREE:
+            raise UserError(
+                f"rollout.tree={self.tree} with {size} alternatives of a turn can have more than {LARGEST_TREE:,} "
+                "rollouts of one task",
+                "set rollout.tree_depth, such as 2, or lower rollout.rollouts_per_task",
+            )
+        return count
 
     @property
     def tasks_per_round(self) -> int:
@@ -289,10 +314,11 @@ class ReinforceSettings(Settings):
     def has_critic(self) -> bool:
         return self.advantage.baseline == "values"
 
-    @property
-    def paths(self) -> int:
+    def rollouts(self, environment: Environment) -> int:
+        """Return the maximum number of rollouts of all steps."""
         rollout = self.rollout
-        return self.steps.count * rollout.rounds * rollout.tasks * rollout.rollouts_per_task
+        tasks = self.steps.count * rollout.rounds * rollout.tasks
+        return tasks * rollout.rollouts_of_task(environment)
 
     @model_validator(mode="after")
     def _refuse_lone_paths(self) -> Self:

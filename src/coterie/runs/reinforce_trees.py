@@ -38,6 +38,7 @@ class TreeSamples:
     paths: list[AgentPath] = field(default_factory=list)
     """Rollouts from the beginning of each task, which are independent, for the metrics of the step."""
     rollouts: int = 0
+    failed: int = 0
     tokens: int = 0
     """Sampled tokens of all rollouts."""
 
@@ -56,6 +57,8 @@ class TaskTree:
     advantage: AdvantageSettings
     _rewards: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     _values: dict[tuple[int, str], float | None] = field(default_factory=dict)
+    _below: dict[tuple[int, int], list[Group]] = field(default_factory=dict)
+    """Groups by the search and number of the rollout that they branch from."""
 
     def acting(self, group: Group, member: Rollout) -> Sequence[Turn]:
         """Return the turns that a member takes in the state of its group."""
@@ -135,9 +138,12 @@ class TaskTree:
 
     def _group_below(self, group: Group, member: Rollout) -> Group | None:
         """Return the next group that branches from a member."""
-        name = (member.search, member.number)
-        later = (below for below in self.groups if below.search > group.search)
-        return next((below for below in later if below.branch_of == name), None)
+        if not self._below:
+            for below in self.groups:
+                if below.branch_of is not None:
+                    self._below.setdefault(below.branch_of, []).append(below)
+        later = self._below.get((member.search, member.number), [])
+        return next((below for below in later if below.search > group.search), None)
 
     def _after(self, member: Rollout, node: str) -> int:
         """Return the index on a member's path of the first turn after a node."""
@@ -175,6 +181,7 @@ def tree_samples(
     for task in tasks:
         recorded = rollouts(store, iteration, task, stage).get(task, [])
         samples.rollouts += len(recorded)
+        samples.failed += sum(rollout.leaf is None for rollout in recorded)
         samples.tokens += sum(rollout.sampled for rollout in recorded)
         measures = {r.leaf: r.measures for r in recorded if r.leaf is not None}
         if not measures:
@@ -188,8 +195,11 @@ def tree_samples(
             for agent in agents:
                 samples.turns += task_tree.samples(group, agent)
         # Several rollouts may end in one leaf, and each is a sample of its own.
-        leaves = [member.leaf for member in groups[0].members]
-        samples.paths += [
-            path for leaf in leaves for agent in agents if (path := paths.get((str(leaf), agent)))
-        ]
+        for member in groups[0].members:
+            of_member = (paths.get((str(member.leaf), agent)) for agent in agents)
+            samples.paths += [
+                replace(path, outcome=replace(path.outcome, sample=member.number))
+                for path in of_member
+                if path is not None
+            ]
     return samples
