@@ -254,3 +254,24 @@ def test_a_tree_without_a_useful_limit_is_refused_before_the_run() -> None:
     with pytest.raises(UserError, match="more than 10,000 rollouts of one task") as error:
         make_recipe("rl/vine", words).plan()
     assert "rollout.tree_depth" in error.value.todo
+
+
+@pytest.mark.slow
+def test_measures_of_trees_count_in_the_reward(tmp_path: Path) -> None:
+    words = [*SMALL, "steps.count=1", "reward.measures={well_formed: 0.5, roudns: 1.0}"]
+    (record,) = run_to_end(make_recipe("rl/vine", words), tmp_path / "run").values()
+    assert record["measures_missing"] == 1, "roudns alone"
+    assert float(record["reward/measures"]) > 0
+    assert record["samples_failed"] == 0
+
+
+@pytest.mark.slow
+def test_a_step_whose_trees_all_fail_ends_the_run(tmp_path: Path) -> None:
+    broken = WORLD.replace(
+        "        return Transition(",
+        "        assert state.task.id[0] != 't'\n        return Transition(",
+    )
+    (tmp_path / "world.py").write_text(broken)
+    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    with pytest.raises(UserError, match="all 6 rollouts of a step failed; the first with: World"):
+        run_to_end(make_recipe("rl/vine", words), tmp_path / "run")

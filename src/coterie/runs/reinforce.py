@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
+from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
 from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
@@ -58,7 +59,7 @@ from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.reinforce_trees import tree_samples
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
 from coterie.runs.run import Run
-from coterie.runs.search_items import TreeWriter, grow_trees
+from coterie.runs.search_items import MEASURE, TreeWriter, grow_trees, rollouts
 from coterie.runs.work_items import Actors, engine_errors, play, sampled_tokens, summary
 from coterie.training.checkpoint import finish_with, remove_checkpoints, saved_steps, weight_hash
 from coterie.training.distributed import launches
@@ -419,6 +420,13 @@ class ReinforcementLoop:
         names, settings = [task.id for task in tasks], (rollout, self.settings.advantage)
         place = (store, self.iteration, stage, names, self._agents)
         trees = tree_samples(*place, self.reward, settings)
+        if trees.rollouts and trees.failed == trees.rollouts:
+            by_task = rollouts(store, self.iteration, stage=stage)
+            failure = next(r.failure for name in names for r in by_task.get(name, ()))
+            raise UserError(
+                f"all {trees.failed} rollouts of a step failed; the first with: {failure}",
+                "fix the cause, and run again in a new folder or with --fork",
+            )
         samples.paths += trees.turns
         samples.measured = [*(samples.measured or ()), *trees.paths]
         samples.sampled_tokens = (samples.sampled_tokens or 0) + trees.tokens
@@ -458,7 +466,9 @@ class ReinforcementLoop:
         weighted, measured = self.settings.reward.measures, set[str]()
         for stage in (step_stage(REINFORCE, draw) for draw in draws if weighted):
             metrics = self.run.store.metrics(self.iteration, stage).items()
-            measured.update(name for key, measures in metrics if key.task for name in measures)
+            # Trees store the metrics of a grade beside their own, with a prefix.
+            names = (name for key, measures in metrics if key.task for name in measures)
+            measured.update(name.removeprefix(MEASURE) for name in names)
         return [name for name in weighted if name not in measured]
 
     # -- resuming and stopping ----------------------------------------------------------------------
