@@ -124,7 +124,7 @@ FAULTS = (
     Fault("coterie.runs.reinforce_trees:groups_of", result(_distinct), [MULTIPLE]),
     Fault("coterie.rollout.group_search:draw_of", returns(0), [CROSSED]),
     Fault("coterie.rollout.group_search:GroupSearch.known_turn", returns(None), [CROSSED]),
-    Fault("coterie.rollout.group_search:GroupSearch._states", returns(()), [SPINE]),
+    Fault("coterie.rollout.group_search:GroupSearch._continued", returns(()), [SPINE]),
     # A step: which paths are trained, in which order, with which advantages.
     Fault("coterie.recipes.rl:minibatches", given(seed="0"), [ORDER]),
     Fault("coterie.recipes.rl:minibatches", without_last, [ORDER]),
