@@ -140,7 +140,7 @@ FAULTS = (
     Fault(f"{R}branches:_rewards", given(actions=lambda actions: actions[::-1]), [PLAYERS_WHO]),
     Fault(f"{R}branches:_limit", returns(None), [LIMIT_ENDS]),
     Fault(f"{R}branches:_check_frozen", returns(None), [DATA_CAN]),
-    Fault(f"{R}episodes:_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
+    Fault(f"{R}episodes:final_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
     # Candidates and best of n.
     Fault(f"{R}candidates:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]),
     Fault(f"{R}candidates:FIRST_DRAW", becomes(1), [PROMPT]),
