@@ -108,10 +108,10 @@ class OneTurn(Pure):
         start = sum(after)
         return [Task(f"{split}-{n}", {}) for n in range(start, start + count)]
 
-    def acting(self, state: Any) -> tuple[str, ...]:
+    def next_actors(self, state: Any) -> tuple[str, ...]:
         return tuple(self.actors)
 
-    def see(self, state: Any, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: Any, actor: str) -> tuple[Message, ...]:
         """Return the question, and after each turn the agent's own message and its partner's."""
         messages = [Message.of("user", QUESTION)]
         for start in range(0, len(state.turns), 2):
@@ -121,14 +121,14 @@ class OneTurn(Pure):
                 messages.append(Message("assistant" if is_own else "user", turn=turn.id))
         return tuple(messages)
 
-    async def act(self, state: Any, turns: Any, live: Any, *, recorded: Any = ()) -> Transition:
+    async def act(self, state: Any, turns: Any, session: Any, *, replayed: Any = ()) -> Transition:
         reward = succeeds(state.turns[-2:])
         done = len(state.turns) == self.limits["turns"]
         return Transition(
             end=Ending("over") if done else None, rewards=dict.fromkeys(self.actors, reward)
         )
 
-    async def grade(self, state: Any, live: Any) -> Grade:
+    async def grade(self, state: Any, session: Any) -> Grade:
         return Grade(sum(succeeds(state.turns[n : n + 2]) for n in range(0, len(state.turns), 2)))
 
 

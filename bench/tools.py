@@ -100,19 +100,21 @@ class Asking(Pure):
         """Numbers."""
         return [Task(f"{split}-{number}", {"number": number}) for number in range(count)]
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         """The agent."""
         return ("agent",)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         """The question."""
         return (Message.of("user", f"What is number {state.task.public['number']}?"),)
 
-    async def act(self, state: State, taken: Any, live: Any, *, recorded: Any = ()) -> Transition:
+    async def act(
+        self, state: State, taken: Any, session: Any, *, replayed: Any = ()
+    ) -> Transition:
         """Over with the first answer."""
         return Transition(answer=taken[0].text, end=Ending("answered"))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """An answer is an answer."""
         return Grade(1.0)
 

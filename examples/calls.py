@@ -15,15 +15,15 @@ class Products(Pure):
         numbers = [2 * (sum(after) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"{n}", {"question": f"{n} * 17 = ?", "product": n * 17}) for n in numbers]
 
-    def acting(self, state):
+    def next_actors(self, state):
         return ("clerk",)
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         return (Message.of("user", f"{state.task.public['question']} End with the number."),)
 
-    async def act(self, state, taken, live, *, recorded=()):
+    async def act(self, state, taken, session, *, replayed=()):
         return Transition(answer=taken[-1].text, end=Ending("answered"))
 
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         numbers = re.findall(r"[0-9]+", state.answer or "")
         return Grade(float(numbers[-1:] == [str(state.task.public["product"])]))

@@ -24,16 +24,16 @@ class Guess(Pure):
         text = str(place % (self.most + 1))
         return Secret(text, name="number", readers=frozenset({"grader"}))
 
-    def acting(self, state):
+    def next_actors(self, state):
         return ("player",)
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         no = [(Message("assistant", turn=t.id), Message.of("user", "No.")) for t in state.turns]
         return (Message.of("system", f"Guess a number from 0 to {self.most}."), *sum(no, ()))
 
-    async def act(self, state, taken, live, *, recorded=()):
+    async def act(self, state, taken, session, *, replayed=()):
         right = taken[-1].text.strip() == state.task.secrets["number"].reveal("grader")
         return Transition(answer="found", end=Ending("found")) if right else Transition()
 
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         return Grade(float(state.answer is not None))

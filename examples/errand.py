@@ -29,19 +29,19 @@ class Errand(Pure):
         secret = Secret(wish, name="wish", readers=frozenset({"customer", "grader"}))
         return Task(f"coat-{n}", {"item": f"coat of size {n}"}, {"wish": secret})
 
-    def acting(self, state):
+    def next_actors(self, state):
         return ("customer",) if len(state.turns) % 2 else ("seller",)
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         rules = f"A customer wants a {state.task.public['item']}. Ask, then write SOLD: COLOR."
         roles = ["assistant" if turn.speaker.name == actor else "user" for turn in state.turns]
         said = [Message(role, turn=t.id) for role, t in zip(roles, state.turns, strict=True)]
         return said if actor == "customer" else [Message.of("user", rules), *said]
 
-    async def act(self, state, taken, live, *, recorded=()):
+    async def act(self, state, taken, session, *, replayed=()):
         sold = "SOLD:" in taken[-1].text and taken[-1].speaker.name == "seller"
         return Transition(answer=taken[-1].text, end=Ending("sold")) if sold else Transition()
 
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         color = state.task.secrets["wish"].reveal("grader").split()[0]
         return Grade(float(f"SOLD: {color}" in (state.answer or "")))

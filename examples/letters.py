@@ -24,17 +24,17 @@ class Letters(Pure):
                 tasks.append(Task(f"{split}-{len(tasks)}", {**public, "city": cities[who]}))
         return tasks[sum(after) :]
 
-    def acting(self, state):
+    def next_actors(self, state):
         return ("clerk",) if state.turns else ("reader",)
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         facts, question = state.task.public["facts"], state.task.public["question"]
         system, user = (question, state.turns[0].text) if state.turns else (facts, question)
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
-    async def act(self, state, taken, live, *, recorded=()):
+    async def act(self, state, taken, session, *, replayed=()):
         end = Ending("said") if taken[-1].speaker.name == "clerk" else None
         return Transition(answer=taken[-1].text, end=end)
 
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         return Grade(float([c for c in CITIES if c in state.answer] == [state.task.public["city"]]))

@@ -26,13 +26,13 @@ class Nim(OneAgent, Pure):
     async def open(self, task, seed, shared):
         yield Pile(task.public["stones"])
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         rules = f"{state.task.public['stones']} stones. Take 1, 2 or 3; the last one wins."
         roles = ["assistant" if turn.speaker.name == actor else "user" for turn in state.turns]
         said = [Message(role, turn=t.id) for role, t in zip(roles, state.turns, strict=True)]
         return [Message.of("user", rules), *said]
 
-    async def act(self, state, taken, pile, *, recorded=()):
+    async def act(self, state, taken, pile, *, replayed=()):
         number = taken[-1].text.strip()
         pile.left -= min(pile.left, int(number) if number in ("1", "2", "3") else 1)
         rival = pile.left % 4 or min(1, pile.left)

@@ -43,16 +43,16 @@ class World(Pure):
     def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         return list(self.exchange.tasks(split, count, seed, after))
 
-    def acting(self, state: Any) -> tuple[str, ...]:
+    def next_actors(self, state: Any) -> tuple[str, ...]:
         return self.agents
 
-    def see(self, state: Any, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: Any, actor: str) -> tuple[Message, ...]:
         """Return the first prompt of exchange's first agent, whoever acts."""
-        messages = self.exchange.see(replace(state, turns=()), AGENTS[0])
+        messages = self.exchange.observe(replace(state, turns=()), AGENTS[0])
         # In exchange only Alice may see her facts. Here all agents see the same prompt.
         return tuple(Message.of(m.role, "".join(part.text for part in m.parts)) for m in messages)
 
-    async def act(self, state: Any, taken: Any, live: Any, *, recorded: Any = ()) -> Transition:
+    async def act(self, state: Any, taken: Any, session: Any, *, replayed: Any = ()) -> Transition:
         done = len(state.turns) == len(self.agents) * self.turns
         return Transition(end=Ending("over") if done else None, rewards=self.rewards(state.turns))
 
@@ -65,7 +65,7 @@ class Lengths(World):
 
     name, agents = "lengths", ("left", "right")
 
-    async def grade(self, state: Any, live: Any) -> Grade:
+    async def grade(self, state: Any, session: Any) -> Grade:
         left, right = (is_short(turn.text) for turn in state.turns)
         return Grade(float(left and not right))
 
@@ -75,7 +75,7 @@ class FirstTurn(World):
 
     name, turns = "first-turn", 4
 
-    async def grade(self, state: Any, live: Any) -> Grade:
+    async def grade(self, state: Any, session: Any) -> Grade:
         return Grade(float(is_short(state.turns[0].text)))
 
 
@@ -91,6 +91,6 @@ class Trap(World):
             return {"player": 1.0}
         return {"player": 2.0} if lengths == [False, False] else {}
 
-    async def grade(self, state: Any, live: Any) -> Grade:
+    async def grade(self, state: Any, session: Any) -> Grade:
         first, second = (is_short(turn.text) for turn in state.turns)
         return Grade(1.0 if first else 0.0 if second else 2.0)

@@ -88,7 +88,7 @@ def test_agents_may_have_engines_of_their_own(world, engine) -> None:
 
 def test_a_failed_rollout_has_its_reason_and_scores_nothing(world, engine) -> None:
     class Broken(Exchange):
-        async def act(self, state, taken, live, *, recorded=()):
+        async def act(self, state, taken, session, *, replayed=()):
             raise RuntimeError("out of order")
 
     (one,) = coterie.play(Broken(), engine, world.tasks("train", 1, 0), max_tokens=16)
@@ -136,7 +136,7 @@ def test_rows_classes_and_functions_make_an_environment(engine, tmp_path: Path) 
     assert coterie.environment(file, reward="math", heldout=0).tasks("train", 1, 0)
     equipped = coterie.environment(SUMS, tools=[double], calls="tags")
     (task,) = equipped.tasks("train", 1, 0)
-    assert "double" in str(equipped.see(State(task, seed=0), "agent"))
+    assert "double" in str(equipped.observe(State(task, seed=0), "agent"))
 
     class Own(Exchange):
         name = "own"

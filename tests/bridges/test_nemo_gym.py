@@ -142,7 +142,7 @@ def test_native_calls_of_one_message_run_in_order(counter: str) -> None:
     assert grade.score == 1
     results = [one.text for turn in state.turns for one in turn.results]
     assert json.loads(results[1]) == {"count": row["expected_count"]}
-    assert [message.role for message in environment.see(state, "agent")[-2:]] == [
+    assert [message.role for message in environment.observe(state, "agent")[-2:]] == [
         "tool",
         "assistant",
     ]
@@ -198,7 +198,7 @@ def test_an_answer_without_tools_is_verified(tmp_path: Path) -> None:
 def test_rows_with_many_tools_are_played_on_a_server_that_routes_by_name(tmp_path: Path) -> None:
     with resources(OFFICE, tmp_path) as url:
         environment, tasks = gym(url, OFFICE)
-        messages = environment.see(State(tasks[0], 0), "agent")
+        messages = environment.observe(State(tasks[0], 0), "agent")
         assert [message.role for message in messages] == ["system", "user"]
         find = "company_directory_find_email_address"
         results, _ = play(environment, tasks[0], f'<{find}>{{"name": "carlos"}}</{find}>', "Sent.")

@@ -81,7 +81,7 @@ def test_a_game_has_its_seed_rewards_and_end(guess: str) -> None:
         assert texts(state)[1:] == ["more" if wrong < right else "less", "right"]
         assert grade is not None and grade.score == 0.75
         assert grade.metrics == {"done": 1, "steps": 2}
-        assert "number" in environment.see(state, "agent")[0].parts[0].text
+        assert "number" in environment.observe(state, "agent")[0].parts[0].text
 
 
 def test_other_arguments_of_reset_are_sent(guess: str) -> None:

@@ -93,7 +93,7 @@ def test_a_prompt_has_all_its_messages_and_settings_reach_the_taskset(taskset: P
     every = [*environment.tasks("train", 9, 0), *environment.tasks("heldout", 9, 0)]
     assert sorted(task.id for task in every) == [f"adding-{n}" for n in range(6)]
     state, _ = play(3, "4")
-    messages = environment.see(State(state.task, 0), "agent")
+    messages = environment.observe(State(state.task, 0), "agent")
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[-1].parts[0].text == "What is 3 + 1?"
 

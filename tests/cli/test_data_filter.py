@@ -143,7 +143,7 @@ def task_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Ids of four training rows: three keep their scores, and the last is learned by the second step."""
     ids, counts = [row.id for row in load_rows("2wiki", "sample").rows["train"][:4]], Counter[str]()
 
-    async def grade(self: Any, state: Any, live: Any) -> Grade:
+    async def grade(self: Any, state: Any, session: Any) -> Grade:
         task = state.task.id.removeprefix("2wiki-")
         counts[task] += 1
         right = [False, True, counts[task] % 2 == 0, counts[task] > 4]

@@ -27,7 +27,7 @@ STAGE = f"""\
 {BUG}"""
 BUGS = {
     "tasks": f"{TASKS}{BUG}",
-    "begin": f"{GUESS}    async def begin(self, task, live):\n{BUG}",
+    "begin": f"{GUESS}    async def begin(self, task, session):\n{BUG}",
     "limits": f"{GUESS}    __init__ = lambda self, settings: None\n    @property\n    def limits(self):\n{BUG}",
     "validator": (
         "from pydantic import field_validator\nfrom tests.helpers.guess import Guess, GuessSettings\n"
@@ -119,9 +119,9 @@ def test_a_file_that_a_plugin_misses_is_its_own_fault_and_a_full_disk_is_not(
 def test_a_bug_in_play_fails_its_dialogue_alone(tmp_path: Path, cli: Cli) -> None:
     """Only on the task at place 3; the bug lies in a library that the plug-in calls."""
     (tmp_path / "world.py").write_text(
-        f"import json\n{GUESS}    async def grade(self, state, live):\n"
+        f"import json\n{GUESS}    async def grade(self, state, session):\n"
         "        if state.task.public['place'] == 3:\n            json.loads('no')\n"
-        "        return await super().grade(state, live)\n"
+        "        return await super().grade(state, session)\n"
     )
     few = ("policy=tiny-exchange", "tasks=3", "max_tokens=6")
     played = cli("evaluate", f"{tmp_path}/world.py:World", *few)

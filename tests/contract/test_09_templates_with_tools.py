@@ -53,7 +53,7 @@ class Lookups(Asking):
         self.role = role
         self.syntax = Vowels(as_text=role == "user")
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         beginning = Message.of("system", "Look."), Message.of("user", "Hello")
         roles: dict[str, Role] = {"agent": "assistant", "tool": self.role}
         return *beginning, *(Message(roles[t.speaker.kind], turn=t.id) for t in state.turns)

@@ -79,7 +79,7 @@ class Things:
 class Question(Base):
     """One question, which an agent answers."""
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         return (Message.of("user", "Look."),)
 
 

@@ -52,20 +52,25 @@ class Asked(Pure):
     actors: ClassVar[dict[str, Any]] = {"solver": "agent"}
     limits: ClassVar[dict[str, int]] = {"turns": 1}
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return ("solver",)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         said = (Message("assistant", turn=turn.id) for turn in state.turns)
         return (Message.of("user", f"Question: {state.task.public['question']}"), *said)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         answer = Tags({}).find_answer(taken[-1].text)
         return Transition(answer=answer, end=Ending("answered"))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         return Grade(float(state.answer == state.task.public["gold"]))
 
 

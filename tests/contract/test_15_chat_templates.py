@@ -240,8 +240,8 @@ def test_the_first_prompts_of_environments_hold_the_whole_task_on_every_template
     environment = coterie.environment(world, **source)
     task = environment.tasks("heldout", 1, 0)[0]
     state = State(task, 0)
-    for actor in environment.acting(state):
-        shown = environment.see(state, actor)
+    for actor in environment.next_actors(state):
+        shown = environment.observe(state, actor)
         for name in NAMES:
             own = renderer(name)
             prompt = own.decode(own.render(shown, Tree("t", "r", 0), actor))

@@ -124,7 +124,7 @@ def test_questions_show_and_grade_what_their_form_means(form: Form, tmp_path: Pa
     assert list(map(len, tasks)) == [8, 2]
     rows = []
     for task in chain(*tasks):
-        messages = game.see(State(task, 0), "agent")
+        messages = game.observe(State(task, 0), "agent")
         text = " ".join(
             f"{one.role}: {''.join(part.text for part in one.parts)}" for one in messages
         )

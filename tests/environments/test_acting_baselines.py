@@ -151,8 +151,8 @@ def test_a_solved_attempt_is_the_last_one_whatever_its_score(tmp_path: Path) -> 
     """As in AgentGym's BabyAI, which scores fewer steps higher."""
 
     class Slow(PDDL):
-        async def grade(self, state: State, live: Any) -> Grade:
-            return replace(await super().grade(state, live), score=0.9)
+        async def grade(self, state: State, session: Any) -> Grade:
+            return replace(await super().grade(state, session), score=0.9)
 
     environment = by_method(Slow(PDDLSettings(domain=str(write_game(tmp_path)))), "reflexion", 3)
     (task,) = environment.tasks("heldout", 1, 0)

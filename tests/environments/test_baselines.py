@@ -114,9 +114,9 @@ def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str) -> None:
         for text in (r"so \boxed{7}", "so <A>seven</A>", "so"):
             assert played.answer(text) == own.answer(text)
     for agent in own.agents:
-        (system,) = played.see(state, agent)
+        (system,) = played.observe(state, agent)
         assert "choose a short form" in system.parts[0].text
-        assert system.parts[1:] == own.see(state, agent)[0].parts
+        assert system.parts[1:] == own.observe(state, agent)[0].parts
 
 
 @pytest.mark.parametrize("method, ks", [("cot_sc", [1, 2, 3]), ("mad", [])])
@@ -132,7 +132,7 @@ def test_the_command_plays_methods(cli: Cli, method: str, ks: list[int]) -> None
 @pytest.mark.parametrize("method", ["cot", "mad", "autoform"])
 def test_a_method_replaces_the_turns_of_a_dialogue_and_nothing_else(method: Method) -> None:
     class Own(Debate):
-        def acting(self, state: State) -> tuple[str, ...]:
+        def next_actors(self, state: State) -> tuple[str, ...]:
             return ("Bob",)
 
         def score(self, task: Task, answer: str | None) -> float:
@@ -144,7 +144,7 @@ def test_a_method_replaces_the_turns_of_a_dialogue_and_nothing_else(method: Meth
     assert isinstance(played, Own) and played.formats == () != own.formats
     assert played.score(Task("t", {}), "x") == 0.25
     first = "Bob" if method == "autoform" else "Alice"
-    assert played.acting(State(Task("t", {}), 0))[0] == first
+    assert played.next_actors(State(Task("t", {}), 0))[0] == first
 
 
 @pytest.mark.parametrize("name", CODING)

@@ -72,7 +72,7 @@ def play(runner: asyncio.Runner, sandbox: Sandbox) -> Play:
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight(play: Play) -> None:
     environment, task, user = Persona(), a_task(), Parrot()
     state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], user)
-    shown = environment.see(state, AGENT)
+    shown = environment.observe(state, AGENT)
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
     assert [part.text for part in shown[2].parts] == ["Which number?"]
     assert transcript(state.turns)[1] == (AGENT, "Which number?")

@@ -50,7 +50,12 @@ def failures(game: Environment) -> list[str]:
 
 class Fine(Base):
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         return Transition(end=OVER)
 
@@ -83,7 +88,12 @@ class Mutable(Base):
         self.data = data
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         return Transition(self.data, end=OVER)
 
@@ -105,7 +115,12 @@ class Odd(Base):
         self.does = does
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Any:
         if self.does == "cancelled":
             waiting = asyncio.get_running_loop().create_future()
@@ -116,13 +131,13 @@ class Odd(Base):
         rewards = {"stranger": {"agnet": 1.0}, "nan": {"agent": float("nan")}}.get(self.does, {})
         return None if self.does == "none" else Transition(end=OVER, rewards=rewards)
 
-    async def begin(self, task: Task, live: Any) -> Transition:
+    async def begin(self, task: Task, session: Any) -> Transition:
         return Transition(end=OVER if self.does == "ended" else None)
 
-    def acting(self, state: State) -> Any:
-        return {"actor": 1, "stranger acts": ("agnet",)}.get(self.does, super().acting(state))
+    def next_actors(self, state: State) -> Any:
+        return {"actor": 1, "stranger acts": ("agnet",)}.get(self.does, super().next_actors(state))
 
-    async def grade(self, state: State, live: Any) -> Any:
+    async def grade(self, state: State, session: Any) -> Any:
         grades: dict[str, Any] = {
             "no grade": 1.0,
             "score": Grade(float("inf")),
@@ -145,7 +160,10 @@ class Odd(Base):
         ("score", "the score is inf"),
         ("percent", "Odd.grade() returned 70. Return a score from 0 to 1, or declare score_range"),
         ("graded", f"the grade gives 'agnet' 1.0 ({__file__}, line "),
-        ("actor", "Odd.acting() returned 1. Return a tuple of one or more different actors of"),
+        (
+            "actor",
+            "Odd.next_actors() returned 1. Return a tuple of one or more different actors of",
+        ),
         ("stranger acts", f"of agent ({__file__}, line "),
     ],
 )
@@ -157,18 +175,18 @@ def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None
     class Percent(Fine):
         score_range = (-100, 100)
 
-        def see(self, state: State, actor: str) -> Any:
+        def observe(self, state: State, actor: str) -> Any:
             return [{"role": "user", "content": "Count."}]
 
-        async def grade(self, state: State, live: Any) -> Grade:
+        async def grade(self, state: State, session: Any) -> Grade:
             return Grade(50)
 
     class Text(Fine):
-        def see(self, state: State, actor: str) -> Any:
+        def observe(self, state: State, actor: str) -> Any:
             return [{"role": "robot", "content": "Count."}]
 
     class Repeats(Fine):
-        def see(self, state: State, actor: str) -> Any:
+        def observe(self, state: State, actor: str) -> Any:
             own = [{"role": "assistant", "content": turn.text} for turn in state.turns
                    if turn.speaker.name == actor]  # fmt: skip
             return [{"role": "user", "content": "Count."}, *own]
@@ -179,7 +197,7 @@ def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None
     for one in play(Percent()):
         assert one.failure is None and one.tree is not None
         assert [outcome.score for outcome in one.tree.outcomes.values()] == [0.75]
-    assert all("Text.see() returned {'role': 'robot'" in one for one in failures(Text()))
+    assert all("Text.observe() returned {'role': 'robot'" in one for one in failures(Text()))
 
 
 def test_a_syntax_that_breaks_fails_its_item() -> None:
@@ -221,7 +239,7 @@ def test_a_response_that_fails_ends_those_beside_it() -> None:
 
 def test_turns_are_recorded_in_the_order_of_actors_with_their_kinds() -> None:
     class Backwards(Rounds):
-        def acting(self, state: State) -> tuple[str, ...]:
+        def next_actors(self, state: State) -> tuple[str, ...]:
             return ("Ben", "Ann")
 
     samplers = dict.fromkeys(("Ann", "Ben"), Script(lambda _: "x"))

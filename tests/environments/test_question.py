@@ -84,7 +84,7 @@ def graded(game: Environment, reply: str, split: Any = "train") -> Grade:
 
 def prompt(game: Environment) -> str:
     (task,) = game.tasks("train", 1, 0)
-    (message,) = game.see(State(task, 0), "agent")
+    (message,) = game.observe(State(task, 0), "agent")
     assert message.role == "user"
     return "".join(part.text for part in message.parts)
 

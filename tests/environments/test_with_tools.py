@@ -109,7 +109,7 @@ def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hear
     assert [one.actor for one in got.heard] == [first, first, first, second, first, first]
     assert sorted(got.source.made) == ["look a", "look b", "look c", "look d"]
     partner = "\n".join(text for _, text in got.heard[3].messages)
-    prompts = (got.environment.see(got.state, name)[0].parts for name in (first, second))
+    prompts = (got.environment.observe(got.state, name)[0].parts for name in (first, second))
     assert all("look" in parts[-1].text for parts in prompts), "both read of the tools"
     assert "is there" not in partner and "a | b" not in partner and "Perhaps 3." in partner
     own = "\n".join(text for _, text in got.heard[5].messages)
@@ -193,7 +193,7 @@ def test_only_agents_have_tools_and_none_that_act_at_the_same_time() -> None:
     made = equipped(game, Looking())
     state = State(game.tasks("train", 1, 0)[0], 0, left=game.limits)
     assert made.tools(state, "person") == () and len(made.tools(state, "agent")) == 2
-    assert "<look>" not in str(made.see(state, "person"))
+    assert "<look>" not in str(made.observe(state, "person"))
 
     async def call() -> None:
         lines = ("<look>a</look>", "Ben")

@@ -42,8 +42,8 @@ async def converse(
     async with driver.sessions() as sessions:
         branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
         at = await branches.start()
-        while at.state.end is None and (left or branches.acting(at) != (AGENT,)):
-            acting = branches.acting(at)
+        while at.state.end is None and (left or branches.next_actors(at) != (AGENT,)):
+            acting = branches.next_actors(at)
             left -= acting == (AGENT,)
             responses = await branches.respond(at, dict.fromkeys(acting, 0), 0)
             at = await branches.advance(at, responses)

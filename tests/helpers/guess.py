@@ -34,10 +34,10 @@ class Guess(Pure):
     def is_right(self, task: Task, text: str) -> bool:
         return text == str(task.public["number"])
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return ("player",)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         turns = (
             Message("assistant" if turn.speaker.kind == "agent" else "user", turn=turn.id)
             for turn in state.turns
@@ -45,14 +45,19 @@ class Guess(Pure):
         return (Message.of("system", self.request(state.task)), *turns)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         text = taken[-1].text.strip()
         if self.is_right(state.task, text):
             return Transition(answer=text, end=Ending("found"))
         return Transition(seen=(Observation(Speaker("environment", "guess"), (Part("no"),)),))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         return Grade(float(state.answer is not None))
 
 

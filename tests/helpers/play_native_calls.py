@@ -139,13 +139,18 @@ class Things(Base):
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return OFFERED
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         roles: dict[str, Role] = {"agent": "assistant", "tool": self.role, "environment": "user"}
         said = (Message(roles[turn.speaker.kind], turn=turn.id) for turn in state.turns)
         return Message.of("user", "Look."), *said
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         (turn,) = taken
         if not turn.calls:

@@ -72,7 +72,7 @@ async def play_dialogue(
 
 async def advance(branches: Branches, at: Position) -> Position:
     """Where the branch stands after the turns of all who act now."""
-    seeds = dict.fromkeys(branches.acting(at), 0)
+    seeds = dict.fromkeys(branches.next_actors(at), 0)
     return await branches.advance(at, await branches.respond(at, seeds, draw=0))
 
 

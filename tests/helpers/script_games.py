@@ -70,20 +70,20 @@ class Base:
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
         raise AssertionError("a pure environment opens nothing")
 
-    async def begin(self, task: Task, live: Any) -> Transition:
+    async def begin(self, task: Task, session: Any) -> Transition:
         return Transition()
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return tuple(self.actors)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         system = Message.of("system", f"You are {actor}.")
         return (system, *(Message("user", turn=turn.id) for turn in state.turns))
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return ()
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         return Grade(float(state.answer == "done"))
 
 
@@ -97,7 +97,12 @@ class Rounds(Base):
         self.limits = {"turns": 2 * rounds + 4}
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         number = (state.data if isinstance(state.data, int) else 0) + 1
         said = Observation(GAME, (Part(f"round {number} is over"),))
@@ -139,21 +144,26 @@ class Counting(Base):
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
         return self.session()
 
-    async def begin(self, task: Task, live: Counter) -> Transition:
+    async def begin(self, task: Task, session: Counter) -> Transition:
         return Transition(seen=(Observation(GAME, (Part(f"reach {task.public['target']}"),)),))
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         self.acts += 1
         text = taken[0].text
         if text in self.hang:
             await asyncio.sleep(60)
-        live.number += int(text)
-        said = Observation(GAME, (Part(f"now {live.number}"),))
-        over = live.number >= int(str(state.task.public["target"]))
+        session.number += int(text)
+        said = Observation(GAME, (Part(f"now {session.number}"),))
+        over = session.number >= int(str(state.task.public["target"]))
         answer, end = ("done", Ending("reached")) if over else (None, None)
-        return Transition(live.number, (said,), answer, end, {"agent": float(text)})
+        return Transition(session.number, (said,), answer, end, {"agent": float(text)})
 
 
 class Asking(Base):
@@ -167,7 +177,12 @@ class Asking(Base):
         return (Tool("look", "Looks.", schema), Tool("push", "Pushes.", schema, alone=True))
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         (turn,) = taken
         if not turn.calls:

@@ -33,13 +33,13 @@ class World(OneAgent, Pure):
         start = 0 if split == "train" else 500
         return [Task(f"{split}-{n}", {"number": start + n}) for n in range(min(count, 40))]
 
-    def see(self, state, actor):
+    def observe(self, state, actor):
         return (Message.of("user", f"What is {state.task.public['number']} + 1 ?"),)
 
-    async def act(self, state, turns, live, *, recorded=()):
+    async def act(self, state, turns, session, *, replayed=()):
         return Transition(answer=turns[-1].text, end=Ending("answered"))
 
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         return Grade(float(str(state.task.public["number"] + 1) in state.answer))
 """
 FAST = "model=tiny-acts train.max_steps=2 train.batch_size=4 evaluate.tasks=2"

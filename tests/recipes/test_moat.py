@@ -74,7 +74,7 @@ def model(folder: Path, role: str, version: int) -> LoadedModel:
 def likelihood(recipe: Moat, run: Run, plan: Turn, tree: Tree, role: str, version: int) -> float:
     """Mean log-prob of the right actions after a plan, by a plain forward pass."""
     loaded, task = model(run.folder, role, version), run.store.task(tree.task)
-    shown = recipe.environment.see(State(task, 0, turns=(plan,)), GROUNDER)
+    shown = recipe.environment.observe(State(task, 0, turns=(plan,)), GROUNDER)
     prompt = loaded.renderer.render(shown, tree, GROUNDER)
     target = loaded.renderer.encode_turn(gold(task).actions)
     with torch.no_grad():

@@ -230,9 +230,9 @@ def test_a_dialogue_that_cannot_be_graded_has_no_reward_and_its_search_continues
 ) -> None:
     grade = Dialogue.grade
 
-    async def some(self: Dialogue, state: State, live: Any) -> Grade:
+    async def some(self: Dialogue, state: State, session: Any) -> Grade:
         lost = int(state.turns[-1].id, 16) % 3 == 0
-        return Grade(None) if lost else await grade(self, state, live)
+        return Grade(None) if lost else await grade(self, state, session)
 
     monkeypatch.setattr(Dialogue, "grade", some)
     with run_with_policies(tmp_path / "run") as (optima, run):

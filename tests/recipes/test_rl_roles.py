@@ -89,8 +89,8 @@ class Told(Exchange):
         tasks = super().tasks(*arguments, **options)
         return [replace(task, secrets={**task.secrets, "hint": hint}) for task in tasks]
 
-    async def act(self, state, turns, live, **options):
-        transition = await super().act(state, turns, live, **options)
+    async def act(self, state, turns, session, **options):
+        transition = await super().act(state, turns, session, **options)
         return replace(transition, rewards={turns[-1].speaker.name: len(state.turns) / 8})
 """
 
@@ -197,13 +197,13 @@ class World(Pure):
     def tasks(self, split, count, seed, after=()):
         start = 0 if split == "heldout" else sum(after)
         return [Task(f"{split}-{n % 4}", {}) for n in range(start, start + count)]
-    def acting(self, state):
+    def next_actors(self, state):
         return ("player",)
-    def see(self, state, actor):
+    def observe(self, state, actor):
         return (Message.of("user", "Write something."),)
-    async def act(self, state, taken, live, *, recorded=()):
+    async def act(self, state, taken, session, *, replayed=()):
         return Transition(end=Ending("over"))
-    async def grade(self, state, live):
+    async def grade(self, state, session):
         is_easy = state.task.id.endswith(("0", "2"))
         return Grade(1.0 if is_easy else len(state.turns[0].text) % 11 / 10)
 """

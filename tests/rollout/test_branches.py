@@ -35,7 +35,7 @@ def branches(
 async def step(
     grown: Branches, at: Position, draw: int = 0, *, others_follow: bool = False
 ) -> Position:
-    responses = await grown.respond(at, dict.fromkeys(grown.acting(at), 0), draw)
+    responses = await grown.respond(at, dict.fromkeys(grown.next_actors(at), 0), draw)
     return await grown.advance(at, responses, others_follow=others_follow)
 
 

@@ -53,22 +53,22 @@ class Rounds(Pure):
     def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         return [Task(f"{split}-{number}", {}) for number in range(count)]
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return AGENTS if self.together else (AGENTS[len(state.turns) % 2],)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         system = Message.of("system", f"You are {actor}.")
         return (system, *(Message("user", turn=turn.id) for turn in state.turns))
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: Any = ()
+        self, state: State, taken: tuple[Turn, ...], session: Any, *, replayed: Any = ()
     ) -> Transition:
         number = (state.data if isinstance(state.data, int) else 0) + 1
         end = Ending("over") if number == self.rounds else None
         rewards = {turn.speaker.name: value(turn.text) for turn in taken if self.paid}
         return Transition(number, (), "done", end, rewards)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         first = state.turns[: 2 if self.together else 1]
         words = {"length": float(sum(len(turn.text) for turn in state.turns))}
         return Grade(sum(value(turn.text) for turn in first), words, rewards={})

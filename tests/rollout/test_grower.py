@@ -232,10 +232,10 @@ def test_a_path_that_cannot_be_graded_is_lost_alone() -> None:
     class Ungraded(Counting):
         lost = tuple(f"now {number}" for number in range(9))
 
-        async def grade(self, state: State, live: Any) -> Grade:
+        async def grade(self, state: State, session: Any) -> Grade:
             if state.turns[-1].text in self.lost:
                 return Grade(None)
-            return await super().grade(state, live)
+            return await super().grade(state, session)
 
     none = grow(game := Ungraded(), agent(*STEPS), GrowthRule(1, 4, anywhere))
     assert {one.failure for one in none.rollouts} == {REASON} and none.tree.outcomes == {}

@@ -86,12 +86,17 @@ class Against(Rounds):
     """Ann's reward depends on what Ben says at the same time."""
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
-        transition = await super().act(state, taken, live, recorded=recorded)
+        transition = await super().act(state, taken, session, replayed=replayed)
         return replace(transition, rewards={"Ann": float(taken[1].text)})
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         return Grade(1.0, rewards={"Ben": float(state.turns[1].text)})
 
 

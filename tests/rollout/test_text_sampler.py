@@ -25,7 +25,7 @@ STOPS = ["</look>", "</push>", "</answer>"]
 class Looking(Asking):
     """The agent sees its own turns as its own, and results as a tool's."""
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         turns = [
             Message("assistant" if turn.speaker.kind == "agent" else "tool", turn=turn.id)
             for turn in state.turns

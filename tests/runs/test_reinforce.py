@@ -302,8 +302,8 @@ class Graded(Exchange):
     name = "graded"
     seen = {}
 
-    async def grade(self, state, live):
-        grade = await super().grade(state, live)
+    async def grade(self, state, session):
+        grade = await super().grade(state, session)
         if state.task.id.startswith("heldout"):
             return grade
         place = self.seen[state.task.id] = self.seen.get(state.task.id, 0) + 1
@@ -314,8 +314,8 @@ class Graded(Exchange):
 class Ungraded(Exchange):
     name = "ungraded"
 
-    async def grade(self, state, live):
-        return replace(await super().grade(state, live), score=None)
+    async def grade(self, state, session):
+        return replace(await super().grade(state, session), score=None)
 '''
 
 

@@ -169,8 +169,8 @@ class Fading(Exchange):
     """The eight held-out tasks are right, then wrong, then right, then wrong; of three dialogues in training one is."""
     name, played = "fading", {True: 0, False: 0}
 
-    async def grade(self, state, live):
-        grade, heldout = await super().grade(state, live), state.task.id.startswith("heldout")
+    async def grade(self, state, session):
+        grade, heldout = await super().grade(state, session), state.task.id.startswith("heldout")
         count = self.played[heldout] = self.played[heldout] + 1
         return replace(grade, score=float((count - 1) // 8 % 2 == 0 if heldout else count % 3 == 0))
 '''

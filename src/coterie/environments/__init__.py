@@ -9,13 +9,13 @@ An environment of one agent and one turn::
         def tasks(self, split, count, seed, after=()):
             return [Task(f"{split}-{n}", {"word": f"word {n}"}) for n in range(count)]
 
-        def see(self, state, actor):
+        def observe(self, state, actor):
             return [{"role": "user", "content": f"Repeat: {state.task.public['word']}"}]
 
-        async def act(self, state, turns, live, *, recorded=()):
+        async def act(self, state, turns, session, *, replayed=()):
             return Transition(answer=turns[-1].text, end=Ending("answered"))
 
-        async def grade(self, state, live):
+        async def grade(self, state, session):
             return Grade(float(state.answer == state.task.public["word"]))
 """
 

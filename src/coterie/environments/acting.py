@@ -161,11 +161,11 @@ class Acting(OneAgent, ABC):
         """Return the system prompt: possible actions and the message format."""
 
     @abstractmethod
-    async def do(self, state: State, action: str, live: Any) -> Transition: ...
+    async def do(self, state: State, action: str, session: Any) -> Transition: ...
 
     async def on_answer(self, state: State, answer: str) -> Transition:
         """Return the transition after an answer; by default only actions count."""
-        return Transition(state.data, saying(NO_ANSWERS))
+        return Transition(state.data, observation(NO_ANSWERS))
 
     def shots(self, task: Task) -> Sequence[Message]:
         return ()
@@ -177,20 +177,27 @@ class Acting(OneAgent, ABC):
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return ()
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         system = Message("system", (Part(self.system_prompt(state.task), source="task"),))
         return (system, *self.shots(state.task), *map(_message, state.turns))
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         turn = turns[-1]
         # A message that was cut off may hold half an action, so nothing of it is carried out.
         move = Move("nothing", note=CUT) if turn.truncated else self.form.read(turn.text)
         if move.kind == "nothing":
-            return Transition(state.data, saying(move.note))
+            return Transition(state.data, observation(move.note))
         acts = move.kind == "action"
-        done = self.do(state, move.content, live) if acts else self.on_answer(state, move.content)
+        done = (
+            self.do(state, move.content, session) if acts else self.on_answer(state, move.content)
+        )
         transition = await done
         # A note on ignored text is appended to what the agent sees anyway.
         if not move.note or not transition.seen:
@@ -200,7 +207,7 @@ class Acting(OneAgent, ABC):
         return replace(transition, seen=(replace(first_observation, parts=parts), *rest))
 
 
-def saying(text: str) -> tuple[Observation, ...]:
+def observation(text: str) -> tuple[Observation, ...]:
     return (Observation(ENVIRONMENT, (Part(text, source="environment"),)),)
 
 

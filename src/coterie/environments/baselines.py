@@ -28,8 +28,8 @@ from coterie.environments.acting import (
     Form,
     Move,
     filled,
+    observation,
     read,
-    saying,
 )
 from coterie.environments.code_blocks import python_blocks
 from coterie.environments.collaboration import Collaboration
@@ -195,7 +195,8 @@ class Alone(Dialogue):
 
     # Named here, so that they precede the environment's own methods; inherited ones would come after them.
     actors, limits, syntax = Dialogue.actors, Dialogue.limits, Dialogue.syntax
-    begin, acting, see, tools = Dialogue.begin, Dialogue.acting, Dialogue.see, Dialogue.tools
+    begin, next_actors, observe = Dialogue.begin, Dialogue.next_actors, Dialogue.observe
+    tools = Dialogue.tools
     prompt_turns, act = Dialogue.prompt_turns, Dialogue.act
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -209,11 +210,16 @@ class SingleAgent(Alone):
     def actors(self) -> Mapping[str, ActorKind]:
         return dict.fromkeys(self.agents[:1], "agent")
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return self.agents[:1]
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         turn = turns[-1]
         answer = self.answer_to(state.task, turn.text)
@@ -232,7 +238,7 @@ class MultiAgentDebate(Alone):
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return self.agents
 
     def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
@@ -247,7 +253,12 @@ class MultiAgentDebate(Alone):
         return tuple(turn for round_turns in order for turn in round_turns)
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         if len(state.turns) < self.max_turns:
             return Transition()
@@ -269,8 +280,8 @@ class MultiAgentDebate(Alone):
 class AutoForm(Dialogue):
     """The dialogue of the environment in a format that the agents choose themselves."""
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        system, *dialogue = super().see(state, actor)
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
+        system, *dialogue = super().observe(state, actor)
         return (replace(system, parts=(_CHOOSING, *system.parts)), *dialogue)
 
 
@@ -324,12 +335,12 @@ class Renewable(Acting):
             session = super().open(task, seed, live.shared)  # type: ignore[misc]
             live.session = await live.stack.enter_async_context(session)
 
-    async def begin(self, task: Task, live: Live) -> Transition:
-        transition: Transition = await super().begin(task, live.session)  # type: ignore[misc]
+    async def begin(self, task: Task, session: Live) -> Transition:
+        transition: Transition = await super().begin(task, session.session)  # type: ignore[misc]
         return transition
 
-    async def grade(self, state: State, live: Live) -> Grade:
-        grade: Grade = await super().grade(state, live.session)  # type: ignore[misc]
+    async def grade(self, state: State, session: Live) -> Grade:
+        grade: Grade = await super().grade(state, session.session)  # type: ignore[misc]
         return grade
 
 
@@ -367,48 +378,53 @@ class Reflexion(Renewable):
 
     attempts: int
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        system, *messages = super().see(self._inner(state), actor)
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
+        system, *messages = super().observe(self._inner(state), actor)
         lessons = [Part(f"\n- {lesson}", source="reflection") for lesson in _trial(state).lessons]
         if lessons:
             parts = (*system.parts, Part(LESSONS, source="task"), *lessons)
             system = replace(system, parts=parts)
         return (system, *messages)
 
-    async def begin(self, task: Task, live: Live) -> Transition:
-        transition = await super().begin(task, live)
+    async def begin(self, task: Task, session: Live) -> Transition:
+        transition = await super().begin(task, session)
         return replace(transition, data=Trial(transition.data))
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Live,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         trial, inner = _trial(state), self._inner(state)
         # The turn after a failed attempt is the reflection, so there is a result without a lesson. The
         # task then begins again.
         if len(trial.solved) > len(trial.lessons):
-            await self.renew(live, state.task, state.seed)
-            next_trial = await super().begin(state.task, live)
+            await self.renew(session, state.task, state.seed)
+            next_trial = await super().begin(state.task, session)
             lessons = (*trial.lessons, turns[-1].text.strip())
             data = Trial(next_trial.data, len(state.turns), trial.solved, lessons)
             return replace(next_trial, data=data)
-        transition = await super().act(inner, turns, live.session, recorded=recorded)
+        transition = await super().act(inner, turns, session.session, replayed=replayed)
         # The recorded limit covers all attempts, so the limit of one attempt is checked here.
         end = transition.end or (TURNS if inner.left["turns"] <= 0 else None)
         if end is None:
             return replace(transition, data=replace(trial, data=transition.data))
         # The score of the attempt says whether it succeeded.
-        grade = await super().grade(replace(inner, data=transition.data, end=end), live)
+        grade = await super().grade(replace(inner, data=transition.data, end=end), session)
         solved = (*trial.solved, end == SOLVED or (grade.score or 0.0) >= 1)
         data = replace(trial, data=transition.data, solved=solved)
         if solved[-1] or len(solved) >= self.attempts:
             return replace(transition, data=data, end=end)
         # The attempt is over, but the episode continues with a request for a reflection.
-        seen = saying("\n".join(filter(None, (_text(transition), REFLECT))))
+        seen = observation("\n".join(filter(None, (_text(transition), REFLECT))))
         return replace(transition, data=data, seen=seen, end=None)
 
-    async def grade(self, state: State, live: Live) -> Grade:
+    async def grade(self, state: State, session: Live) -> Grade:
         """Score the last attempt. ``within_attempt_t`` is 1 if one of the first t attempts succeeded."""
-        grade, solved = await super().grade(self._inner(state), live), _trial(state).solved
+        grade, solved = await super().grade(self._inner(state), session), _trial(state).solved
         within = {
             f"within_attempt_{t}": float(any(solved[:t])) for t in range(1, self.attempts + 1)
         }
@@ -442,19 +458,24 @@ class CodeAsPolicy(Renewable):
         return prompt + "\n".join(functions)
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Live, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Live,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         move = Move("nothing", note=CUT) if turns[-1].truncated else self.form.read(turns[-1].text)
         if move.kind == "nothing":
-            return Transition(state.data, saying(move.note), end=RAN)
+            return Transition(state.data, observation(move.note), end=RAN)
         current, log, end = state, list[str](), None
         commands = [(_function_name(form), form) for form in self.commands(state.task)]
         # The program pauses at each call of an action, until ``proceed`` gives it the reply.
-        async with live.shared[Sandbox].session(state.seed) as python:
+        async with session.shared[Sandbox].session(state.seed) as python:
             await python.run(f"from {POLICY} import begin, proceed")
             cell = await python.run(f"begin({move.content!r}, {commands!r})")
             while (action := _next_action(cell.text)) is not None and end is None:
-                transition = await self.do(current, action, live.session)
+                transition = await self.do(current, action, session.session)
                 reply = _text(transition)
                 log += [f"> {action}", reply]
                 current = replace(current, data=transition.data)
@@ -464,7 +485,7 @@ class CodeAsPolicy(Renewable):
                     cell = await python.run(f"proceed({reply!r})")
         # The program ended, so show its output or its error.
         log += [] if end else [cell.text.strip()]
-        return Transition(current.data, saying("\n".join(filter(None, log))), end=end or RAN)
+        return Transition(current.data, observation("\n".join(filter(None, log))), end=end or RAN)
 
 
 def _function_name(form: str) -> str:

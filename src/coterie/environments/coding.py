@@ -158,10 +158,10 @@ class Coding(Collaboration):
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(at_once(MARKER), source="task"),)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if all hidden calls return the same as with the reference."""
         task, code = state.task, self.code(state.answer or "")
-        sandbox: Sandbox = live[Sandbox]
+        sandbox: Sandbox = session[Sandbox]
         calls, expected = hidden_calls(task), await self.expected(task, sandbox)
         common: dict[str, float | int | str] = {
             "turns": sum(turn.speaker.name == AGENT for turn in state.turns),

@@ -96,7 +96,7 @@ class Collaboration(Answers, Pure, ABC):
         """Return the prompt of an agent that must answer at once: the benchmark's single-turn baseline."""
 
     @abstractmethod
-    async def grade(self, state: State, live: Any) -> Grade: ...
+    async def grade(self, state: State, session: Any) -> Grade: ...
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -108,22 +108,27 @@ class Collaboration(Answers, Pure, ABC):
     def request(self, task: Task) -> str:
         return str(task.public["question"])
 
-    async def begin(self, task: Task, live: Any) -> Transition:
+    async def begin(self, task: Task, session: Any) -> Transition:
         request = Part(self.request(task), source="task")
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         # The user opens the dialogue, then both take turns.
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = tuple(self._message(turn, actor) for turn in state.turns)
         if actor == PERSON:
             return messages
         return (Message("system", self.system_parts(state.task, actor)), *messages)
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """End at an answer, or at the agent's last turn, which then counts as the answer."""
         turn = turns[-1]

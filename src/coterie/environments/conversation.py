@@ -59,7 +59,7 @@ class ConversationReply(OneAgent, Pure):
         conversation = as_conversation(row)
         return conversation if self.sources is None else with_tags(conversation, self.sources)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
         context = row.messages[: _reply_index(row)]
         return tuple(Message(m.role, (Part(m.content, source="task"),)) for m in context)
@@ -68,13 +68,18 @@ class ConversationReply(OneAgent, Pure):
         return self._rows[state.task.id].tools
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         (turn,) = turns
         calls = [f"{call.name}({call.arguments})" for call in turn.calls]
         return Transition(answer="\n".join((turn.text.strip(), *calls)), end=ANSWERED)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         return Grade(f1(state.answer, gold_answers(state.task)))
 
     def _task(self, row: Conversation) -> Task:

@@ -85,11 +85,11 @@ class Dialogue(Answers, Pure, ABC):
         """Return True if an answer is not the example of the prompt."""
         return answer != self.example
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         """Return the next agent; agents take turns."""
         return (self.agents[len(state.turns) % len(self.agents)],)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the system prompt and the dialogue, with the actor's own turns as assistant messages."""
         parts = self.system_parts(state.task, actor)
         # The request has its own source, so that training rows can leave it out.
@@ -108,7 +108,12 @@ class Dialogue(Answers, Pure, ABC):
         return state.turns
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """End when an answer equals the previous answer (agreement: Optima, section 3) or a turn is truncated."""
         turn = turns[-1]
@@ -123,7 +128,7 @@ class Dialogue(Answers, Pure, ABC):
             agreed = await asyncio.to_thread(self.same, previous, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score the final answer, or 0 for a truncated dialogue. Comparing mathematics may take seconds."""
         answer = state.answer
         if state.end == LENGTH or answer is None:

@@ -291,7 +291,12 @@ class ExchangeAlone(Exchange):
         return self._prompt_parts(task, agent, self.agents if agent == self.agents[0] else ())
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         turn = turns[-1]
         answer = self.answer(turn.text) if turn.speaker.name == self.agents[0] else None

@@ -197,13 +197,13 @@ class Environment(Protocol):
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
         """Open a session for one branch of a task. Not called for pure environments."""
 
-    async def begin(self, task: Task, live: Any) -> Transition:
-        """Begin an episode. ``live`` is the session of the branch, or :class:`Shared` for pure environments."""
+    async def begin(self, task: Task, session: Any) -> Transition:
+        """Begin an episode. ``session`` is the session of the branch, or :class:`Shared` for pure environments."""
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         """Return the actors whose turn it is. Several act simultaneously: none sees the turns of the others."""
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the prompt of an actor. A dict of ``role`` and ``content`` is accepted as a message.
 
         Before the first turn, the plan asks for the prompts of all agents, including those who do not act first.
@@ -213,15 +213,20 @@ class Environment(Protocol):
         """Return the tools that an actor may call."""
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """Apply ``turns``, the last turns of ``state``.
 
-        In a replay ``recorded`` holds the turns of the environment at that time. Results without side effects
+        In a replay ``replayed`` holds the turns of the environment at that time. Results without side effects
         (such as a search) may be copied from them.
         """
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Grade a finished trajectory with a score from 0 to 1.
 
         A class attribute ``score_range = (low, high)`` declares another range, which is scaled to [0, 1].
@@ -308,7 +313,7 @@ class Pure:
         """Open no session."""
         return nullcontext()
 
-    async def begin(self, task: Task, live: Any) -> Transition:
+    async def begin(self, task: Task, session: Any) -> Transition:
         """Begin an episode without an observation."""
         return Transition()
 
@@ -325,7 +330,7 @@ class OneAgent:
 
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         """Return the agent."""
         return tuple(self.actors)
 
@@ -374,7 +379,7 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
     """Return the prompt of an actor; dicts with ``role`` and ``content`` become messages."""
-    prompt: Any = environment.see(state, actor)
+    prompt: Any = environment.observe(state, actor)
     # The usual case, first because this runs for every prompt.
     if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
         return prompt
@@ -388,7 +393,7 @@ def messages_of(environment: Environment, state: State, actor: str) -> tuple[Mes
         index = messages.index(None)
         wrong, position = prompt[index], f" as message {index + 1}"
     expected = "messages: Message, or dicts of role and content"
-    raise wrong_return(environment, "see", wrong, expected, position)
+    raise wrong_return(environment, "observe", wrong, expected, position)
 
 
 def check_return(environment: Environment, method: str, value: object, kind: type) -> None:

@@ -138,7 +138,12 @@ class OneReply(OneAgent, Pure):
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         reply = turns[-1]
         return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
@@ -246,7 +251,7 @@ class Question(OneReply):
         notes |= {"reward": self.trial} if self.trial else {}
         return [(title, text)] * bool(text) + [*notes.items()]
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         system = str(public.get("system", ""))
@@ -254,9 +259,9 @@ class Question(OneReply):
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
         return (*system_messages, Message("user", (prompt,)), *replies)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
-        sandbox = live[self.needs[0]] if self.needs else None
+        sandbox = session[self.needs[0]] if self.needs else None
         return await self._grade(self._items[state.task.id], state.answer or "", sandbox)
 
     async def _grade(self, item: Item, reply: str, sandbox: "Sandbox | None") -> Grade:

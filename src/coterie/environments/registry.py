@@ -281,7 +281,7 @@ def is_environment(name: str) -> bool:
     """Return True if a plug-in is an environment, False if it is a data set."""
     thing = find(ENVIRONMENTS, name).thing
     # Data sets are plug-ins, too, but have none of these methods.
-    return any(hasattr(thing, method) for method in ("grade", "acting", "see", "act"))
+    return any(hasattr(thing, method) for method in ("grade", "next_actors", "observe", "act"))
 
 
 def task_settings_type(base: type[P], choice: Choice) -> type[P]:

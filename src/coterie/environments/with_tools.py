@@ -143,14 +143,14 @@ class WithTools:
 
     # -- the environment, on a state without calls --------------------------------------------
 
-    async def begin(self, task: Task, live: Any) -> Transition:
-        transition = await self.environment.begin(task, self._own(live))
+    async def begin(self, task: Task, session: Any) -> Transition:
+        transition = await self.environment.begin(task, self._own(session))
         return replace(transition, data=PastCalls(transition.data))
 
-    def acting(self, state: State) -> tuple[str, ...]:
-        return self.environment.acting(self._inner(state))
+    def next_actors(self, state: State) -> tuple[str, ...]:
+        return self.environment.next_actors(self._inner(state))
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = messages_of(self.environment, self._inner(state), actor)
         if self.actors[actor] != "agent":
             return messages
@@ -165,7 +165,7 @@ class WithTools:
 
     def shorter(self, state: State, actor: str) -> Iterator[tuple[Message, ...]]:
         """Yield prompts that omit more and more of the oldest results. The actor's own messages stay."""
-        messages = self.see(state, actor)
+        messages = self.observe(state, actor)
         result_turns = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
         result_indices = [
             index for index, message in enumerate(messages) if message.turn in result_turns
@@ -179,21 +179,26 @@ class WithTools:
             )
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         past = _past_calls(state)
         # After the last round, calls are ignored and the message counts as an answer.
         if any(turn.calls for turn in turns) and past.rounds < self.settings.rounds:
-            return await self._run_calls(past, turns, live, recorded)
+            return await self._run_calls(past, turns, session, replayed)
         inner = self._inner(state)
-        transition = await self.environment.act(inner, turns, self._own(live), recorded=recorded)
+        transition = await self.environment.act(inner, turns, self._own(session), replayed=replayed)
         data = replace(past, data=transition.data, rounds=0)
         # The recorded limits leave room for calls, so the environment's own limits apply here.
         limit = TURNS if any(count <= 0 for count in inner.left.values()) else None
         return replace(transition, data=data, end=transition.end or limit)
 
-    async def grade(self, state: State, live: Any) -> Grade:
-        grade = await self.environment.grade(self._inner(state), self._own(live))
+    async def grade(self, state: State, session: Any) -> Grade:
+        grade = await self.environment.grade(self._inner(state), self._own(session))
         turn_metrics = getattr(self.environment, "turn_metrics", None)
         results = [result for turn in state.turns for result in turn.results]
         counts = {
@@ -207,16 +212,16 @@ class WithTools:
     # -- calls --------------------------------------------------------------------------------
 
     async def _run_calls(
-        self, past: PastCalls, turns: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...]
+        self, past: PastCalls, turns: tuple[Turn, ...], session: Any, replayed: tuple[Turn, ...]
     ) -> Transition:
         if len(turns) > 1:
             raise ValueError("simultaneous agents can't call tools in this environment")
         (turn,) = turns
         calls = tuple(self._allowed(past, turn))
-        toolbox: Toolbox = live.toolbox if isinstance(live, Live) else live[Toolbox]
+        toolbox: Toolbox = session.toolbox if isinstance(session, Live) else session[Toolbox]
         # A replay copies recorded results. Calls with side effects must run again.
-        if recorded and not any(self.changes(call) for call in calls):
-            results: tuple[ToolResult, ...] = recorded[0].results
+        if replayed and not any(self.changes(call) for call in calls):
+            results: tuple[ToolResult, ...] = replayed[0].results
         else:
             results = await toolbox.run(calls, self.offered, turn.whole_text)
         ran = [call for call in calls if not call.error]

@@ -217,12 +217,12 @@ class TraceEnvironment(Pure):
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         return self.own_tasks[:count] if split == "train" else []
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return (self.agent,)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         # Only the first prompt comes from the wrapped environment, so it gets a state without turns.
-        task_messages = self.environment.see(replace(state, turns=(), data=None), actor)
+        task_messages = self.environment.observe(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
             for turn in state.turns
@@ -234,7 +234,12 @@ class TraceEnvironment(Pure):
         return self.environment.tools(replace(state, turns=(), data=None), actor)
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """Return the next observation of the file, or end after the last message."""
         texts = self.by_task[state.task.id].observations
@@ -245,7 +250,7 @@ class TraceEnvironment(Pure):
             return Transition(seen=(Observation(FILE, (part,)),))
         return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         # A file has no right answers, so its traces are not graded.
         return Grade(None)
 

@@ -225,7 +225,9 @@ class Moat(Recipe):
         render = self.renderers[GROUNDER]
         # Each plan makes another prompt of the grounder, and the gold actions are the common target.
         prompts = [
-            render(self.environment.see(State(task, 0, turns=(plan,)), GROUNDER), tree, GROUNDER)
+            render(
+                self.environment.observe(State(task, 0, turns=(plan,)), GROUNDER), tree, GROUNDER
+            )
             for plan in plans
         ]
         return await mean_loglikelihoods(grounder, prompts, render.encode_turn(gold(task).actions))
@@ -484,7 +486,7 @@ class Moat(Recipe):
         samples = range(self.settings.measure.rollouts_per_task)
         # Seeds depend on the task only, so that all measurements use the same random numbers.
         seeds = [int(digest("J", self.settings.seed, task.id, n)[:15], 16) for n in samples]
-        messages = self.environment.see(State(task, 0), PLANNER)
+        messages = self.environment.observe(State(task, 0), PLANNER)
         prompt = Prompt(tree, tree.root, PLANNER, messages, seeds[0], 0)
         try:
             candidates = await planner.candidates(prompt, AgentContext(), seeds, list(samples))

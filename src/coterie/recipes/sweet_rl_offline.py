@@ -123,7 +123,7 @@ class Replay:
                 turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
                 tree.add(turn)
             else:
-                messages = self.environment.see(State(task, 0, turns=turns), AGENT)
+                messages = self.environment.observe(State(task, 0, turns=turns), AGENT)
                 prompt = Prompt(tree, node, AGENT, messages, 0, sample)
                 # The raw completion is trained on; the visible text may lack parts of it.
                 text = line.content if line.output is None else line.output

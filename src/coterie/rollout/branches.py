@@ -376,10 +376,10 @@ class Branches:
         """Return the nodes with a known position, which excludes nodes within simultaneous turns."""
         return {self.tree.root, *self._steps, *self._positions}
 
-    def acting(self, position: Position) -> tuple[str, ...]:
+    def next_actors(self, position: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
         with self._faults:
-            names: Any = self.environment.acting(position.state)
+            names: Any = self.environment.next_actors(position.state)
         actors, acting = self.environment.actors, tuple[str, ...]()
         if isinstance(names, tuple | list):
             # Simultaneous turns are recorded in the order of ``actors``, whatever the environment's
@@ -388,7 +388,7 @@ class Branches:
         # A repeated or unknown name makes the filtered tuple shorter than the returned one.
         if not acting or len(acting) < len(names):
             expected = f"a tuple of one or more different actors of {', '.join(actors)}"
-            raise wrong_return(self.environment, "acting", names, expected)
+            raise wrong_return(self.environment, "next_actors", names, expected)
         return acting
 
     def prompt(self, position: Position, actor: str, seed: int, draw: int) -> Prompt:
@@ -411,7 +411,7 @@ class Branches:
     async def respond(
         self, position: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
-        """Sample the turns of the acting actors concurrently; ``seeds`` is by actor, in the order of :meth:`acting`."""
+        """Sample the turns of the next actors concurrently; ``seeds`` is by actor, in the order of :meth:`next_actors`."""
         prompts = [self.prompt(position, actor, seed, draw) for actor, seed in seeds.items()]
         if len(prompts) == 1:  # a task would double the cost of a step
             return (await self._sample(position, prompts[0]),)
@@ -527,8 +527,8 @@ class Branches:
         self,
         position: Position,
         actions: tuple[Turn, ...],
-        live: Any,
-        recorded: tuple[Turn, ...] = (),
+        session: Any,
+        replayed: tuple[Turn, ...] = (),
     ) -> StepResult:
         contexts = dict(position.contexts)
         for turn in actions:
@@ -551,14 +551,14 @@ class Branches:
             state_.end,
         )
         act, syntax = self.environment.act, self.environment.syntax
-        transition = await self._timed("an act", act, state_, actions, live, recorded=recorded)
+        transition = await self._timed("an act", act, state_, actions, session, replayed=replayed)
         check_return(self.environment, "act", transition, Transition)
         with self._faults:
             return make_step_result(actions[-1].id, state_, actions, transition, contexts, syntax)
 
-    async def _begin(self, live: Any) -> StepResult:
+    async def _begin(self, session: Any) -> StepResult:
         environment = self.environment
-        transition = await self._timed("the beginning", environment.begin, self.task, live)
+        transition = await self._timed("the beginning", environment.begin, self.task, session)
         check_return(environment, "begin", transition, Transition)
         with faults_of(environment):
             # With no action this copies the limits into a read-only mapping.
@@ -611,7 +611,7 @@ class Branches:
         # The turns of all acting actors follow the position on the path, one after another.
         index, names = (
             path.index(position.node) + 1 if position.node in path else 0,
-            self.acting(position),
+            self.next_actors(position),
         )
         actions = tuple(self.tree.turns[node] for node in path[index : index + len(names)])
         # Other actors act than in the record.

@@ -246,7 +246,7 @@ class Driver:
         try:
             position = await branches.start()
             while position.state.end is None:
-                acting = branches.acting(position)
+                acting = branches.next_actors(position)
                 seeds = {actor: self._seed(episode, position, n) for n, actor in enumerate(acting)}
                 try:
                     responses = await branches.respond(position, seeds, episode.sample)

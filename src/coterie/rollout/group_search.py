@@ -138,7 +138,7 @@ class GroupSearch(Search):
     def _rollouts(
         self, search: int, position: Position, branch_of: tuple[int, int] | None
     ) -> list[Rollout]:
-        acting = self.branches.acting(position)
+        acting = self.branches.next_actors(position)
         agents = sum(actor in self.agents for actor in acting)
         count = self.size**agents if self.crossed else self.size
         # The rollout that the group branches from is its first member already.
@@ -172,7 +172,7 @@ class GroupSearch(Search):
             # A path that the model's context cut off has not ended by its environment.
             if position.state.end is None
             and position.node != leaf
-            and not self.agents.isdisjoint(self.branches.acting(position))
+            and not self.agents.isdisjoint(self.branches.next_actors(position))
         ]
 
     def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
@@ -189,7 +189,7 @@ class GroupSearch(Search):
         # In a crossed group the turns of the continued rollout are combined with new ones.
         if rollout.branch_of is None or self._draw(rollout, position, index) != 0:
             return None
-        actor = self.branches.acting(position)[index]
+        actor = self.branches.next_actors(position)[index]
         continued = self._by_name[rollout.branch_of]
         assert continued.leaf is not None, "only finished rollouts are continued"
         path = self.tree.path(continued.leaf)
@@ -201,7 +201,7 @@ class GroupSearch(Search):
         """Return which of its turns an agent takes at the start of a crossed group; ``None`` elsewhere."""
         if not self.crossed or position.node != rollout.start:
             return None
-        acting = self.branches.acting(position)
+        acting = self.branches.next_actors(position)
         agents = [actor for actor in acting if actor in self.agents]
         if acting[index] not in agents:
             return 0

@@ -104,7 +104,7 @@ class TreeGrower:
             return [replace(rollout, leaf=position.node) for rollout in rollouts]
         try:
             # One column per actor, with a response for each rollout.
-            actors = enumerate(self.branches.acting(position))
+            actors = enumerate(self.branches.next_actors(position))
             columns = await gather_all(
                 [self._responses(position, rollouts, actor, index) for index, actor in actors]
             )

@@ -141,7 +141,7 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     assert two == f"There is no action `turn left move forward`. {known}"
     assert end(result) == (TURNS, 0.0)
     assert result.metrics == {"moves": 3, "messages": 7, "cut_off": 0}
-    assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
+    assert environment.observe(State(task, 0), "agent")[0].parts[0].text == PROMPT
 
 
 def test_a_fork_continues_where_the_game_is_and_does_not_change_it() -> None:

@@ -136,7 +136,7 @@ def test_goals_that_hold_at_first_count_after_the_first_change(
 def test_the_prompt_has_the_rules_and_types_are_subtypes(tmp_path: Path) -> None:
     environment = PDDL(PDDLSettings(domain=str(write_game(tmp_path))))
     task = environment.tasks("heldout", 1, 0)[0]
-    prompt = environment.see(State(task, 0), "agent")[0].parts[0].text
+    prompt = environment.observe(State(task, 0), "agent")[0].parts[0].text
     assert (
         "load ?x ?p: needs at ?x ?p, at van1 ?p, not full; effect: inside ?x, full, not at ?x ?p\n"
     ) in prompt

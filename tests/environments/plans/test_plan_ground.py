@@ -53,7 +53,7 @@ def seen(world: PlanGround, state: State, actor: str) -> list[tuple[str, str]]:
     turns = {turn.id: turn.text for turn in state.turns}
     return [
         (m.role, turns[m.turn] if m.turn else "".join(part.text for part in m.parts))
-        for m in world.see(state, actor)
+        for m in world.observe(state, actor)
     ]
 
 

@@ -189,9 +189,9 @@ def test_judgements(reply: str, expected: bool | None) -> None:
 
 def test_the_short_prompt_leaves_out_the_tools(corpus: Path) -> None:
     short, longer = mhqa(corpus, "environment.prompt=short"), mhqa(corpus, "environment.shots=1")
-    system, _ = short.see(State(short.tasks("heldout", 1, 0)[0], 0), "agent")
+    system, _ = short.observe(State(short.tasks("heldout", 1, 0)[0], 0), "agent")
     assert len("".join(part.text for part in system.parts)) < 80
-    system, _ = longer.see(State(longer.tasks("heldout", 1, 0)[0], 0), "agent")
+    system, _ = longer.observe(State(longer.tasks("heldout", 1, 0)[0], 0), "agent")
     assert "Low Tide" in system.parts[0].text
 
 
@@ -223,7 +223,7 @@ def test_an_agent_with_all_tools_searches_reads_computes_and_looks(tmp_path: Pat
         (task,) = environment.tasks("heldout", 1, 0)
         if "picture" not in task.public:
             (task,) = environment.tasks("train", 1, 0)
-        system, user = environment.see(State(task, 0), "agent")
+        system, user = environment.observe(State(task, 0), "agent")
         assert user.parts[0].text == f"Question: {ASKED}\nPicture: seven.png"
         text = "".join(part.text for part in system.parts)
         for tool in ("web_search", "crawl_page", "code", "visual_inspector"):
@@ -324,7 +324,7 @@ def test_lenient_takes_the_last_program_and_code_without_fences(tmp_path: Path) 
 
 def test_a_method_is_requested_with_its_beginning_and_its_tests_call_it(tmp_path: Path) -> None:
     environment = of_rows("livecodebench", tmp_path, METHOD)
-    system, user = environment.see(State(environment.tasks("heldout", 1, 0)[0], 0), "agent")
+    system, user = environment.observe(State(environment.tasks("heldout", 1, 0)[0], 0), "agent")
     assert METHOD["starter_code"].strip() in user.parts[0].text
     assert "<code>code</code>" in system.parts[-1].text
     code = "class Solution:\n    def total(self, xs: List[int]) -> int:\n        return sum(xs)"
@@ -339,7 +339,7 @@ def test_nobody_but_a_grader_reads_the_tests(tmp_path: Path) -> None:
     (task,) = environment.tasks("heldout", 1, 0)
     assert set(task.secrets) == {TESTS} and task.secrets[TESTS].readers == {GRADER}
     assert "40 2" not in str(task) and "42" in task.secrets[TESTS].reveal(GRADER)
-    shown = environment.see(State(task, 0), "agent")
+    shown = environment.observe(State(task, 0), "agent")
     text = "".join(part.text for message in shown for part in message.parts)
     assert "Read two numbers" in text and "42" not in text and "40 2" not in text
 
@@ -362,7 +362,7 @@ def test_a_checker_of_the_row_decides_and_nobody_reads_it(tmp_path: Path) -> Non
 def test_humanevals_function_is_requested_and_its_check_decides(tmp_path: Path) -> None:
     environment = of_rows("humaneval", tmp_path, HUMANEVAL)
     (task,) = environment.tasks("heldout", 1, 0)
-    shown = environment.see(State(task, 0), "agent")
+    shown = environment.observe(State(task, 0), "agent")
     text = "".join(part.text for message in shown for part in message.parts)
     assert "Double it." in text and "candidate(2)" not in text + str(task)
     programs = ["def twice(x):\n    return 2 * x", "def twice(x):\n    return 4"]

@@ -114,14 +114,14 @@ class Relay:
         finally:
             self.live -= 1
 
-    async def begin(self, task: Task, live: Scales) -> Transition:
+    async def begin(self, task: Task, session: Scales) -> Transition:
         said = Observation(Speaker("environment", "relay"), (Part(str(task.public["topic"])),))
         return Transition(seen=(said,))
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         return ("grounder",) if state.turns[-1].speaker.name == "planner" else ("planner",)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         system = Message.of("system", f"You are the {actor}.")
         shown = (
             Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
@@ -136,25 +136,25 @@ class Relay:
         self,
         state: State,
         taken: tuple[Turn, ...],
-        live: Scales,
+        session: Scales,
         *,
-        recorded: tuple[Turn, ...] = (),
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         (turn,) = taken
         if turn.speaker.name == "planner":
-            return Transition(data=live.total)
+            return Transition(data=session.total)
 
         async def weigh(given: Mapping[str, Any]) -> str:
-            live.total += len(given["word"])
-            return f"{live.total} so far"
+            session.total += len(given["word"])
+            return f"{session.total} so far"
 
         results = await run_calls(turn.calls, (WEIGH,), {"weigh": weigh}, CallLimits(seconds=5))
-        over = Ending("weighed") if live.total > 8 else None
+        over = Ending("weighed") if session.total > 8 else None
         said = Observation(Speaker("tool", "scales"), results=results)
-        return Transition(live.total, (said,) if results else (), str(live.total), over)
+        return Transition(session.total, (said,) if results else (), str(session.total), over)
 
-    async def grade(self, state: State, live: Scales) -> Grade:
-        return Grade(1 / (1 + int(state.answer or 0)), {"weighed": live.total})
+    async def grade(self, state: State, session: Scales) -> Grade:
+        return Grade(1 / (1 + int(state.answer or 0)), {"weighed": session.total})
 
 
 def lightness(sample: DialogueSample) -> float:

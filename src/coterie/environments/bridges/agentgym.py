@@ -21,7 +21,7 @@ from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import quote
 from coterie.engines.protocol import EngineError, run_now
-from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
+from coterie.environments.acting import SOLVED, Acting, ActingSettings, observation
 from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
     EnvironmentServerError,
@@ -329,24 +329,24 @@ class AgentGym(Acting):
                 elif not session.failed:
                     self._idle.append(session.id)
 
-    async def begin(self, task: Task, live: GymSession) -> Transition:
+    async def begin(self, task: Task, session: GymSession) -> Transition:
         async with self._serial():
-            text = await live.reset(int(str(task.public["index"])))
-        return Transition(Progress(0, 0.0), saying(text))
+            text = await session.reset(int(str(task.public["index"])))
+        return Transition(Progress(0, 0.0), observation(text))
 
-    async def do(self, state: State, action: str, live: GymSession) -> Transition:
+    async def do(self, state: State, action: str, session: GymSession) -> Transition:
         progress, world = cast(Progress, state.data), self.world
         action = action.strip().removeprefix("```").removesuffix("```").strip()
-        text, reward, done = await live.step(action)
+        text, reward, done = await session.step(action)
         score = reward if done or world.score != "end" else 0.0
         score += progress.score if world.score == "sum" else 0.0
         end, share = None, world.success
         if done:
             end = DONE if share is None else SOLVED if score >= share * world.best else FAILED
-        seen = () if end else saying(text)
+        seen = () if end else observation(text)
         return Transition(Progress(progress.actions + 1, score), seen, end=end)
 
-    async def grade(self, state: State, live: GymSession) -> Grade:
+    async def grade(self, state: State, session: GymSession) -> Grade:
         """Score from 0 to 1. ``success`` is 1 if the server ended the episode with a high enough score, and missing in
         worlds whose score does not show it."""
         progress = cast(Progress, state.data)

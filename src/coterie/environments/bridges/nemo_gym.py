@@ -209,15 +209,15 @@ class NemoGym(OneAgent):
         async with ServerClient(self.settings.url, SECONDS, REPLY_BYTES) as server:
             yield ServerSession(server)
 
-    async def begin(self, task: Task, live: ServerSession) -> Transition:
+    async def begin(self, task: Task, session: ServerSession) -> Transition:
         values = self._rows[task.id].values
-        await live.server.ask("POST", "/seed_session", dict[str, Any], json=values)
+        await session.server.ask("POST", "/seed_session", dict[str, Any], json=values)
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self._rows[state.task.id].tools
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         row = self._rows[state.task.id]
         prompt = self.syntax.with_tools(row.messages, row.tools) if row.tools else row.messages
         turns = (
@@ -230,18 +230,18 @@ class NemoGym(OneAgent):
         self,
         state: State,
         turns: tuple[Turn, ...],
-        live: ServerSession,
+        session: ServerSession,
         *,
-        recorded: tuple[Turn, ...] = (),
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         turn, tools = turns[-1], self._rows[state.task.id].tools
         if not turn.calls:
             return Transition(answer=turn.text, end=LENGTH if turn.truncated else ANSWERED)
-        functions = {tool.name: live.function(tool.name) for tool in tools}
+        functions = {tool.name: session.function(tool.name) for tool in tools}
         results = await run_calls(turn.calls, tools, functions, CallLimits())
         return Transition(seen=(Observation(SERVER, results=results),))
 
-    async def grade(self, state: State, live: ServerSession) -> Grade:
+    async def grade(self, state: State, session: ServerSession) -> Grade:
         """Return the reward of ``/verify``."""
         row, output = self._rows[state.task.id].values, [*_output(state.turns)]
         header = {"id": state.task.id, "created_at": 0, "model": "policy", "object": "response"}
@@ -249,7 +249,7 @@ class NemoGym(OneAgent):
         tools = row["responses_create_params"].get("tools") or []
         response = {**header, **choice, "tools": tools, "output": output}
         body = {**row, "response": response}
-        reward = (await live.server.ask("POST", "/verify", Verdict, json=body)).reward
+        reward = (await session.server.ask("POST", "/verify", Verdict, json=body)).reward
         low, high = self.score_range
         if not low <= reward <= high:
             raise EngineError(

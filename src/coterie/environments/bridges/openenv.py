@@ -21,7 +21,7 @@ from coterie.config.settings import ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import quote
 from coterie.engines.protocol import EngineError, EngineGone, run_now
-from coterie.environments.acting import Acting, ActingSettings, saying
+from coterie.environments.acting import Acting, ActingSettings, observation
 from coterie.environments.bridges.server_client import (
     CLOSE_SECONDS,
     REPLY_BYTES,
@@ -302,26 +302,26 @@ class OpenEnv(Acting):
         async with open_session(self.socket_url) as session:
             yield session
 
-    async def begin(self, task: Task, live: Connection) -> Transition:
-        reply = await live.ask("reset", self._reset(task), StepReply)
-        return Transition(Rewards(), saying(reply.text), end=DONE if reply.done else None)
+    async def begin(self, task: Task, session: Connection) -> Transition:
+        reply = await session.ask("reset", self._reset(task), StepReply)
+        return Transition(Rewards(), observation(reply.text), end=DONE if reply.done else None)
 
-    async def do(self, state: State, action: str, live: Connection) -> Transition:
+    async def do(self, state: State, action: str, session: Connection) -> Transition:
         assert isinstance(state.data, Rewards)
         try:
             content = {self.text_field: action} if self.text_field else dict(json.loads(action))
-            reply = await live.ask("step", content, StepReply)
+            reply = await session.ask("step", content, StepReply)
         except (ValueError, TypeError, RecursionError) as error:
             why = f"It is not a JSON object: {error}"
-            return Transition(state.data, saying(f"Your action is refused. {why}"))
+            return Transition(state.data, observation(f"Your action is refused. {why}"))
         except InvalidAction as error:
-            return Transition(state.data, saying(f"Your action is refused. {error}"))
+            return Transition(state.data, observation(f"Your action is refused. {error}"))
         reward = float(reply.reward or 0)
         rewards = Rewards((*state.data.values, reward))
         end = DONE if reply.done else None
-        return Transition(rewards, saying(reply.text), end=end, rewards={AGENT: reward})
+        return Transition(rewards, observation(reply.text), end=end, rewards={AGENT: reward})
 
-    async def grade(self, state: State, live: Connection) -> Grade:
+    async def grade(self, state: State, session: Connection) -> Grade:
         """Score the rewards. Raises ``EngineError`` for a score outside of ``environment.score_range``."""
         assert isinstance(state.data, Rewards)
         values, (low, high) = state.data.values or (0.0,), self.score_range
@@ -331,5 +331,5 @@ class OpenEnv(Acting):
                 f"the score of {self.settings.url} is {score:g}: declare its range, "
                 "environment.score_range=[LOW,HIGH], or choose environment.score"
             )
-        steps = (await live.ask("state", None, ServerState)).step_count
+        steps = (await session.ask("state", None, ServerState)).step_count
         return Grade(score, {"done": float(state.end == DONE), "steps": steps})

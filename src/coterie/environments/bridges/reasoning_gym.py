@@ -97,7 +97,7 @@ class ReasoningGym(Answers, OneReply):
         tasks = items(split, self.dataset, self.config, seed).draw(split, count, after)
         return [task for _, task in tasks]
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         prompt = Part(f"{state.task.public['question']}{FORMAT}", source="task")
         return (Message("user", (prompt,)), *(Message("assistant", turn=t.id) for t in state.turns))
 
@@ -105,7 +105,7 @@ class ReasoningGym(Answers, OneReply):
         """Return the last marked answer, else the whole text."""
         return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Return the score of ``score_answer``; 0 if it fails on the answer or takes too long."""
         text, number = state.answer or "", int(str(state.task.public["number"]))
         answer = self.answer(text) or ""

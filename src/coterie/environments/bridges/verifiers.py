@@ -140,11 +140,11 @@ class Verifiers(OneReply):
         ]
         return draw_rows(split_tasks, split, count, seed, after)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = (Message.of(m.role, m.content) for m in _prompt(self._tasks[state.task.id]))
         return (*messages, *(Message("assistant", turn=turn.id) for turn in state.turns))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Return the weighted sum of the rewards. Raises ``UserError`` if one fails."""
         task, truncated = self._tasks[state.task.id], state.end == LENGTH
         trace = await self._score(task, state.answer or "", truncated=truncated)

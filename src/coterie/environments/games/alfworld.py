@@ -182,7 +182,7 @@ class ALFWorld(TextGames):
     def refusal(self, action: str, reply: dict[str, Any]) -> str:
         return self.text({**reply, "text": NOTHING.format(action)})
 
-    async def grade(self, state: State, live: Game) -> Grade:
+    async def grade(self, state: State, session: Game) -> Grade:
         """Score 1 if the task is done. The mean of ``success/TYPE`` over the types is ALFWorld's usual average."""
         success = float(state.end == SOLVED)
         type_metric = f"{SUCCESS_OF}{state.task.public['type']}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, saying
+from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, observation
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, series, split_of_key, split_random
 from coterie.errors import UserError, did_you_mean
@@ -259,20 +259,22 @@ class BabyAI(Acting):
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(Game(new_level(self.level)))
 
-    async def begin(self, task: Task, live: Game) -> Transition:
-        return Transition(0, saying(live.start(int(str(task.public["seed"])))))
+    async def begin(self, task: Task, session: Game) -> Transition:
+        return Transition(0, observation(session.start(int(str(task.public["seed"])))))
 
-    async def do(self, state: State, action: str, live: Game) -> Transition:
+    async def do(self, state: State, action: str, session: Game) -> Transition:
         moves, action = int(str(state.data)), " ".join(action.split())
         if action.lower() not in ACTIONS:
             listed = ", ".join(ACTIONS)
-            return Transition(moves, saying(f"There is no action `{action}`. Actions: {listed}."))
-        result = live.move(action.lower())
-        return Transition(moves + 1, () if result.end else saying(result.seen), end=result.end)
+            return Transition(
+                moves, observation(f"There is no action `{action}`. Actions: {listed}.")
+            )
+        result = session.move(action.lower())
+        return Transition(moves + 1, () if result.end else observation(result.seen), end=result.end)
 
     async def on_answer(self, state: State, answer: str) -> Transition:
-        return Transition(state.data, saying(NO_ANSWERS))
+        return Transition(state.data, observation(NO_ANSWERS))
 
-    async def grade(self, state: State, live: Game) -> Grade:
+    async def grade(self, state: State, session: Game) -> Grade:
         """Score 1 if the mission is accomplished; ``moves`` counts moves."""
         return Grade(float(state.end == SOLVED), {"moves": int(str(state.data))})

@@ -15,7 +15,7 @@ from typing import Any
 from coterie.config.folders import expanded
 from coterie.config.settings import PathText, key
 from coterie.datasets.catalogue import Split
-from coterie.environments.acting import SOLVED, Acting, ActingSettings, saying
+from coterie.environments.acting import SOLVED, Acting, ActingSettings, observation
 from coterie.environments.protocol import Grade, Pure, State, Transition
 from coterie.environments.settings import draw_rows
 from coterie.errors import UserError
@@ -277,16 +277,16 @@ class PDDL(Pure, Acting):
             LOOK,
         )
 
-    async def begin(self, task: Task, live: Any) -> Transition:
+    async def begin(self, task: Task, session: Any) -> Transition:
         problem = self.problem(task)
         text = f"Goal: {text_of(problem.goal)}.\nFacts: {_listed(problem.start)}."
-        return Transition(Situation(problem.start, 0.0), saying(text))
+        return Transition(Situation(problem.start, 0.0), observation(text))
 
-    async def do(self, state: State, action: str, live: Any) -> Transition:
+    async def do(self, state: State, action: str, session: Any) -> Transition:
         problem, situation = self.problem(state.task), _situation(state)
         words = re.findall(r"[\w-]+", action.lower())
         if words == LOOK.split():
-            return Transition(situation, saying(f"Facts: {_listed(situation.facts)}."))
+            return Transition(situation, observation(f"Facts: {_listed(situation.facts)}."))
         if words == CHECK.split():
             sizes = {name: len(action_.parameters) for name, action_ in problem.actions.items()}
             objects, tries = list(problem.objects), iter(range(MAX_TRIES))
@@ -297,19 +297,19 @@ class PDDL(Pure, Acting):
                     for values in problem.possible(name, situation.facts, [objects] * size, tries)
                 ]
             except TooManyActions:
-                return Transition(situation, saying(TOO_MANY))
-            return Transition(situation, saying(f"Possible: {_listed(possible)}."))
+                return Transition(situation, observation(TOO_MANY))
+            return Transition(situation, observation(f"Possible: {_listed(possible)}."))
         name = next((word for word in words if word in problem.actions), None)
         if name is None:
             names = ", ".join(problem.actions)
             return Transition(
-                situation, saying(f"There is no action `{action}`. Actions: {names}.")
+                situation, observation(f"There is no action `{action}`. Actions: {names}.")
             )
         values = tuple(word for word in words if word in problem.objects)
         fits = len(values) == len(problem.actions[name].parameters)
         choices = [[value] for value in values]
         if not fits or not [*problem.possible(name, situation.facts, choices, count())]:
-            return Transition(situation, saying(IMPOSSIBLE))
+            return Transition(situation, observation(IMPOSSIBLE))
         facts = problem.after(name, situation.facts, values)
         share = problem.progress(facts)
         # Goals that hold from the start count after the first change, as in AgentBoard.
@@ -318,9 +318,9 @@ class PDDL(Pure, Acting):
         if share == 1:
             return Transition(next_situation, end=SOLVED)
         new, lost = _listed(facts - situation.facts), _listed(situation.facts - facts)
-        return Transition(next_situation, saying(f"Now: {new}. No longer: {lost}."))
+        return Transition(next_situation, observation(f"Now: {new}. No longer: {lost}."))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if the goal is reached. ``progress`` is the highest share of goal facts, as in AgentBoard."""
         situation = _situation(state)
         return Grade(

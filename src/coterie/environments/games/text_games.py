@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.acting import SOLVED, Acting, saying
+from coterie.environments.acting import SOLVED, Acting, observation
 from coterie.environments.protocol import Replayed, Shared, State, Transition
 from coterie.environments.settings import package_version
 from coterie.record.tree import Ending, Task
@@ -107,19 +107,19 @@ class TextGames(Acting):
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(self.game(task))
 
-    async def begin(self, task: Task, live: Game) -> Transition:
-        reply = await asyncio.to_thread(live.ask)
-        return Transition(Progress(0, reply["left"]), saying(self.text(reply)))
+    async def begin(self, task: Task, session: Game) -> Transition:
+        reply = await asyncio.to_thread(session.ask)
+        return Transition(Progress(0, reply["left"]), observation(self.text(reply)))
 
-    async def do(self, state: State, action: str, live: Game) -> Transition:
+    async def do(self, state: State, action: str, session: Game) -> Transition:
         progress, action = progress_of(state), " ".join(action.split())
-        reply = await asyncio.to_thread(live.ask, action)
+        reply = await asyncio.to_thread(session.ask, action)
         # A command that is not possible changes nothing and is not counted.
         if not reply["known"]:
-            return Transition(progress, saying(self.refusal(action, reply)))
+            return Transition(progress, observation(self.refusal(action, reply)))
         end = {"won": SOLVED, "lost": LOST}.get(reply["end"])
         next_progress = Progress(progress.steps + 1, reply["left"])
-        return Transition(next_progress, () if end else saying(self.text(reply)), end=end)
+        return Transition(next_progress, () if end else observation(self.text(reply)), end=end)
 
     def text(self, reply: dict[str, Any]) -> str:
         commands = f" Possible actions: {', '.join(reply['commands'])}."

@@ -100,7 +100,7 @@ class TextWorld(TextGames):
     def refusal(self, action: str, reply: dict[str, Any]) -> str:
         return f"You can't `{action}` now. {self.text(reply)}"
 
-    async def grade(self, state: State, live: Game) -> Grade:
+    async def grade(self, state: State, session: Game) -> Grade:
         """Score the share of the quest that is done: 1 if it is won, 0 if it is lost."""
         progress, length = progress_of(state), self.settings.quest_length
         # In a lost game the quest can't be done any more, so earlier steps count for nothing.

@@ -189,24 +189,29 @@ class Frontend(Collaboration):
     def answer_to(self, task: Task, text: str) -> str | None:
         return self.page(text)
 
-    async def begin(self, task: Task, live: Any) -> Transition:
-        if PageRenderer in live:
-            await live[PageRenderer].reference(task, GRADER)
-        return await super().begin(task, live)
+    async def begin(self, task: Task, session: Any) -> Transition:
+        if PageRenderer in session:
+            await session[PageRenderer].reference(task, GRADER)
+        return await super().begin(task, session)
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """End at the marker or the agent's last turn. The answer is the newest page."""
-        done = await super().act(state, turns, live, recorded=recorded)
+        done = await super().act(state, turns, session, replayed=replayed)
         turn = turns[-1]
         return done if turn.speaker.name == PERSON else replace(done, answer=self.page(turn.text))
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score the similarity of the answer and the reference; 0 without a page that renders."""
         task, answer = state.task, state.answer
-        renderer: PageRenderer = live[PageRenderer]
-        similarity: Similarity = live[Similarity]
+        renderer: PageRenderer = session[PageRenderer]
+        similarity: Similarity = session[Similarity]
         png, html = await renderer.reference(task, GRADER), task.secrets[REFERENCE].reveal(GRADER)
         reference = Page(png, await asyncio.to_thread(text_of, html))
         shot = None if answer is None else await renderer.render(answer)

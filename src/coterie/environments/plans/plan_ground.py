@@ -186,12 +186,12 @@ class PlanGround(Pure):
             return [whole_task(row) for row in rows]
         return [task for row in rows for task in step_tasks(row) if not gold(task).done]
 
-    def acting(self, state: State) -> tuple[str, ...]:
+    def next_actors(self, state: State) -> tuple[str, ...]:
         """Return the grounder after a turn of the planner, else the planner."""
         agents = [turn.speaker.name for turn in state.turns if turn.speaker.kind == "agent"]
         return (GROUNDER,) if agents[-1:] == [PLANNER] else (PLANNER,)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the prompt: subgoals and results for the planner, subgoals and actions for the grounder."""
         task = state.task
         begin = [Message("system", (Part(self.system_prompt(task, actor), source="task"),))]
@@ -213,7 +213,12 @@ class PlanGround(Pure):
         return grounder_prompt(self.form, describe(self.domain.name), request(task))
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """Accept a plan, or run actions. End at the end of the plan, or at actions that can't be parsed or run."""
         turn = turns[-1]
@@ -221,7 +226,7 @@ class PlanGround(Pure):
             return Transition(end=LENGTH)
         if turn.speaker.name == PLANNER:
             return self._after_plan(state, turn)
-        progress, answer, error = await self._run(state, turn.text, live)
+        progress, answer, error = await self._run(state, turn.text, session)
         if error is not None:
             return Transition(progress, end=UNREADABLE)
         # A plan of all steps ends after its actions, and so does a task of a single step.
@@ -231,7 +236,7 @@ class PlanGround(Pure):
         seen = (Observation(Speaker("environment", "tools"), (Part(result),)),)
         return Transition(progress, seen, answer=answer)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Grade the answer, or for a single step, its result. Tasks without a reference get no score."""
         progress: Any = state.data or Progress()
         answer = state.answer if state.end == ANSWERED else None
@@ -258,31 +263,31 @@ class PlanGround(Pure):
         return Transition(state.data, end=ANSWERED if state.answer is not None else NO_PLAN)
 
     async def _run(
-        self, state: State, text: str, live: Any
+        self, state: State, text: str, session: Any
     ) -> tuple[Progress, str | None, str | None]:
         """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
         earlier: Any = state.data or Progress()
         values = dict(earlier.values)
         # A single step begins after the right earlier steps, whose results its actions may use.
         if not values and "history" in state.task.public:
-            values = await self._replay(state.task, live)
+            values = await self._replay(state.task, session)
         subgoals = earlier.subgoals + (
             len(subgoals_in(state.turns[-2].text)) if self.form == "onetime" else 1
         )
         parsed = check_actions(text, self.domain.name, results=tuple(values))
         if parsed.problems:
             return Progress(earlier.values, subgoals, 1), None, parsed.problems[0]
-        result = await self.domain.run(parsed.actions, values, state.task, live)
+        result = await self.domain.run(parsed.actions, values, state.task, session)
         progress = Progress(
             tuple({**values, **result.values}.items()), subgoals, int(result.error is not None)
         )
         return progress, result.answer, result.error
 
-    async def _replay(self, task: Task, live: Any) -> dict[str, str]:
+    async def _replay(self, task: Task, session: Any) -> dict[str, str]:
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
             parsed = check_actions(actions, self.domain.name, results=tuple(values))
-            result = await self.domain.run(parsed.actions, values, task, live)
+            result = await self.domain.run(parsed.actions, values, task, session)
             values |= result.values
         return values
 

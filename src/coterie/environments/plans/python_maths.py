@@ -27,7 +27,7 @@ from coterie.environments.acting import (
     SOLVED,
     Acting,
     ActingSettings,
-    saying,
+    observation,
     write_action,
     write_answer,
 )
@@ -190,9 +190,9 @@ class PythonMaths(Acting):
     def problem(self, task: Task) -> str:
         return f"Problem: {task.public['question']}"
 
-    async def begin(self, task: Task, live: Any) -> Transition:
-        await self._define(live)
-        return Transition(Attempts(), saying(self.problem(task)))
+    async def begin(self, task: Task, session: Any) -> Transition:
+        await self._define(session)
+        return Transition(Attempts(), observation(self.problem(task)))
 
     async def _define(self, live: PythonSession | None) -> None:
         if self.source and live is not None and (cell := await live.run(self.source)).failed:
@@ -204,15 +204,15 @@ class PythonMaths(Acting):
         """Open a Python session, or nothing if there is no sandbox, because only a first prompt is needed."""
         return shared[Sandbox].session(seed) if Sandbox in shared else nullcontext()
 
-    async def do(self, state: State, action: str, live: PythonSession) -> Transition:
-        result = await live.run(action)
+    async def do(self, state: State, action: str, session: PythonSession) -> Transition:
+        result = await session.run(action)
         # The sandbox began a new session, which does not have the functions yet.
         if result.lost:
-            await self._define(live)
+            await self._define(session)
         attempts = _attempts(state)
         failed = attempts.failed_cells + bool(result.failed)
         data = replace(attempts, cells=attempts.cells + 1, failed_cells=failed)
-        return Transition(data, saying(result.text))
+        return Transition(data, observation(result.text))
 
     async def on_answer(self, state: State, answer: str) -> Transition:
         """Check an answer. Return the end, or the reply. The comparison may take seconds."""
@@ -223,7 +223,7 @@ class PythonMaths(Acting):
         )
         data = replace(attempts, answers=(*attempts.answers, value), right=(*attempts.right, right))
         end = await self._end(data)
-        seen = () if end else saying(self.wrong if self.feedback == "oracle" else self.check)
+        seen = () if end else observation(self.wrong if self.feedback == "oracle" else self.check)
         return Transition(data, seen, value, end)
 
     async def _end(self, attempts: Attempts) -> Ending | None:
@@ -237,7 +237,7 @@ class PythonMaths(Acting):
                 return ANSWERED
         return USED_UP if len(attempts.answers) >= self.most_answers else None
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if the last answer is right.
 
         ``within_t`` is the success within t answers. ``corrected`` is the success of dialogues with a wrong first

@@ -174,7 +174,7 @@ class WorkflowAgent(RowTasks, OneAgent, Answers, Pure, ABC):
         return self.short if self.terse else self.full
 
     @abstractmethod
-    async def grade(self, state: State, live: Any) -> Grade: ...
+    async def grade(self, state: State, session: Any) -> Grade: ...
 
     def request(self, task: Task) -> str:
         return f"Question: {task.public['question']}"
@@ -184,7 +184,7 @@ class WorkflowAgent(RowTasks, OneAgent, Answers, Pure, ABC):
         """True if the prompt omits the format and the tools."""
         return self.settings.prompt != "full"
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         return (
             Message("system", (Part(self.instructions(), source="task"),)),
             Message("user", (Part(self.request(state.task), source="task"),)),
@@ -192,7 +192,12 @@ class WorkflowAgent(RowTasks, OneAgent, Answers, Pure, ABC):
         )
 
     async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: Any,
+        *,
+        replayed: tuple[Turn, ...] = (),
     ) -> Transition:
         """End with an answer, without one, or with a truncated message."""
         turn = turns[-1]
@@ -391,7 +396,7 @@ class Workflow(WorkflowAgent):
     def answer(self, text: str) -> str | None:
         return final_answer(text, lenient=self.settings.lenient)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         golds, answer, several = gold_answers(state.task), state.answer, self.settings.several
         scores: dict[str, float | None] = {
             "em": matches(answer, golds, several),
@@ -399,7 +404,7 @@ class Workflow(WorkflowAgent):
         }
         metrics: dict[str, Any] = {**scores, WELL_FORMED: float(answer is not None)}
         if self.settings.judge.judges:
-            judge: AnswerJudge = live[AnswerJudge]
+            judge: AnswerJudge = session[AnswerJudge]
             right = await judge.right(str(state.task.public["question"]), golds, answer)
             metrics |= {"unreadable_judgements": 1.0} if right is None else {"judged": right}
             scores["judge"] = right

@@ -135,7 +135,7 @@ class Code(WorkflowAgent):
             return "", SEVERAL
         return (code_of(answer), "") if self.settings.lenient else ("", NO_PROGRAM)
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if all tests pass. ``fraction`` is their share, ``outcome`` the result of the first failed test."""
         task = state.task
         tests = tests_of(task)
@@ -160,7 +160,9 @@ class Code(WorkflowAgent):
             "checker": checker,
             "answer": answer,
         }
-        verdicts = await judge_program(live[Sandbox], program, tests, function, limits, **options)
+        verdicts = await judge_program(
+            session[Sandbox], program, tests, function, limits, **options
+        )
         return Grade(
             float(all(verdict.passed for verdict in verdicts)),
             {**common, **verdict_metrics(verdicts)},
@@ -201,7 +203,7 @@ class CodeMaths(WorkflowAgent):
             answer = boxed_answer(text) or final_answer(text, lenient=True)
         return None if answer is None else boxed_answer(answer) or answer
 
-    async def grade(self, state: State, live: Any) -> Grade:
+    async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if the answer equals a right answer as mathematics. The comparison may take seconds."""
         right = await asyncio.to_thread(self.score, state.task, state.answer)
         return Grade(right, {WELL_FORMED: float(state.answer is not None)})
