@@ -193,7 +193,7 @@ FAULTS = (
     Fault(f"{B}similarity:_overlap", result(lambda overlap: max(overlap, 0.5)), [BY_HAND]),
     Fault(f"{B}similarity:Encoder.similarity", around(_dot_of_parts), [COSINE]),
     # Who sees what of planner and grounder.
-    Fault(f"{E}plans.plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
+    Fault(f"{E}plans.plan_ground:PlanGround.observe", given(actor="planner"), [GROUNDER_SEES]),
     # Replies of environment servers.
     Fault(f"{E}bridges.server_client:CONTAINERS", becomes(10**9), [HOSTILE_REPLY]),
     Fault(f"{E}bridges.server_client:BUSY", becomes((429, 500, 503)), [SENT_AGAIN]),

@@ -411,7 +411,7 @@ class Branches:
     async def respond(
         self, position: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
-        """Sample the turns of the next actors concurrently; ``seeds`` is by actor, in the order of :meth:`next_actors`."""
+        """Sample the turns of the next actors concurrently; ``seeds`` is by actor, in their order."""
         prompts = [self.prompt(position, actor, seed, draw) for actor, seed in seeds.items()]
         if len(prompts) == 1:  # a task would double the cost of a step
             return (await self._sample(position, prompts[0]),)
