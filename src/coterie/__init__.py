@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose public names are imported on first use.
 
-    The names are those of ``__all__``. Their modules are read from the package's imports for type checkers.
+    The names are listed in ``__all__``. Their modules are read from the package's imports for type checkers.
     """
     module = sys.modules[package]
 

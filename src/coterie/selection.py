@@ -16,7 +16,7 @@ from coterie.config.settings import Settings, key
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 
-# Recipes have different classes for these, of which only the named attributes are read.
+# Recipes have different classes for these; only the named attributes are read.
 Rewarded = Any
 """A trajectory with its ``sample`` number, ``total`` reward and ``score``."""
 NodeValue = Any

@@ -38,7 +38,7 @@ EPILOG = (
 
 
 class Commands(TyperGroup):
-    """Commands of this module, and those of other modules, which are imported if one of them is called or listed."""
+    """Commands of this module and of others, which are imported if one of their commands is called or listed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._import_others()

@@ -232,7 +232,7 @@ async def _with_outputs(settings: EvaluatedSettings, result: Evaluation) -> Eval
 
 
 def rival_store(settings: EvaluatedSettings) -> Path | None:
-    """Return the store of ``against``. Raises ``UserError`` if there is none."""
+    """Return the store of ``against``. Raises ``UserError`` if it does not exist."""
     if settings.against is None:
         return None
     store = expanded(settings.against).with_suffix(".sqlite")
@@ -302,7 +302,7 @@ def play_benchmark(
         raise UserError(problem, "give only policy=URL, or only models and run folders")
     # A method may have preset values.
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
-    # All policies are played with the same settings: those of the first run on this benchmark.
+    # All policies are played with the settings of the first run on this benchmark.
     for policy in policies or [""]:
         words, as_trained = _as_trained(benchmark, given_words, policy, console)
         if as_trained:

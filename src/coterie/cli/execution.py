@@ -226,7 +226,7 @@ def result_table(title: str, lines: Sequence[Sequence[str]]) -> Table:
 
 
 def _keys_of(recipe: Recipe, stage: str, iteration: int | None) -> list[StageKey]:
-    """Return the keys of a stage, in all iterations or in one. Raises ``UserError`` if there are none."""
+    """Return the keys of a stage, in all iterations or in one. Raises ``UserError`` if the run has no such stage."""
     names = dict.fromkeys(key.stage for key in recipe.stage_keys())
     if stage not in names:
         raise UserError(f"{recipe.name} has no stage {stage!r}", f"use one of: {', '.join(names)}")

@@ -155,7 +155,7 @@ def installed(kind: Kind) -> dict[str, EntryPoint]:
 
 @cache
 def _entries(group: str, state: tuple[object, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group; reading those of all packages takes 0.1 s."""
+    """Return the entry points of a group; reading all packages takes 0.1 s."""
     return tuple(entry_points(group=group))
 
 

@@ -309,7 +309,7 @@ class Conversations(UserFileSet):
             replies = _reply(read_prompt(row, row[column], column).right)
         elif reply:
             replies = _verl_reply(row) if columns == VERL else _reply(row[reply[0]])
-        # Replies of a history are trained, as in LLaMA-Factory and ms-swift; those of a prompt in messages are not.
+        # Replies of a history are trained, as in LLaMA-Factory and ms-swift; replies in a prompt of messages are not.
         has_history = isinstance(row[column], str) and not is_empty(peek(row, "history"))
         start = len(prompt) if replies and not has_history else 0
         return _build(Conversation, row, prompt, [replies], start, position)

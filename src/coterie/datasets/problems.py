@@ -269,7 +269,7 @@ class Options:
     def right(self, value: Any, column: str) -> str:
         """Return the right option, which a column gives as a label, an index or a text.
 
-        Raises ``ValueError`` for a value that is none of them.
+        Raises ``ValueError`` for any other value.
         """
         text, is_number = str(as_text(value)).strip(), isinstance(value, int | float)
         label, index = text.strip("(). ").upper(), -1

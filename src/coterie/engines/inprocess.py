@@ -368,7 +368,7 @@ class InProcessEngine:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Compute log-probs of continuations; only those of the same call are batched."""
+        """Compute log-probs of continuations; only requests of the same call are batched."""
         with self.stats.request():
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:

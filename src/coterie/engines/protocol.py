@@ -205,7 +205,7 @@ class Engine(LikelihoodModel, Protocol):
 
     @property
     def width(self) -> int:
-        """Number of requests that run at a time; more wait, and those of older dialogues come first."""
+        """Number of requests that run at a time; more wait, and requests of older dialogues come first."""
         ...
 
     async def sample(

@@ -16,7 +16,7 @@ TransferKind = Literal["disk", "shm", "nccl", "ipc"]
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 """Devices of drivers on Linux: NVIDIA (also Jetson), AMD, and WSL."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", None)
-"""Hosts of URLs of this machine; ``unix:PATH`` has none."""
+"""Hosts of URLs of this machine; ``unix:PATH`` has no host."""
 
 
 class VLLMSettings(Settings):

@@ -258,7 +258,7 @@ HEALTH_SECONDS = 5.0
 
 
 class ServerClient:
-    """Client of ``model`` on the server at an address; ``decode`` and ``end_ids`` are those of a renderer."""
+    """Client of ``model`` on the server at an address; ``decode`` and ``end_ids`` come from a renderer."""
 
     def __init__(
         self, address: Address, model: str, decode: Decode, end_ids: frozenset[int]

@@ -44,7 +44,7 @@ class ConversationReply(OneAgent, Pure):
         self.sources: Sequence[ToolSource] | None = None
 
     def write_as_tags(self, sources: Sequence[ToolSource]) -> None:
-        """Show calls and results of the rows as tags (:func:`with_tags`), with these tools or those of the rows."""
+        """Show calls and results of the rows as tags (:func:`with_tags`), with these tools or the rows' tools."""
         self.sources = sources
         self.version = digest("tags", [source.identity for source in sources])
 

@@ -109,7 +109,7 @@ def check_user(
 
 
 def check_script(environment: Environment) -> UserSimulator:
-    """Return the script of an environment. Raise ``UserError`` if it has none."""
+    """Return the script of an environment. Raise ``UserError`` if it has no script."""
     script: UserSimulator | None = getattr(environment, "script", None)
     if script is None:
         raise UserError(

@@ -1,6 +1,6 @@
 """LoRA adapters (a thin layer over PEFT), value heads and checksums of weights.
 
-Several roles may share a base, with one named adapter each, of which one is active at a time.
+Several roles may share a base, with one named adapter each. One adapter is active at a time.
 """
 
 import hashlib

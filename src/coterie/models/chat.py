@@ -451,7 +451,7 @@ class ChatRenderer:
             if size := next((n for n in (len(self.end), 1) if tuple(ids[-n:]) == new[:n]), 0):
                 new = new[size:]
             elif isinstance(first_piece, str) and first_piece.lstrip().startswith(end):
-                # The template has white space before the end of turn, and the sampled turn has none.
+                # The template has white space before the end of turn, and the sampled turn has no white space there.
                 new = self.control.encode([first_piece.lstrip(), *pieces[1:]])[1:]
             elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
                 # The turn ended with another token than the template writes, which then replaces it.

@@ -59,7 +59,7 @@ class ControlTokens:
         texts = [[piece for piece in pieces if isinstance(piece, str)] for pieces in probes]
         spans = [(text, *span) for chat in texts for text in chat for span in self._scan(text)]
         in_template = {token for _, token, *_ in spans}
-        # Also tokens that only the template's source names, such as those of tools.
+        # Also tokens that only the template's source names, such as tokens of tools.
         self.ids = frozenset(
             token
             for token, text in self._texts.items()

@@ -40,7 +40,7 @@ def copy_files(source: Path, folder: Path, patterns: Sequence[str]) -> None:
 def save_tokenizer(model: Any, folder: Path) -> None:
     """Write the tokenizer and the generation settings of ``model``, with the ends at which coterie ends its turns.
 
-    The tokenizer's files are copies but for its end. A model that was made in memory has none, and keeps its ends.
+    Copies the tokenizer's files, but for its end. A model that was made in memory has no such files and keeps its ends.
     """
     from transformers.utils import cached_file
 

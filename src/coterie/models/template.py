@@ -240,7 +240,7 @@ class ChatTemplate:
             except MemoryError:
                 code = 1
             finally:
-                os._exit(code)  # other exceptions are those of the renderings below
+                os._exit(code)  # other exceptions come from the renderings below
         if os.waitpid(child, 0)[1]:
             raise UserError(
                 f"the chat template of {self.name} does not end within {TRY_SECONDS} s and "
@@ -352,7 +352,7 @@ class Slot:
     """Content of a message: text, or a turn whose ids replace the text.
 
     ``edge`` is ``thought``, or the ``first`` name or ``last`` argument of a stand-in's calls. ``markup`` is the text
-    around a turn's thought without white space (``None`` if it has none).
+    around a turn's thought without white space (``None`` without marks).
     """
 
     text: str

@@ -305,7 +305,7 @@ def _read_presets(package: str, name: str) -> "Presets":
 
 
 def _packaged(presets: "Presets", dataset: str, subject: str) -> dict[str, Any]:
-    """Return the values for a data set. Raises ``UserError``, which names ``subject``, if there are none."""
+    """Return the values for a data set. Raises ``UserError``, which names ``subject``, if it has no values."""
     from coterie.config.resolve import overlaid
 
     datasets = list(presets.values)

@@ -186,7 +186,7 @@ async def reinforce(
         objective = PolicyGradient(loss)
         learners.append(LearnerConfig(role, version, agents, objective, of_role, updates))
     of_all = tuple(critic_name(agent) for learner in learners for agent in learner.agents)
-    # A critic starts from the weights of its policy (that of the joint state, of the first one),
+    # A critic starts from the weights of its policy (a critic of the joint state, from the first policy),
     # with a new head, and trains on the same rows or on rows of its own.
     for name, learner in zip(critic_roles(roles, s), learners, strict=False):
         training, value_loss = recipe.seeded(s.critic_training, iteration), ValueLoss(s.critic.loss)

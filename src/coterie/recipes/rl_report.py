@@ -83,7 +83,7 @@ def step_sections(
 ) -> tuple[Section, ...]:
     """Return warnings, and sections on the steps of an iteration and their groups, by role if there are several.
 
-    There are none before the first step is finished.
+    The table is empty before the first step is finished.
     """
     records = step_records(run.store, iteration, REINFORCE)
     if not records:

@@ -207,7 +207,7 @@ def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[f
     score, low, high = (round(n, 4) for n in (fmean(means), *mean_interval(means, seed=0)))
     tokens = round(fmean(row.tokens for row in seeds), 2)
     losses = zip(*((row.loss, row.loss_low, row.loss_high) for row in seeds), strict=True)
-    # All seeds have the same rows, so the mean of their intervals is at least as wide as that of the mean.
+    # All seeds have the same rows, so the mean of their intervals is at least as wide as the interval of the mean.
     loss, loss_low, loss_high = (
         None if None in ends else round(fmean(map(float, ends)), 4) for ends in losses
     )

@@ -187,7 +187,7 @@ class Store:
     _db: sqlite3.Connection
     _files: ExitStack
     _is_sealed: bool
-    """False for a read-only file of an earlier version, of which only the values of rows are checked."""
+    """False for a read-only file of an earlier version: only the values of its rows are checked."""
     _joined: bool = False
 
     @classmethod

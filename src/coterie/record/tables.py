@@ -168,7 +168,7 @@ SEAL = """CREATE TABLE seal (
 ) WITHOUT ROWID"""
 """Seals of whole tables, and of the rows of each tree. Files of earlier versions get them when they are written."""
 OF_TREES = ("turn", "request", "outcome", "credit")
-"""Tables whose seals are checked when a tree is read; those of :data:`OF_FILE` are checked when a file is opened."""
+"""Tables whose seals are checked when a tree is read; seals of :data:`OF_FILE` are checked when a file is opened."""
 OF_FILE = ("task", "secret", "item", "tree", "toolset", "credit_kind", "selection")
 PLACES = {
     "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
@@ -200,7 +200,7 @@ def whole(table: str, alias: str = "") -> str:
 
 
 def seal_of(*values: object) -> int:
-    """Return a hash of a row for a seal: 40 bits, of which an SQLite integer holds the sum of 8 million."""
+    """Return a hash of a row for a seal: 40 bits, so that an SQLite integer holds the sum of 8 million."""
     return int.from_bytes(digest_of(*values)[:5])
 
 
@@ -248,7 +248,7 @@ def make_seals(db: sqlite3.Connection) -> None:
 
 
 def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None = None) -> None:
-    """Raise :class:`BrokenRecord` unless the rows of tables, all or those of a tree, are the sealed ones."""
+    """Raise :class:`BrokenRecord` unless the rows of tables (all, or of one tree) are the sealed rows."""
     for table in names:
         scope = table if tree is None else f"{table} {tree}"
         rows, where = f"main.{table}", "" if tree is None else f"WHERE tree = {tree}"
@@ -280,7 +280,7 @@ def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
 
 
 def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool = True) -> bool:
-    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files.
+    """Create the tables of a new file, or of one whose creation was interrupted, and check the tables of other files.
 
     Returns False for a file without seals, which an earlier version wrote.
     """

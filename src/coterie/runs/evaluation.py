@@ -144,7 +144,7 @@ class Evaluation:
         return {value: (len(scores), estimate(scores)) for value, scores in groups.items()}
 
     def compare(self, baseline: "Evaluation") -> Comparison:
-        """Compare the scores on common tasks. Raises ``UserError`` if there are none."""
+        """Compare the scores on common tasks. Raises ``UserError`` without a common task."""
         common = sorted(self.scores.keys() & baseline.scores.keys())
         if not common:
             raise UserError(
@@ -221,7 +221,7 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
 
 
 def left_out(store: Store, iteration: int, stage: str = EVALUATION) -> set[str]:
-    """Return the tasks of which a dialogue was left out, because no answer to them can be graded."""
+    """Return the tasks with a dialogue that was left out, because no answer to them can be graded."""
     failures = store.failures(iteration, stage)
     return {key.task for key, reason in failures if reason.startswith(LEFT_OUT)}
 

@@ -31,7 +31,7 @@ Group = tuple[int, str]
 
 
 def groups_taken(metrics: Metrics) -> list[Group]:
-    """Return the groups that a step took; none if its groups are those of one draw."""
+    """Return the groups that a step took; none if its groups came from one draw."""
     return [(draw, task) for draw, task in json.loads(str(metrics.get(GROUPS, "[]")))]
 
 

@@ -215,10 +215,10 @@ class StepSamples:
     measured: list[AgentPath] | None = None
     """Independent paths for the metrics of the step, if ``paths`` are turns of trees."""
     sampled_tokens: int | None = None
-    """Sampled tokens, if these are not those of ``paths``."""
+    """Sampled tokens, if they differ from the tokens of ``paths``."""
     sample_count: int = 0
     failed: int | None = None
-    """Failed rollouts of trees, most of which are not in ``measured``."""
+    """Failed rollouts of trees. Most are not in ``measured``."""
     groups: list[tuple[int, str]] = field(default_factory=list)
     """Draw and task of each group that was taken, if groups are sampled while steps train."""
     stale: int = 0

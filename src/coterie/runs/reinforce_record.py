@@ -186,7 +186,7 @@ def step_folder(run: Run, role: str, step: int) -> Path:
 def fork_steps(old: Run, new: Run, count: int) -> None:
     """Copy the metrics of the first ``count`` steps, and the checkpoints after them, but no samples.
 
-    Later samples would be of other policies than those of the new run, under the same names of versions.
+    Later samples would be of other policies than the new run's, under the same names of versions.
     """
     from coterie.training.checkpoint import fork_checkpoint
 

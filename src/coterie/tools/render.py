@@ -150,7 +150,7 @@ LOGGED = re.compile(r"(?:bwrap|setpriv): .*|\S+: error while loading shared libr
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """PNG of a page, or the reason why there is none; one of the two is empty."""
+    """PNG of a page, or the reason why it is missing; one of the two is empty."""
 
     png: bytes = b""
     failure: str = ""
@@ -270,7 +270,7 @@ MOUNTS = (
 
 
 def find_chromium(playwright: "Playwright", path: str) -> Path:
-    """Return the program of a Chromium. Raises ``UserError`` if there is none."""
+    """Return the program of a Chromium. Raises ``UserError`` if none is installed."""
     playwright_path = Path(playwright.chromium.executable_path)
     candidates = [
         playwright_path,
@@ -399,7 +399,7 @@ class _Slot:
             await cancel(tasks)
 
     async def prepare(self) -> None:
-        """Start a browser, context and page if there are none, or none that may be used again."""
+        """Start a browser, context and page unless there are some that may be used again."""
         browser = self._browser
         if browser is None or not browser.is_connected():
             await self.close()

@@ -169,7 +169,7 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 
 
 def _check_weights(model: Any, settings: TrainingSettings) -> None:
-    """Raise ``UserError`` for dropout, with which log-probs differ from those of sampling, and for another dtype."""
+    """Raise ``UserError`` for dropout, with which log-probs would differ from sampling, and for another dtype."""
     # Some models keep rates as numbers for functional dropout, so modules of type `Dropout` are not all.
     active = {
         f"{name or 'the model'}.{key}": rate

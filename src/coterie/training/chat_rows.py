@@ -183,7 +183,7 @@ def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[
 
 
 def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
-    """Return content with its thought between the template's marks, or without it if the template has none."""
+    """Return content with its thought between the template's marks, or without it if the template has no marks."""
     marks = renderer.template.thoughts
     if not message.thought or marks is None:
         return message.content

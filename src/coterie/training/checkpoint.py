@@ -190,7 +190,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def finish_with(folder: Path, step: int) -> None:
-    """Replace the final weights of a finished training by those of a checkpoint."""
+    """Replace the final weights of a finished training with the weights of a checkpoint."""
     # Only the weights change: the report of the whole training stays, and a final folder has no optimizer state.
     final, ignored = folder / "final", shutil.ignore_patterns(Path(STATE).parent.name)
     with atomic_folder(final) as temporary:

@@ -116,7 +116,7 @@ class ModelShape:
         )
 
     def weight_memory(self, weight_bytes: int) -> int:
-        """Return the bytes of all weights, of which those that are not in 4 bits take ``weight_bytes`` each."""
+        """Return the bytes of all weights. Weights that are not in 4 bits take ``weight_bytes`` each."""
         # Only linear layers are quantized; embeddings, norms and the output layer keep their dtype.
         quantized = self.in_4bit * sum(weights for weights, _ in self.linear.values())
         return (self.weights - quantized) * weight_bytes + round(quantized * NF4)

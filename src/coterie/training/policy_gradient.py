@@ -192,7 +192,7 @@ class PolicyGradient(OnRows):
         name: TargetValue = "logprobs" if s.old_logprobs == "behavior" else "old"
         old = at_predicted(row, name, logprobs)
         advantages = at_predicted(row, "advantages", logprobs)
-        # Probability ratio p / p_old of PPO, equation 7. Its gradient at ratio 1 is that of log p.
+        # Probability ratio p / p_old of PPO, equation 7. At ratio 1 it has the gradient of log p.
         log_ratios = log_ratio(logprobs, old)
         token_ratio = log_ratios.exp()
         measures = {"policy_kl": token_ratio - 1 - log_ratios, "entropy": entropies}

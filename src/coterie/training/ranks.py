@@ -643,7 +643,7 @@ def ranks_of(
     folder: Path,
     launch: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Ranks, ModelSource]]:
-    """Start ranks for a model, which leaves its device to them. ``folder`` is that of the training.
+    """Start ranks for a model, which leaves its device to them. ``folder`` is the training's folder.
 
     ``launch`` has the arguments of :class:`Ranks` for a cluster.
     """

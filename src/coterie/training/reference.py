@@ -263,7 +263,7 @@ def _side_values(
     """
     (rule,) = packing or (check(model).packing(settings.packing),)
     longest = max_row_length(model, settings)
-    # The same items as `make_batch` keeps, so that micro-batches equal those of the step.
+    # The same items as `make_batch` keeps, so that micro-batches equal the step's.
     indices = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
     indices = [i for i in indices if all(len(row.ids) <= longest for row in sides[i])]
     if not indices:

@@ -87,7 +87,7 @@ class AdamW(torch.optim.AdamW):
                 )
         states = [self.state[weight] for weight in weights]
         stored = [_local(weight) for weight in weights]
-        # All weights of the bucket lie in one flat float32 buffer, of which `adamw` updates views in place.
+        # All weights of the bucket lie in one flat float32 buffer; `adamw` updates views of it in place.
         buffer, exact = _float_copies(stored)
         adamw(
             exact,
@@ -545,7 +545,7 @@ def train(
 ) -> TrainingReport:
     """Train a model in place.
 
-    Other arguments, and errors, are those of :class:`Trainer`.
+    Other arguments and errors are as in :class:`Trainer`.
 
     Args:
         rows: Items of the objective: rows for SFT, the default. Every rank gets all of them.

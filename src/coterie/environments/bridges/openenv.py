@@ -193,7 +193,7 @@ class Connect(connect):
 async def open_session(url: str) -> AsyncIterator[Connection]:
     """Open a session; its end is waited for. Raises ``EngineGone`` if nothing listens."""
     try:
-        # The limit of size is that of the unpacked message.
+        # The limit of size applies to the unpacked message.
         socket = await Connect(
             url,
             max_size=REPLY_BYTES,

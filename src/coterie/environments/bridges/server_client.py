@@ -1,4 +1,4 @@
-"""Client of environment servers (AgentGym, NeMo Gym, OpenEnv), whose replies are read as those of a stranger.
+"""Client of environment servers (AgentGym, NeMo Gym, OpenEnv), whose replies are not trusted.
 
 A reply is limited in bytes and time and checked against its schema. Every error begins with the server's URL, so that
 neither the policy nor coterie is blamed for it.

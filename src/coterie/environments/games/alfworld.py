@@ -141,7 +141,7 @@ class ALFWorld(TextGames):
         self.folder = self.settings.place
 
     def games(self, split: Split) -> list[GameFile]:
-        """Return the games of a split. Raises ``UserError`` if there are none."""
+        """Return the games of a split. Raises ``UserError`` if the split has no games."""
         part, types = ("train" if split == "train" else self.settings.heldout), self.settings.types
         if not (self.folder / part).is_dir():
             raise UserError(

@@ -19,7 +19,7 @@ from textworld.envs import PddlEnv
 from coterie.environments.games.text_game_worker import serve_games
 
 MOST_FILES = 64
-"""Number of files of which translations and texts are kept. Branches of a tree start the same game again and again."""
+"""Number of files whose translations and texts are kept. Branches of a tree start the same game again and again."""
 WELCOME = re.compile(r"\s*-=.*?=-\s*")
 PUT = re.compile(r"(?:put|move) (.+?) (?:in/on|into|in|on|to) (.+)")
 
@@ -82,7 +82,7 @@ class Play:
             (commands[spelling] for spelling in spellings(command.lower()) if spelling in commands),
             None,
         )
-        if exact is None:  # the package would derive all texts anew
+        if exact is None:  # the package would derive all texts again
             return {**self._reply(""), "known": False}
         self.state, _, _ = self.environment.step(exact)
         return self._reply(self.state.feedback)

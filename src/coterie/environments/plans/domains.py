@@ -249,7 +249,7 @@ class Web(Domain):
         """
         if RIGHT not in task.secrets:
             return None, {}
-        # `values` are in the order of the actions, so the n-th result is that of the n-th right one.
+        # `values` are in the order of the actions, so the n-th result belongs to the n-th right one.
         pages, operations, steps = elements_of(task), list(values.values()), []
         for n, (ids, operation_name, value) in json.loads(
             task.secrets[RIGHT].reveal(GRADER)

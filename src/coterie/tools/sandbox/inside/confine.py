@@ -220,7 +220,7 @@ OURS = 2
 
 
 def limits(of: Any, cpu_seconds: int | None = None) -> None:
-    """Set hard limits of a ``Request``; without ``cpu_seconds`` there is none on CPU time."""
+    """Set hard limits of a ``Request``; without ``cpu_seconds`` CPU time is not limited."""
     values = {
         resource.RLIMIT_AS: of.memory_mib << 20,
         resource.RLIMIT_FSIZE: of.file_mib << 20,
