@@ -41,7 +41,7 @@ from bench.lockstep import Turns, generate, score
 from bench.timing import Times, rounds
 from bench.trl_side import arguments, sft_trainer
 from coterie.environments.protocol import agents_of
-from coterie.environments.registry import task_word
+from coterie.environments.registry import task_pair
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
@@ -92,8 +92,8 @@ class Work:
 
 def make_recipe(model: str | None) -> Optima:
     """The quickstart's, for one iteration."""
-    words = [task_word("exchange"), "iterations=1", *([f"model={model}"] if model else [])]
-    made = recipe_of(settings("optima/isft", words, over=quickstart_sizes("exchange")))
+    overrides = [task_pair("exchange"), "iterations=1", *([f"model={model}"] if model else [])]
+    made = recipe_of(settings("optima/isft", overrides, over=quickstart_sizes("exchange")))
     assert isinstance(made, Optima)
     return made
 

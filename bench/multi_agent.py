@@ -58,7 +58,7 @@ from bench.timing import Times, alternate, rounds
 from bench.trie_training import Ours
 from coterie import Ending, Message, Task
 from coterie.environments import Grade, Pure, Transition
-from coterie.environments.registry import task_word
+from coterie.environments.registry import task_pair
 from coterie.models.prefix_trie import CostRule
 from coterie.progress import Silent
 from coterie.recipes import rl
@@ -178,7 +178,7 @@ def write_model(folder: Path) -> None:
 def our_run(model: Path, turns: int, seed: int) -> dict[str, Any]:
     """Return the seconds of the stage, and the mean rewards and sampled tokens of its steps."""
     world = OneTurn if turns == 1 else TwoTurns
-    words = [
+    overrides = [
         f"environment={Path(__file__)}:{world.__name__}",
         f"model={model}",
         f"seed={seed}",
@@ -190,7 +190,7 @@ def our_run(model: Path, turns: int, seed: int) -> dict[str, Any]:
         f"steps.patience={STEPS[turns] + 1}",
         f"train.learning_rate={RATE}",
     ]
-    made = recipe(settings("rl/magrpo", words))
+    made = recipe(settings("rl/magrpo", overrides))
     with (
         TemporaryDirectory() as folder,
         new_run(Path(folder) / "run", made.name, made.settings, "none") as run,
@@ -259,7 +259,7 @@ class Measured(Exception):
 
 
 def measure_step(
-    method: str, words: Sequence[str], measure: Callable[..., dict[str, Any]]
+    method: str, overrides: Sequence[str], measure: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
     """Sample a step of a method on ``exchange``, and return what ``measure`` says of it in the place of its update."""
     figures: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def measure_step(
         figures.update(measure(*arguments))
         raise Measured
 
-    made = recipe(settings(method, [task_word("exchange"), *words]))
+    made = recipe(settings(method, [task_pair("exchange"), *overrides]))
     with (
         TemporaryDirectory() as folder,
         patch.object(rl, "train_step", train_step),
@@ -340,8 +340,13 @@ def turn_overhead(maximum: int, seconds: float) -> dict[str, Any]:
         }
 
     updates = 2 * (maximum + 1)
-    words = [f"steps.count={updates}", "rollout.tasks=2", "loss.kl_coef=0", "loss.dual_clip=null"]
-    return measure_step("rl/grpo", words, measure)
+    overrides = [
+        f"steps.count={updates}",
+        "rollout.tasks=2",
+        "loss.kl_coef=0",
+        "loss.dual_clip=null",
+    ]
+    return measure_step("rl/grpo", overrides, measure)
 
 
 def main() -> None:

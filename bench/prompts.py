@@ -141,8 +141,8 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
         for place, (name, method) in enumerate(CASES):
             source = "easy" if name == "colbench_code" else "sample"
             rows = [] if is_micro_world(name) else [f"dataset.source={source}"]
-            words = [f"method={method}", f"environment.turns={TURNS}", *rows]
-            environment = benchmark_settings(BenchmarkSettings, name, words).build_environment()
+            overrides = [f"method={method}", f"environment.turns={TURNS}", *rows]
+            environment = benchmark_settings(BenchmarkSettings, name, overrides).build_environment()
             script = getattr(environment, "script", None)
             persons = {
                 person: UserSampler(

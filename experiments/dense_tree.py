@@ -118,23 +118,27 @@ class Successes(Control):
 def reproduce(x: Experiment) -> list[Claim]:
     """Run the methods, and with the first seed the densities and the sums; test the claims."""
     for seed in x.seeds:
-        words = [*x.words, f"seed={seed}"]
-        dense: DenseTree = make_recipe(NAME, words)
+        overrides = [*x.overrides, f"seed={seed}"]
+        dense: DenseTree = make_recipe(NAME, overrides)
         with x.run("dense", dense) as run:
             x.add_run("base", run, 0)
             x.add_run("dense", run, dense.settings.iteration_count)
-        turned = make_recipe(NAME, [*words, "train.learning_rate=4.0e-4"])  # best for the control
+        turned = make_recipe(
+            NAME, [*overrides, "train.learning_rate=4.0e-4"]
+        )  # best for the control
         run_method(x, "random sides", RandomSides(turned.settings), shares="dense")
         run_method(x, "SFT", Successes(dense.settings), shares="dense")
         # about one and a half pairs a task, so these tasks are enough
-        sparse = [*words, *SPARSE, f"rollout.tasks={dense.settings.budget.pairs}"]
+        sparse = [*overrides, *SPARSE, f"rollout.tasks={dense.settings.budget.pairs}"]
         run_method(x, "sparse", make_recipe(NAME, sparse))
-    words = [*x.words, f"seed={x.seeds[0]}"]
-    tasks = make_recipe(NAME, words).settings.rollout.tasks // max(DENSITIES)
+    overrides = [*x.overrides, f"seed={x.seeds[0]}"]
+    tasks = make_recipe(NAME, overrides).settings.rollout.tasks // max(DENSITIES)
     for times, name in DENSITIES.items():
         budget = (f"budget.tasks={tasks * times}", f"budget.pairs={DENSITY_PAIRS}")
-        run_method(x, name, make_recipe(NAME, [*words, *budget]), shares="dense")
-    sums = recipe_of(settings(NAME, [*words, "environment=sums", f"evaluate.tasks={SUMS_TASKS}"]))
+        run_method(x, name, make_recipe(NAME, [*overrides, *budget]), shares="dense")
+    sums = recipe_of(
+        settings(NAME, [*overrides, "environment=sums", f"evaluate.tasks={SUMS_TASKS}"])
+    )
     with x.run("sums", sums) as run:
         x.add_run("base (sums)", run, 0)
         x.add_run("dense (sums)", run, sums.settings.iteration_count)
@@ -152,7 +156,7 @@ def run_method(x: Experiment, method: str, recipe: DenseTree, shares: str | None
 
 def gate(x: Experiment) -> Gate:
     """Play held-out games with the untrained model: once greedily, and several times sampled."""
-    recipe: DenseTree = make_recipe(NAME, x.words)
+    recipe: DenseTree = make_recipe(NAME, x.overrides)
     stages = (("gate_greedy", 0.0, 1), ("gate_sampled", 1.0, RUNS))
 
     async def play(run: Run) -> None:

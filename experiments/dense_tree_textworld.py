@@ -48,22 +48,22 @@ GATE_TREES = 32
 def reproduce(x: Experiment) -> list[Claim]:
     """Run the methods, and with the first seed the densities; test the claims."""
     for seed in x.seeds:
-        words = [*x.words, f"seed={seed}"]
-        dense: DenseTree = make(words)
+        overrides = [*x.overrides, f"seed={seed}"]
+        dense: DenseTree = make(overrides)
         with x.run("dense", dense) as run:
             x.add_run("base", run, 0)
             x.add_run("dense", run, dense.settings.iteration_count)
-        own = {name: [*words, f"train.learning_rate={rate}"] for name, rate in RATES.items()}
+        own = {name: [*overrides, f"train.learning_rate={rate}"] for name, rate in RATES.items()}
         controls = {"random sides": RandomSides, "SFT": Successes}
         for name, control in controls.items():
             run_method(x, name, control(make(own[name]).settings), shares="dense")
         tasks = f"rollout.tasks={dense.settings.budget.pairs}"
         run_method(x, "sparse", make([*own["sparse"], *SPARSE, tasks]), shares="dense")
-    words = [*x.words, f"seed={x.seeds[0]}"]
-    tasks = make(words).settings.rollout.tasks // max(DENSITIES)
+    overrides = [*x.overrides, f"seed={x.seeds[0]}"]
+    tasks = make(overrides).settings.rollout.tasks // max(DENSITIES)
     for times, name in DENSITIES.items():
         budget = (f"budget.tasks={tasks * times}", f"budget.pairs={DENSITY_PAIRS}")
-        run_method(x, name, make([*words, *budget]), shares="dense")
+        run_method(x, name, make([*overrides, *budget]), shares="dense")
     most, *_, least = DENSITIES.values()
     text = f"{most} scores above {least} at equal pairs"
     claims = [(name, text, name == "over_base", other) for name, text, _, other in CLAIMS]
@@ -73,7 +73,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 
 def gate(x: Experiment) -> Gate:
     """Play held-out games greedily and grow trees, both with the untrained model."""
-    recipe: DenseTree = make([*x.words, f"rollout.tasks={GATE_TREES}"])
+    recipe: DenseTree = make([*x.overrides, f"rollout.tasks={GATE_TREES}"])
     with x.run("gate", recipe, steps=[StageKey(0, EVALUATION), StageKey(0, "rollout")]) as run:
         base = grade_means(run.store, 0, EVALUATION)["success"]
         trees = sampled_scores(run, 0, "rollout")

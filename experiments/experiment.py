@@ -115,12 +115,12 @@ class Experiment:
     def __init__(
         self,
         folder: Path,
-        words: Sequence[str],
+        overrides: Sequence[str],
         seeds: Sequence[int],
         say: Callable[[str], None],
         progress: Progress,
     ) -> None:
-        self.folder, self.words, self.seeds = folder, list(words), seeds
+        self.folder, self.overrides, self.seeds = folder, list(overrides), seeds
         self.say, self.progress = say, progress
         self.min_tasks = MIN_TASKS
         self.rows: list[PolicyResult] = []
@@ -222,10 +222,10 @@ class Experiment:
         ]
 
 
-def make_recipe(name: str, words: Sequence[str], micro_world: str = "") -> Any:
+def make_recipe(name: str, overrides: Sequence[str], micro_world: str = "") -> Any:
     """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
-    own = settings(name, [f"environment={world}", *words] if micro_world else words)
+    own = settings(name, [f"environment={world}", *overrides] if micro_world else overrides)
     if own.benchmark != world:
         raise UserError(
             f"{own.benchmark}: claims are tested on the micro-world {world}",
@@ -358,11 +358,16 @@ def load(name: str) -> Any:
 
 
 def main(
-    name: str, folder: Path | None, seeds: int, words: Sequence[str], gate: bool, console: Console
+    name: str,
+    folder: Path | None,
+    seeds: int,
+    overrides: Sequence[str],
+    gate: bool,
+    console: Console,
 ) -> None:
     """Measure the gate, if there is one, and test the claims unless only the ``gate`` is wanted."""
     module = load(name)
-    if any(word.startswith("seed=") for word in words):
+    if any(pair.startswith("seed=") for pair in overrides):
         raise UserError(
             "claims are tested on several seeds, so seed= can't be set", "use --seeds N"
         )
@@ -371,12 +376,12 @@ def main(
     folder = folder or Path("runs") / f"reproduce-{name.replace('/', '-')}"
     progress = ConsoleProgress(console)
     if hasattr(module, "gate"):
-        found = module.gate(Experiment(folder / "gate", words, [], console.print, progress))
+        found = module.gate(Experiment(folder / "gate", overrides, [], console.print, progress))
         print_gate(found, alone=gate)
         if not found.passed:
             sys.exit(1)
     if not gate:
-        x = Experiment(folder, words, range(seeds), console.print, progress)
+        x = Experiment(folder, overrides, range(seeds), console.print, progress)
         make_folder(folder)
         print_claims(x, module.reproduce(x))
 

@@ -109,17 +109,17 @@ class RejectionFineTuning(Gap):
 
 def reproduce(x: Experiment) -> list[Claim]:
     """Fine-tune, continue by reinforcement learning and by the controls; test the claims."""
-    check_methods(x.words)
+    check_methods(x.overrides)
     for seed in x.seeds:
-        words = [*x.words, f"seed={seed}"]
-        fine_tune(x, words)
-        words.append(f"model={x.path('SFT', seed)}")
+        overrides = [*x.overrides, f"seed={seed}"]
+        fine_tune(x, overrides)
+        overrides.append(f"model={x.path('SFT', seed)}")
         trained: list[str] = []
         for method in (DAPO, GRPO, *((PPO,) if seed == x.seeds[0] else ())):
-            equal = run_method(x, method, tiny(words, method), REINFORCE)
+            equal = run_method(x, method, tiny(overrides, method), REINFORCE)
             trained = trained or equal
         for method in CONTROLS:
-            run_method(x, method, control(words, method, trained), "train")
+            run_method(x, method, control(overrides, method, trained), "train")
     return [
         *x.claims(DAPO, CLAIMS),
         *x.claims(GRPO, [("grpo_over_sft", "GRPO scores above the fine-tuning", False, "SFT")]),
@@ -127,23 +127,23 @@ def reproduce(x: Experiment) -> list[Claim]:
     ]
 
 
-def tiny(words: Sequence[str], method: str = "") -> Gap:
+def tiny(overrides: Sequence[str], method: str = "") -> Gap:
     """Return the recipe of a method."""
-    recipe: Gap = make_recipe("gap/tiny", [*words, *WORDS.get(method, ())])
+    recipe: Gap = make_recipe("gap/tiny", [*overrides, *WORDS.get(method, ())])
     return recipe
 
 
-def check_methods(words: Sequence[str]) -> None:
+def check_methods(overrides: Sequence[str]) -> None:
     """Refuse (``UserError``) settings under which a method can't learn, before the fine-tuning that comes first."""
     for method in (DAPO, GRPO, PPO):
-        recipe = tiny(words, method)
+        recipe = tiny(overrides, method)
         recipe.plan()
         recipe.close()
 
 
-def fine_tune(x: Experiment, words: Sequence[str]) -> Gap:
+def fine_tune(x: Experiment, overrides: Sequence[str]) -> Gap:
     """Run the parallel fine-tuning that all begin from."""
-    recipe = tiny(words)
+    recipe = tiny(overrides)
     with x.run("SFT", recipe) as run:
         x.add_run("base", run, 0)
         x.add_run("SFT", run, 1)
@@ -166,16 +166,16 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 
 
-def control(words: Sequence[str], method: str, trained: Sequence[str]) -> Gap:
+def control(overrides: Sequence[str], method: str, trained: Sequence[str]) -> Gap:
     """Return fine-tuning on the questions that reinforcement learning had, for as many tokens."""
-    recipe = tiny([*words, *(trained[:1] if method == EPOCHS else trained)], method)
+    recipe = tiny([*overrides, *(trained[:1] if method == EPOCHS else trained)], method)
     return RejectionFineTuning(recipe.settings) if method == REJECTION else recipe
 
 
 def gate(x: Experiment) -> Gate:
     """Fine-tune, and play the held-out questions once greedily, and several times sampled."""
-    check_methods(x.words)
-    recipe = fine_tune(x, x.words)
+    check_methods(x.overrides)
+    recipe = fine_tune(x, x.overrides)
     stage = "gate_sampled"
 
     async def sample(run: Run) -> None:

@@ -70,7 +70,7 @@ def reproduce(x: Experiment) -> list[Claim]:
     seconds: BySeed = {PARALLEL: {}, SEQUENTIAL: {}}
     for seed in x.seeds:
         for form in (PARALLEL, SEQUENTIAL):
-            recipe: Gap = make_recipe(NAME, [*x.words, f"seed={seed}", f"traces.form={form}"])
+            recipe: Gap = make_recipe(NAME, [*x.overrides, f"seed={seed}", f"traces.form={form}"])
             with x.run(form, recipe) as run:
                 if form == PARALLEL:
                     x.add_run("base", run, 0)
@@ -140,7 +140,7 @@ async def _time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
     far = run.folder / "far.yaml"
     tool = {"name": BUILT_IN["encyclopedia"].tools["use"][0], "delay": DELAY}
     far.write_text(yaml.safe_dump({"tools": [tool]}))
-    environment = make_environment(settings(NAME, [*x.words, f"tools.config={far}"]))
+    environment = make_environment(settings(NAME, [*x.overrides, f"tools.config={far}"]))
     tasks = environment.tasks("heldout", TIMED, recipe.settings.seed)
     sampler = await recipe.sampler(run, 1, 0.0)
     seconds: dict[str, float | None] = {}
@@ -161,7 +161,7 @@ def gate(x: Experiment) -> Gate:
     """Play the held-out questions with the untrained model, and training questions with both experts."""
     rounds, sound, base = {}, {}, 0.0
     for form in (PARALLEL, SEQUENTIAL):
-        recipe: Gap = make_recipe(NAME, [*x.words, f"traces.form={form}"])
+        recipe: Gap = make_recipe(NAME, [*x.overrides, f"traces.form={form}"])
         recipe.plan()
         before, rollout, select, *_ = recipe.stage_keys()
         with open_run(x.folder / form, recipe.name, recipe.settings) as run:

@@ -118,7 +118,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 
 def moat(x: Experiment, seed: int, parts: str) -> Moat:
     """Return the recipe of a variant."""
-    recipe: Moat = make_recipe("moat/maths", [*x.words, f"seed={seed}", f"parts={parts}"])
+    recipe: Moat = make_recipe("moat/maths", [*x.overrides, f"seed={seed}", f"parts={parts}"])
     return recipe
 
 
@@ -191,7 +191,7 @@ def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]
 
 def gate(x: Experiment) -> Gate:
     """Play held-out tasks with the untrained model: K sampled plans of each, and the right one."""
-    recipe: Moat = make_recipe("moat/maths", x.words)
+    recipe: Moat = make_recipe("moat/maths", x.overrides)
     with x.play(recipe, x.folder, lambda run: play_plans(x, recipe, run)) as run:
         sampled, right = (sampled_scores(run, 0, stage) for stage in ("gate_sampled", "gate_gold"))
     best = fmean(max(some) - fmean(some) for some in sampled)

@@ -70,9 +70,9 @@ SPARE_SEED = 1_000
 
 def run_method(x: Experiment, method: str, seed: int, *, train: bool = True) -> None:
     """Run a method and record its base and its trained policy."""
-    preset, world, words = METHODS[method]
+    preset, world, overrides = METHODS[method]
     common = [*COMMON, f"environment={WORLDS}:{world}", f"seed={seed}"]
-    own = recipe(settings(preset, [*common, *words, *x.words]))
+    own = recipe(settings(preset, [*common, *overrides, *x.overrides]))
     first = own.stage_keys()[0]
     with x.run(method, own, steps=None if train else [first]) as run:
         x.add_run(f"base of {world.lower()}", run, 0)

@@ -97,7 +97,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 
 def variants(x: Experiment, seed: int) -> dict[str, Optima]:
     """Return the recipe of each run of a seed; words for ``dpo`` are for the methods that have it."""
-    own = [*x.words, f"seed={seed}"]
+    own = [*x.overrides, f"seed={seed}"]
     plain = [word for word in own if not word.startswith("dpo.")]
     methods = {m: make_recipe(f"optima/{m}", plain if m == "isft" else own) for m in METHODS}
     return methods | {m: make_recipe("optima/isft", [*plain, w]) for m, w in ABLATIONS.items()}

@@ -76,7 +76,7 @@ class ScriptedControl(Optima):
 def reproduce(x: Experiment) -> list[Claim]:
     """Run iSFT and its controls; test the claims."""
     for seed in x.seeds:
-        recipe: Optima = make_recipe("optima/isft", [*x.words, f"seed={seed}"])
+        recipe: Optima = make_recipe("optima/isft", [*x.overrides, f"seed={seed}"])
         own = recipe.settings
         with x.run("isft", recipe) as run:
             for version in range(own.iterations + 1):

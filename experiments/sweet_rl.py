@@ -38,8 +38,8 @@ CRITICS: dict[str, tuple[str, ...]] = {
 def reproduce(x: Experiment) -> list[Claim]:
     """Run the methods, and the other critics with the first seed; test the claims."""
     for seed in x.seeds:
-        for method, words in (METHODS | (CRITICS if seed == x.seeds[0] else {})).items():
-            run_method(x, method, [*x.words, *words, f"seed={seed}"])
+        for method, overrides in (METHODS | (CRITICS if seed == x.seeds[0] else {})).items():
+            run_method(x, method, [*x.overrides, *overrides, f"seed={seed}"])
     return x.claims(
         "sweet",
         [
@@ -53,10 +53,10 @@ def reproduce(x: Experiment) -> list[Claim]:
 
 
 def run_method(
-    x: Experiment, method: str, words: list[str], name: str = "sweet_rl/backend"
+    x: Experiment, method: str, overrides: list[str], name: str = "sweet_rl/backend"
 ) -> None:
     """Run a method of a recipe. A judge that makes no pair trains nothing."""
-    recipe: SweetRL = make_recipe(name, words)
+    recipe: SweetRL = make_recipe(name, overrides)
     *before, _ = recipe.stage_keys()
     before = [step for step in before if step.stage != "train"]
     steps, shares = (before if method == "judge" else None), "sweet" if method != "sweet" else None

@@ -52,7 +52,7 @@ def reproduce(x: Experiment) -> list[Claim]:
     x.min_tasks = MIN_TASKS
     for seed in x.seeds:
         for method in METHODS:
-            run_method(x, method, [*x.words, f"method={method}", f"seed={seed}"], NAME)
+            run_method(x, method, [*x.overrides, f"method={method}", f"seed={seed}"], NAME)
     return x.claims(
         "sweet",
         [
@@ -70,7 +70,7 @@ def reproduce(x: Experiment) -> list[Claim]:
 
 def gate(x: Experiment) -> Gate:
     """Play the held-out tasks with the base, and with an agent that makes the changes asked for."""
-    recipe: SweetRL = make_recipe(NAME, x.words)
+    recipe: SweetRL = make_recipe(NAME, x.overrides)
     with x.play(recipe, x.folder, lambda run: play_both(x, recipe, run)) as run:
         base, oracle = (
             [score for scores in sampled_scores(run, 0, stage) for score in scores]

@@ -48,9 +48,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def once(*words: str) -> tuple[str, ...]:
-    """Words of which the last of each key stays: the command line takes each key once."""
-    return tuple({word.partition("=")[0]: word for word in words}.values())
+def once(*overrides: str) -> tuple[str, ...]:
+    """Return overrides with only the last one of each key, because the command line takes each key once."""
+    return tuple({pair.partition("=")[0]: pair for pair in overrides}.values())
 
 
 class CliResult(NamedTuple):
@@ -66,7 +66,7 @@ Cli = Callable[..., CliResult]
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    """Run ``coterie`` with the given words, in an empty folder."""
+    """Run ``coterie`` with the given arguments, in an empty folder."""
     from coterie.cli.app import main
 
     monkeypatch.chdir(tmp_path)

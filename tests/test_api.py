@@ -198,8 +198,8 @@ def test_runs_and_adapters_are_loaded_from_any_folder(
     lora = SETTINGS.model_copy(update={"method": "lora", "learning_rate": 0.1})
     coterie.train(coterie.load("base"), CHATS, lora, "lora")
     write_jsonl(tmp_path / "chats.jsonl", *CHATS)
-    words = ["chats.jsonl", "model=base", "dataset.heldout=0", "train.epochs=1"]
-    own = read_arguments("sft", words, None).resolve()
+    overrides = ["chats.jsonl", "model=base", "dataset.heldout=0", "train.epochs=1"]
+    own = read_arguments("sft", overrides, None).resolve()
     execution.run_recipe(own, tmp_path / "run", Console(quiet=True))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -272,9 +272,14 @@ def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
         "tools": [{"function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}}],
     }  # fmt: skip
     chats = write_jsonl(tmp_path / "chats.jsonl", native)
-    words = [f"dataset.source={chats}", "dataset.heldout=0", "tools.calls=tags", "model=tiny-acts"]
+    overrides = [
+        f"dataset.source={chats}",
+        "dataset.heldout=0",
+        "tools.calls=tags",
+        "model=tiny-acts",
+    ]
     for more in ([], [f"tools=[{tools[0]}]"]):
-        environment = make_environment(registry.settings("sft", [*words, *more]))
+        environment = make_environment(registry.settings("sft", [*overrides, *more]))
         (shown,) = environment.rows("train")  # type: ignore[attr-defined]
         assert [{"role": one.role, "content": one.content} for one in shown.messages] == row[
             "messages"

@@ -158,14 +158,14 @@ def environment(
     """
     if not isinstance(name, str | Path):
         name = object_name(name) if callable(name) else _rows_file(name)
-    words = [f"dataset={keys.pop('dataset')}"] if "dataset" in keys else ()
+    overrides = [f"dataset={keys.pop('dataset')}"] if "dataset" in keys else ()
     values = {
         f"{'dataset' if key in DATASET_KEYS else 'environment'}.{key}": _named(value)
         for key, value in keys.items()
     }
     if tools:
         values |= {"tools.use": [*map(_named, tools)], "tools.calls": calls}
-    settings = benchmark_settings(TaskSettings, str(name), words, [nested(values)])
+    settings = benchmark_settings(TaskSettings, str(name), overrides, [nested(values)])
     return make_environment(settings)
 
 

@@ -1,4 +1,4 @@
-"""The terminal: where commands write, progress, and ``key=value`` words.
+"""The terminal: where commands write, progress, and ``key=value`` overrides.
 
 Markup is off, so ``coterie[wandb]``, names and text of models are printed unchanged.
 """
@@ -47,18 +47,18 @@ def notes() -> Console:
     return TextConsole(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 
-def once(words: list[str] | None) -> list[str] | None:
+def once(overrides: list[str] | None) -> list[str] | None:
     """Raise ``UserError`` for a duplicate key. ``user_simulator=`` and ``user_simulator.model=`` are the same key.
 
     ``policy=A policy=B`` evaluates both.
     """
     by_key: dict[str, str] = {}
-    for word in [word for word in words or [] if "=" in word and not word.startswith("policy=")]:
-        key = word.partition("=")[0]
-        first_word = by_key.setdefault(key.removesuffix(".model"), word)
-        if first_word is not word:
-            raise UserError(f"{key} is given twice: {first_word} and {word}", "remove one of them")
-    return words
+    for pair in overrides or []:
+        key, equals, _ = pair.partition("=")
+        name = key.removesuffix(".model")
+        if equals and key != "policy" and by_key.setdefault(name, pair) is not pair:
+            raise UserError(f"{key} is given twice: {by_key[name]} and {pair}", "remove one")
+    return overrides
 
 
 RecipeName = Annotated[
@@ -69,7 +69,7 @@ RecipeName = Annotated[
     ),
 ]
 
-Words = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),
 ]

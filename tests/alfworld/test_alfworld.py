@@ -141,8 +141,8 @@ def test_folders_of_games(games: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_evaluation_shows_the_success_of_each_type(games: Path, cli: Cli) -> None:
-    words = ("policy=tiny-acts", "tasks=6", "max_tokens=4", f"environment.folder={games}")
-    result = cli("evaluate", "alfworld", *words, "environment.steps=1", "engine.device=cpu")
+    overrides = ("policy=tiny-acts", "tasks=6", "max_tokens=4", f"environment.folder={games}")
+    result = cli("evaluate", "alfworld", *overrides, "environment.steps=1", "engine.device=cpu")
     assert result.code == 0, result.err
     (row,) = json.loads(result.out.splitlines()[-1])["rows"]
     assert {f"success/{kind}" for kind in get_args(TaskType)} | {"type_mean", "steps"} <= {*row}

@@ -43,8 +43,8 @@ def dialogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of an agent that searches."""
     folder = tmp_path_factory.mktemp("runs") / "searches"
-    words = ("evaluate.tasks=4", "traces.tasks=4", "train.epochs=1", "engine.device=cpu")
-    run_recipe(settings("gap/tiny", words), folder, notes())
+    overrides = ("evaluate.tasks=4", "traces.tasks=4", "train.epochs=1", "engine.device=cpu")
+    run_recipe(settings("gap/tiny", overrides), folder, notes())
     return folder
 
 

@@ -60,8 +60,10 @@ def words_of(url: str, name: str, calls: str = "tags") -> tuple[str, ...]:
     return tuple(f"environment.{key}={value}" for key, value in keys.items())
 
 
-def gym(url: str, name: str, *words: str, calls: str = "tags") -> tuple[Environment, list[Task]]:
-    environment = packaged_environment("nemo_gym", *words_of(url, name, calls), *words)
+def gym(
+    url: str, name: str, *overrides: str, calls: str = "tags"
+) -> tuple[Environment, list[Task]]:
+    environment = packaged_environment("nemo_gym", *words_of(url, name, calls), *overrides)
     return environment, environment.tasks("heldout", 9, 0)
 
 
@@ -160,9 +162,12 @@ def test_invalid_calls_and_errors_of_tools_are_told(counter: str, tmp_path: Path
     lax["responses_create_params"]["tools"][0]["parameters"] = {"type": "object", "properties": {}}
     (tmp_path / "lax.jsonl").write_text(json.dumps(lax))
     (tmp_path / "held.jsonl").write_text(json.dumps(lax))
-    words = (f"environment.rows={tmp_path}/lax.jsonl", f"environment.heldout={tmp_path}/held.jsonl")
+    overrides = (
+        f"environment.rows={tmp_path}/lax.jsonl",
+        f"environment.heldout={tmp_path}/held.jsonl",
+    )
     environment = packaged_environment(
-        "nemo_gym", f"environment.url={counter}", "environment.calls=tags", *words
+        "nemo_gym", f"environment.url={counter}", "environment.calls=tags", *overrides
     )
     (task,) = environment.tasks("heldout", 1, 0)
     results, grade = play(environment, task, add('"x"'), "Done.")  # refused by the server
@@ -216,13 +221,13 @@ def test_splits_share_no_prompt(counter: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
         return f"{tmp_path}/{name}"
 
-    words = (f"environment.url={counter}", f"environment.rows={write('all.jsonl', texts)}")
-    environment = packaged_environment("nemo_gym", *words, "environment.calls=tags")
+    overrides = (f"environment.url={counter}", f"environment.rows={write('all.jsonl', texts)}")
+    environment = packaged_environment("nemo_gym", *overrides, "environment.calls=tags")
     train, heldout = environment.tasks("train", 99, 0), environment.tasks("heldout", 99, 0)
     questions = [str(task.public["question"]) for task in (*train, *heldout)]
     assert sorted(questions) == sorted(texts) and 5 < len(heldout) < 30
     own = f"environment.heldout={write('some.jsonl', texts[:7])}"
-    environment = packaged_environment("nemo_gym", *words, own, "environment.calls=tags")
+    environment = packaged_environment("nemo_gym", *overrides, own, "environment.calls=tags")
     assert len(environment.tasks("heldout", 99, 0)) == 7
     assert len(environment.tasks("train", 99, 0)) == 53
 
@@ -234,8 +239,12 @@ def test_a_server_that_dies_or_refuses_a_row_fails_the_dialogue(
     del row["initial_count"]
     (tmp_path / "row.jsonl").write_text(json.dumps(row))
     file = f"{tmp_path}/row.jsonl"
-    words = (f"environment.rows={file}", f"environment.heldout={file}", "environment.calls=tags")
-    environment = packaged_environment("nemo_gym", f"environment.url={counter}", *words)
+    overrides = (
+        f"environment.rows={file}",
+        f"environment.heldout={file}",
+        "environment.calls=tags",
+    )
+    environment = packaged_environment("nemo_gym", f"environment.url={counter}", *overrides)
     with pytest.raises(EngineError, match="initial_count"):
         play(environment, environment.tasks("heldout", 1, 0)[0], "Done.")
     with resources(COUNTER, tmp_path) as url:

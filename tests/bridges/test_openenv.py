@@ -52,8 +52,8 @@ def texts(state: State) -> list[str]:
 
 
 def play(url: str, number: int, *messages: str, **settings: str) -> tuple[State, Grade | None]:
-    words = [f"environment.{name}={value}" for name, value in settings.items()]
-    environment = packaged_environment("openenv", f"environment.url={url}", *words)
+    overrides = [f"environment.{name}={value}" for name, value in settings.items()]
+    environment = packaged_environment("openenv", f"environment.url={url}", *overrides)
     task = environment.tasks("heldout", number + 1, 0)[number]
     return asyncio.run(converse(environment, task, messages, Shared()))
 

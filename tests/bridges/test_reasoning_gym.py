@@ -111,7 +111,7 @@ def test_a_scorer_that_does_not_end_scores_0_and_the_next_answer_is_scored(
 
 
 def test_the_command_evaluates_a_model(cli: Cli) -> None:
-    words = ("policy=tiny-acts", "tasks=2", "engine.device=cpu", "max_tokens=16")
-    result = cli("evaluate", "reasoning_gym", "environment.dataset=countdown", *words)
+    overrides = ("policy=tiny-acts", "tasks=2", "engine.device=cpu", "max_tokens=16")
+    result = cli("evaluate", "reasoning_gym", "environment.dataset=countdown", *overrides)
     assert result.code == 0, result.err
     assert '"metric": "score_answer"' in result.out

@@ -62,14 +62,14 @@ def taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def tasks(split: Split, count: int, *words: str) -> list[Task]:
-    return packaged_environment("verifiers", "environment.taskset=adding", *words).tasks(
+def tasks(split: Split, count: int, *overrides: str) -> list[Task]:
+    return packaged_environment("verifiers", "environment.taskset=adding", *overrides).tasks(
         split, count, 0
     )
 
 
-def play(number: int, reply: str, *words: str) -> tuple[State, Grade]:
-    environment = packaged_environment("verifiers", "environment.taskset=adding", *words)
+def play(number: int, reply: str, *overrides: str) -> tuple[State, Grade]:
+    environment = packaged_environment("verifiers", "environment.taskset=adding", *overrides)
     all_tasks = [*environment.tasks("train", 40, 0), *environment.tasks("heldout", 40, 0)]
     (task,) = [one for one in all_tasks if one.id == f"adding-{number}"]
     state, grade = asyncio.run(converse(environment, task, [reply], Shared()))
@@ -107,8 +107,8 @@ def test_a_reply_that_was_cut_off_is_a_truncated_trace(taskset: Path) -> None:
 
 
 def test_splits_share_no_prompt_and_an_endless_taskset_is_read_in_part(taskset: Path) -> None:
-    words = ("environment.config={endless: true}", "environment.most=200")
-    train, heldout = tasks("train", 500, *words), tasks("heldout", 500, *words)
+    overrides = ("environment.config={endless: true}", "environment.most=200")
+    train, heldout = tasks("train", 500, *overrides), tasks("heldout", 500, *overrides)
     assert len(train) + len(heldout) == 200 and 30 < len(heldout) < 70
     prompts = [str(task.public["messages"]) for task in (*train, *heldout)]
     assert len(set(prompts)) == 200
@@ -129,8 +129,10 @@ def test_a_reward_that_fails_or_leaves_its_range_is_refused_before_the_run(
 
 
 def test_the_command_evaluates_and_trains_on_a_taskset(taskset: Path, cli: Cli) -> None:
-    words = ("environment.taskset=adding", "engine.device=cpu")
-    result = cli("evaluate", "verifiers", *words, "policy=tiny-acts", "tasks=3", "max_tokens=16")
+    overrides = ("environment.taskset=adding", "engine.device=cpu")
+    result = cli(
+        "evaluate", "verifiers", *overrides, "policy=tiny-acts", "tasks=3", "max_tokens=16"
+    )
     assert result.code == 0 and '"right"' in result.out, result.err
     short = (
         "rollout.tasks=2",
@@ -138,7 +140,7 @@ def test_the_command_evaluates_and_trains_on_a_taskset(taskset: Path, cli: Cli) 
         "rollout.max_tokens=8",
         "steps.count=1",
     )
-    run = ("run", "rl/grpo", "environment=verifiers", *words, "model=tiny-acts", *short)
+    run = ("run", "rl/grpo", "environment=verifiers", *overrides, "model=tiny-acts", *short)
     planned = cli(*run, "evaluate.tasks=2", "train.max_length=128", "--dry-run")
     assert planned.code == 0, planned.err
 

@@ -48,8 +48,8 @@ def test_template_arguments_reach_the_prompt(tmp_path: Path, cli: Cli) -> None:
     made = random_model(published_tokenizer("qwen3"), "qwen3")
     made.model.save_pretrained(tmp_path / "model")
     made.tokenizer.save_pretrained(tmp_path / "model")
-    words = ["engine.device=cpu", "engine.template_args={enable_thinking: false}"]
-    renderer = open_engine(str(tmp_path / "model"), None, words).loaded.renderer
+    overrides = ["engine.device=cpu", "engine.template_args={enable_thinking: false}"]
+    renderer = open_engine(str(tmp_path / "model"), None, overrides).loaded.renderer
     ids = renderer.render([Message.of("user", "a")], Tree("t", "r", 0), "A")
     assert renderer.decode(ids).endswith("<think>\n\n</think>\n\n")
     said = refused(cli, "chat", tmp_path / "model", "engine.template_args={enable_thinkin: false}")

@@ -47,8 +47,8 @@ def test_a_recipe_of_a_file_lists_its_keys_before_it_can_run(cli: Cli, tmp_path:
     listed = cli("config", "mine.py:Mine")
     assert listed.code == 0 and "max_tokens = 64" in listed.out, listed.err
     assert {"model", "environment.name"} <= set(keys_of(listed.out))
-    words = ("environment=exchange", "model=tiny-exchange", "max_tokens=9")
-    assert "max_tokens = 9   (default: 64)" in cli("config", "mine.py:Mine", *words).out
+    overrides = ("environment=exchange", "model=tiny-exchange", "max_tokens=9")
+    assert "max_tokens = 9   (default: 64)" in cli("config", "mine.py:Mine", *overrides).out
 
 
 def test_only_what_is_changed(cli: Cli, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ class Graduated:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five training questions, solved in 0, 1, 2, 3 and 4 of 4 dialogues."""
     file = tmp_path_factory.mktemp("store") / "evaluation.sqlite"
-    words = [*CLOSED, "tasks=5", f"samples={SAMPLES}", "temperature=1"]
-    settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
+    overrides = [*CLOSED, "tasks=5", f"samples={SAMPLES}", "temperature=1"]
+    settings = benchmark_settings(BenchmarkSettings, "mhqa", overrides)
     tasks = [task.id for task in settings.build_environment().tasks("train", 5, 0)]
     dialogues = evaluate(
         settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0, split="train"
@@ -176,17 +176,17 @@ def test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard(
     """The scores of finished steps decide, and not the rewards that a run makes of them."""
     Path("own.py").write_text("def short(dialogue):\n    return -dialogue.tokens / 100\n")
     terms = "reward.terms={own.py:short: 1}"
-    folder, words = Path("run"), [*WORDS, "dataset.source=rows", "steps.count=2", terms]
+    folder, overrides = Path("run"), [*WORDS, "dataset.source=rows", "steps.count=2", terms]
     hard, easy, mixed, learned = task_ids
     with pytest.raises(Killed):
-        run_to_end(make_recipe("rl/grpo", words), folder, Killing(1, sampled=3))
+        run_to_end(make_recipe("rl/grpo", overrides), folder, Killing(1, sampled=3))
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         early = step_rates(store, 0, REINFORCE, 1.0)
         assert sorted(one.graded for one in early.values()) == [4] * 8, "whole steps alone"
         assert early[f"2wiki-{learned}"].rate == 0
-    run_to_end(make_recipe("rl/grpo", words), folder)
+    run_to_end(make_recipe("rl/grpo", overrides), folder)
     write(Path("rows"), 6)
-    own = make_recipe("rl/grpo", words)
+    own = make_recipe("rl/grpo", overrides)
     with open_run(folder, own.name, own.settings):  # as while it goes on
         result = cli("data", "filter", "--from", folder, "--out", "next")
     assert result.code == 0, result.err

@@ -43,8 +43,8 @@ def test_a_folder_name_with_control_characters_is_refused_before_anything_is_wri
 
 def test_the_trial_is_scaled_by_the_number_of_dialogues() -> None:
     """Of a stage of 3 s, 2 of them work, on 4 of 40 tasks, the whole takes 1 + 20 s."""
-    words = ["iterations=3", "rollout.tasks=80", "evaluate.tasks=160"]
-    whole = recipe(settings("optima/isft", words))
+    overrides = ["iterations=3", "rollout.tasks=80", "evaluate.tasks=160"]
+    whole = recipe(settings("optima/isft", overrides))
     small = execution._smaller(whole, 8)
     assert small.settings.evaluate.tasks == 32
     scaled = ("evaluate", "rollout")
@@ -60,15 +60,18 @@ def test_the_trial_is_scaled_by_the_number_of_dialogues() -> None:
 def test_a_trial_that_runs_out_of_time_has_trained(tmp_path: Path) -> None:
     """Evaluations, which may take longer, come last."""
     rows = [{"prompt": f"Say {n}", "completion": str(n)} for n in range(10)]
-    words = [f"dataset.source={write_jsonl(tmp_path / 'rows.jsonl', *rows)}", "model=tiny-exchange"]
-    measured, reason = execution._trial(execution._smaller(recipe(settings("sft", words)), 2))
+    overrides = [
+        f"dataset.source={write_jsonl(tmp_path / 'rows.jsonl', *rows)}",
+        "model=tiny-exchange",
+    ]
+    measured, reason = execution._trial(execution._smaller(recipe(settings("sft", overrides)), 2))
     stages = [step.stage for step in measured]
     assert not reason and stages == ["measure", "train", "measure", "evaluate", "evaluate"]
 
 
 def test_a_failed_trial_has_its_reason_and_asks_no_server_that_may_cost_money(cli: Cli) -> None:
-    words = [word for word in FEW if "threshold" not in word] + ["select.threshold=0.99"]
-    plan = dry(cli, "optima/isft", *words)
+    overrides = [pair for pair in FEW if "threshold" not in pair] + ["select.threshold=0.99"]
+    plan = dry(cli, "optima/isft", *overrides)
     assert "time of all stages at least" in plan
     assert re.search(r"It excludes .*train, which could not be tried: .*select", plan)
     simulator = ("user_simulator=x", "user_simulator.url=http://127.0.0.1:9/v1")

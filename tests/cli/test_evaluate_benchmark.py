@@ -66,8 +66,8 @@ LEVELS = "by=level"
 
 def test_policies_are_compared_task_by_task_and_by_the_values_of_a_column(cli: Cli) -> None:
     assert cli("run", "optima/isft", *SMALL, "--folder", "run").code == 0
-    words = ("tasks=12", "max_tokens=96", "engine.device=cpu", LEVELS)
-    result = cli("evaluate", "exchange", "policies=[tiny-exchange, run, tiny-persona]", *words)
+    overrides = ("tasks=12", "max_tokens=96", "engine.device=cpu", LEVELS)
+    result = cli("evaluate", "exchange", "policies=[tiny-exchange, run, tiny-persona]", *overrides)
     first, trained, other = rows(result)
     assert not {*DIFFERENCE} & {*first}
     scores, levels = list[dict[str, float]](), dict[str, str]()
@@ -149,9 +149,9 @@ def test_prompts_of_benchmarks_hold_the_whole_task(family: str, cli: Cli, tmp_pa
     made.model.save_pretrained("model")
     made.tokenizer.save_pretrained("model")
     Path("rows.jsonl").write_text(json.dumps(PROBLEM))
-    for benchmark, word in BENCHMARKS.items():
-        words = ("policy=model", "tasks=1", "max_tokens=2", "engine.device=cpu", word)
-        (row,) = rows(cli("evaluate", benchmark, *words))
+    for benchmark, pair in BENCHMARKS.items():
+        overrides = ("policy=model", "tasks=1", "max_tokens=2", "engine.device=cpu", pair)
+        (row,) = rows(cli("evaluate", benchmark, *overrides))
         assert (row["n"], row["failed"]) == (1, 0), benchmark
     prompts = 0
     for file in tmp_path.rglob("*.sqlite"):

@@ -40,9 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row(cli: Cli, *words: str) -> dict[str, Any]:
+def row(cli: Cli, *overrides: str) -> dict[str, Any]:
     """Return the row of an evaluation of one policy."""
-    result = cli("evaluate", SET, *words)
+    result = cli("evaluate", SET, *overrides)
     assert result.code == 0, result.err
     (only,) = json.loads(result.out.splitlines()[-1])["rows"]
     return dict(only)

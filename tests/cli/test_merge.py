@@ -26,9 +26,9 @@ SAMPLED = ("rollout", "reward")
 TRAINED = (*SAMPLED, "select", "train")
 
 
-def make(folder: Path, *words: str, stages: tuple[str, ...] = SAMPLED) -> Path:
+def make(folder: Path, *overrides: str, stages: tuple[str, ...] = SAMPLED) -> Path:
     """A run that has done these stages of its first iteration."""
-    said = {word.partition("=")[0]: word for word in (*WORDS, *words)}
+    said = {pair.partition("=")[0]: pair for pair in (*WORDS, *overrides)}
     recipe = recipe_of(settings(METHOD, list(said.values())))
     with open_run(folder, recipe.name, recipe.settings) as run:
         run_stages(recipe, run, Silent(), [StageKey(0, stage) for stage in stages])
@@ -136,8 +136,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_runs_that_are_no_parts_of_one_are_refused(name: str, made: Made, cli: Cli) -> None:
-    words, stages, says = REFUSED[name]
-    make(Path("other"), *words, stages=stages)
+    overrides, stages, says = REFUSED[name]
+    make(Path("other"), *overrides, stages=stages)
     said = refused(cli, "merge", *made.parts[:2], "other", "--folder", "merged")
     assert says in said
     assert [one.name for one in Path().iterdir()] == ["other"], "nothing is left behind"

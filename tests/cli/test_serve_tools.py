@@ -132,8 +132,8 @@ def test_a_client_and_our_agents_reach_all_tools_over_http(served: Path, cli: Cl
             refused = httpx2.post(url, json=body, headers=head | more)
             assert refused.status_code in (403, 421)
         assert httpx2.post(url, content=b"x" * 5_000_000, headers=head).status_code == 413
-        words = "policy=tiny-encyclopedia tasks=2 max_tokens=64 tools.calls=inline"
-        ran = cli("evaluate", "encyclopedia", *words.split(), f"tools.use=[mcp:{url}]")
+        overrides = "policy=tiny-encyclopedia tasks=2 max_tokens=64 tools.calls=inline"
+        ran = cli("evaluate", "encyclopedia", *overrides.split(), f"tools.use=[mcp:{url}]")
         assert ran.code == 0, ran.err
         (row,) = json.loads(ran.out.splitlines()[-1])["rows"]
         assert row["calls"] > row["call_errors"] and row["failed"] == 0

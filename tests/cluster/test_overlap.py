@@ -22,14 +22,18 @@ TRAINING = 2.4
 def seconds(folder: Path, staleness: int) -> float:
     """Return the seconds of the stage that samples and trains."""
     folder.mkdir()
-    words = [
+    overrides = [
         *informative_overrides(folder),
         "engine.kind=vllm",
         "loss.kl_coef=0",
         "evaluate.tasks=1",
     ]
-    words += [f"steps.count={STEPS}", f"rollout.max_staleness={staleness}", "steps.save_every=99"]
-    records = run_to_end(make_recipe("rl/grpo", words), folder / "run").values()
+    overrides += [
+        f"steps.count={STEPS}",
+        f"rollout.max_staleness={staleness}",
+        "steps.save_every=99",
+    ]
+    records = run_to_end(make_recipe("rl/grpo", overrides), folder / "run").values()
     assert not sum(int(record["paths_stale"]) for record in records)
     with Store.open(folder / "run/store.sqlite", read_only=True) as store:
         return float(store.metrics(0, REINFORCE)[StageKey(0, REINFORCE).finished_key]["seconds"])

@@ -133,8 +133,8 @@ def test_a_run_completes_whatever_is_killed_and_equals_the_run_on_one_machine(
     own_exchange, own_load = Ranks.exchange, ServerPool.load
     monkeypatch.setattr(Ranks, "exchange", exchange)
     monkeypatch.setattr(ServerPool, "load", load)
-    words = [*informative_overrides(plain), *PLAIN, *ON_RAY]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", faults)
+    overrides = [*informative_overrides(plain), *PLAIN, *ON_RAY]
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run", faults)
     assert not faults.left
     assert items(tmp_path / "run") == items(plain / "run")
     final = "run/training/policy/iteration-00/final/model.safetensors"
@@ -149,9 +149,9 @@ def test_a_run_by_ray_client_equals_the_run_on_one_machine(
     import ray
 
     ray.shutdown()
-    words = [*informative_overrides(plain), *PLAIN, *ON_RAY, f"cluster={cluster.client}"]
-    words += ["steps.count=1", "engine.vllm.servers=1"]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = [*informative_overrides(plain), *PLAIN, *ON_RAY, f"cluster={cluster.client}"]
+    overrides += ["steps.count=1", "engine.vllm.servers=1"]
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     ray.shutdown()
     ours, theirs = items(tmp_path / "run"), items(plain / "run")
     first = [key for key in ours if key.startswith(f"0/{REINFORCE}")]
@@ -162,10 +162,10 @@ def test_a_run_by_ray_client_equals_the_run_on_one_machine(
 def test_optima_trains_on_ranks_and_servers_of_ray_as_on_one_machine(
     cluster: Any, tmp_path: Path
 ) -> None:
-    words = [*SMALL, "train.processes=2"]
-    run_to_end(make_recipe("optima/isft", words), tmp_path / "plain")
-    on_ray = [word for word in ON_RAY if not word.startswith("train")]
-    run_to_end(make_recipe("optima/isft", [*words, *on_ray]), tmp_path / "run")
+    overrides = [*SMALL, "train.processes=2"]
+    run_to_end(make_recipe("optima/isft", overrides), tmp_path / "plain")
+    on_ray = [pair for pair in ON_RAY if not pair.startswith("train")]
+    run_to_end(make_recipe("optima/isft", [*overrides, *on_ray]), tmp_path / "run")
     assert read_record(tmp_path / "run") == read_record(tmp_path / "plain")
     assert difference(tmp_path / "run", tmp_path / "plain") < APART
 
@@ -174,8 +174,8 @@ def test_vllm_on_nodes_of_ray_samples_by_each_version(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "VLLMBackend", VLLMBackend)
-    words = [*informative_overrides(tmp_path), *PLAIN, *ON_RAY, *VLLM, "steps.count=2"]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = [*informative_overrides(tmp_path), *PLAIN, *ON_RAY, *VLLM, "steps.count=2"]
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
         versions = [
             {turn.sample.version for tree in trees for turn in tree.turns.values() if turn.sample}
@@ -187,8 +187,8 @@ def test_vllm_on_nodes_of_ray_samples_by_each_version(
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(cluster: Any, tmp_path: Path) -> None:
-    words = [*informative_overrides(tmp_path), *ON_RAY, "engine.vllm.tensor_parallel_size=8"]
+    overrides = [*informative_overrides(tmp_path), *ON_RAY, "engine.vllm.tensor_parallel_size=8"]
     with pytest.raises(
         UserError, match="a server needs 8 GPUs in one node; the largest node has 4"
     ):
-        make_recipe("rl/grpo", words).plan()
+        make_recipe("rl/grpo", overrides).plan()

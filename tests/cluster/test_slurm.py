@@ -49,7 +49,7 @@ def test_the_file_has_a_part_for_ranks_and_one_for_servers(tmp_path: Path) -> No
 def test_a_submitted_run_trains_on_ranks_and_samples_from_a_vllm_server(
     nodes: None, tmp_path: Path
 ) -> None:
-    words = [
+    overrides = [
         *(
             *informative_overrides(tmp_path),
             *VLLM,
@@ -59,11 +59,11 @@ def test_a_submitted_run_trains_on_ranks_and_samples_from_a_vllm_server(
         ),
         *("engine.device=cpu", "train.learning_rate=1e-3", "cluster=slurm", "--folder", "run"),
     ]
-    words = [*{word.partition("=")[0]: word for word in words}.values()]
-    printed = coterie("run", "rl/grpo", *words, "--dry-run", folder=tmp_path)
+    overrides = [*{pair.partition("=")[0]: pair for pair in overrides}.values()]
+    printed = coterie("run", "rl/grpo", *overrides, "--dry-run", folder=tmp_path)
     assert printed.returncode == 0, printed.stderr
     assert not (tmp_path / "run").exists()
-    submitted = coterie("run", "rl/grpo", *words, folder=tmp_path)
+    submitted = coterie("run", "rl/grpo", *overrides, folder=tmp_path)
     assert submitted.returncode == 0, submitted.stderr
     assert (tmp_path / "run.sbatch").read_text() == printed.stdout
     job = re.search(r"job (\d+)", submitted.stdout)

@@ -13,13 +13,13 @@ from tests.helpers.run_rl import informative_overrides, make_recipe, read_record
 from tests.runs.test_rank_runs import TWO, difference
 
 
-def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
+def nodes(method: str, overrides: list[str], folder: Path) -> list[tuple[int, str]]:
     """Run one process on each of two nodes; return their status and output."""
     meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
     meeting += ["--master-port", str(free_port())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "torch.distributed.run", *meeting]
-    run = ["-m", "coterie", "run", method, *words, "--folder", str(folder)]
+    run = ["-m", "coterie", "run", method, *overrides, "--folder", str(folder)]
     agents = [
         subprocess.Popen(
             [*command, "--node-rank", str(node), *run],
@@ -40,12 +40,12 @@ def nodes(method: str, words: list[str], folder: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("method", ["rl/grpo", "optima/isft"])
 def test_two_nodes_sample_and_train_as_two_local_ranks(method: str, tmp_path: Path) -> None:
-    words = [*SMALL, "train.processes=2"]
+    overrides = [*SMALL, "train.processes=2"]
     if method == "rl/grpo":
-        words = [*informative_overrides(tmp_path), *TWO, "steps.count=2"]
-    words = [*{word.partition("=")[0]: word for word in words}.values()]
-    for status, output in nodes(method, words, tmp_path / "nodes"):
+        overrides = [*informative_overrides(tmp_path), *TWO, "steps.count=2"]
+    overrides = [*{pair.partition("=")[0]: pair for pair in overrides}.values()]
+    for status, output in nodes(method, overrides, tmp_path / "nodes"):
         assert status == 0, output
-    run_to_end(make_recipe(method, words), tmp_path / "local")
+    run_to_end(make_recipe(method, overrides), tmp_path / "local")
     assert read_record(tmp_path / "nodes") == read_record(tmp_path / "local")
     assert difference(tmp_path / "local", tmp_path / "nodes") == 0

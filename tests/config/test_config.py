@@ -101,8 +101,8 @@ def test_the_error_for_a_renamed_key_has_the_new_key(method: str, tmp_path: Path
 
 
 def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
-    words = ["model=2024-01-01", "train.mixed_precision=no", "train.save_every_seconds=none"]
-    own = settings("optima/isft", words)
+    overrides = ["model=2024-01-01", "train.mixed_precision=no", "train.save_every_seconds=none"]
+    own = settings("optima/isft", overrides)
     assert own.model == "2024-01-01"
     assert own.train.mixed_precision == "no" and own.train.save_every_seconds is None
     assert settings("optima/isft", ["model='7'"]).model == "7"
@@ -192,6 +192,6 @@ def test_paths_in_settings_are_absolute_and_names_are_not(
     (tmp_path / (name or "other")).mkdir()
     values = {"mine": str(tmp_path / "mine"), "a/b": "a/b", **({name: name} if name else {})}
     for value, expected in values.items():
-        method, *words = recipe.split()
-        settings = registry.settings(method, [*words, f"{key}={value}"])
+        method, *overrides = recipe.split()
+        settings = registry.settings(method, [*overrides, f"{key}={value}"])
         assert attrgetter(key)(settings) == expected

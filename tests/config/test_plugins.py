@@ -89,7 +89,7 @@ def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("overrides", "problem"),
     [
         (["environment=debate"], "needs a data set"),
         (["dataset=gsm8k", "environment=exchange"], "generates its own tasks"),
@@ -97,9 +97,9 @@ def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["environment=persona"], "optima/isft has no preset for persona"),
     ],
 )
-def test_data_sets_and_environments_must_go_together(words: list[str], problem: str) -> None:
+def test_data_sets_and_environments_must_go_together(overrides: list[str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        settings("optima/isft", words)
+        settings("optima/isft", overrides)
 
 
 def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cli) -> None:
@@ -113,8 +113,14 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
     file.write_text("\n".join(reversed(lines)))
     assert {row.key for row in Rows(own).split("heldout")} == {row.key for row in heldout}
     columns = ("dataset.question=q", "dataset.answer=a")
-    words = (f"dataset.source={file}", *columns, "policy=tiny-exchange", "tasks=2", "max_tokens=6")
-    played = cli("evaluate", "qa", *words, "environment=debate", "environment.turns=2")
+    overrides = (
+        f"dataset.source={file}",
+        *columns,
+        "policy=tiny-exchange",
+        "tasks=2",
+        "max_tokens=6",
+    )
+    played = cli("evaluate", "qa", *overrides, "environment=debate", "environment.turns=2")
     assert played.code == 0 and '"benchmark": "qa"' in played.out, played.err
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     (tmp_path / "heldout.jsonl").write_text(lines[0])
@@ -181,11 +187,11 @@ def test_a_recipe_of_a_file_has_values_and_a_role_of_its_own(tmp_path: Path, cli
     )
     roles = '    def roles(self):\n        return (Role("student", self.settings.model),)\n'
     (tmp_path / "mine.py").write_text(f"from coterie.runs.loop import Role\n{text}\n{roles}")
-    words = ("environment=exchange", "model=tiny-exchange", "train.epochs=2")
-    own = settings(f"{tmp_path}/mine.py:BestOfN", words)
+    overrides = ("environment=exchange", "model=tiny-exchange", "train.epochs=2")
+    own = settings(f"{tmp_path}/mine.py:BestOfN", overrides)
     assert own.model_dump()["train"]["max_length"] == 512
     few = ("tasks=2", "evaluate.tasks=2", "engine.device=cpu", "--folder", "run")
-    ran = cli("run", f"{tmp_path}/mine.py:BestOfN", *words, *few)
+    ran = cli("run", f"{tmp_path}/mine.py:BestOfN", *overrides, *few)
     assert ran.code == 0, ran.err
     assert (tmp_path / "run/training/student/iteration-00/final/model.safetensors").is_file()
     assert not (tmp_path / "run/training/policy").exists()

@@ -143,7 +143,7 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
 
 
 @pytest.mark.parametrize(
-    ("method", "words", "said"),
+    ("method", "overrides", "said"),
     [
         (
             "rl/grpo",
@@ -160,11 +160,11 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
     ],
 )
 def test_weights_that_can_not_be_trained_so_are_refused_before_the_run(
-    method: str, words: str, said: str
+    method: str, overrides: str, said: str
 ) -> None:
     few = [one for one in SMALL if method.startswith("rl/") or not one.startswith(("st", "up"))]
     with pytest.raises(UserError, match=said) as e:
-        make_recipe(method, [*few, *words.split()]).plan()
+        make_recipe(method, [*few, *overrides.split()]).plan()
     assert "\n" not in e.value.what
     if method == "rl/grpo":
         make_recipe(method, [*few, "train.method=lora", "train.lora_targets=[all-linear]"]).plan()

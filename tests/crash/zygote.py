@@ -127,8 +127,8 @@ def trained_on(recipe: Recipe, run: Run, i: int) -> list[list[object]]:
 def child(folder: Path, kill_at: str, answer: int) -> None:
     """The whole run, in a forked process."""
     torch.set_num_threads(1)
-    name, *words = sys.argv[1:] or ["optima/isft", *WORDS]
-    own, killer = settings(name, words), Killer(str(folder), kill_at)
+    name, *overrides = sys.argv[1:] or ["optima/isft", *WORDS]
+    own, killer = settings(name, overrides), Killer(str(folder), kill_at)
     if own.engine.kind == "vllm":
         use_separate_engines([])
     recipe = watched(recipe_of(own), killer)

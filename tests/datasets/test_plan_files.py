@@ -278,9 +278,9 @@ def row(**changes: Any) -> Mind2WebRow:
     return Mind2WebRow.model_validate({**web_task(0), **changes})
 
 
-def world(folder: Path, *words: str) -> PlanGround:
+def world(folder: Path, *overrides: str) -> PlanGround:
     file = write_tasks(folder / "tasks.jsonl")
-    environment = packaged_environment("mind2web", f"dataset.source={file}", *words)
+    environment = packaged_environment("mind2web", f"dataset.source={file}", *overrides)
     assert isinstance(environment, PlanGround)
     return environment
 

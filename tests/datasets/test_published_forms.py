@@ -112,12 +112,12 @@ def test_preferences_train_what_their_form_means(form: Form, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", names("rl"))
 def test_questions_show_and_grade_what_their_form_means(form: Form, tmp_path: Path) -> None:
-    words = [
+    overrides = [
         f"dataset={form.write(tmp_path)}",
         "environment.prompt={question}",
         *(f"dataset.{key}" for key in form.keys),
     ]
-    game = make_environment(benchmark_settings(TaskSettings, "question", words))
+    game = make_environment(benchmark_settings(TaskSettings, "question", overrides))
     if form.rl.startswith("refused"):
         return check_refusal(form.rl, lambda: game.tasks("train", 10, 0))
     tasks = [game.tasks(split, 8 if split == "train" else 2, 0) for split in ("train", "heldout")]

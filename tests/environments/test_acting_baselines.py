@@ -65,10 +65,10 @@ def policy(say: Callable[[list[dict[str, str]]], str]) -> Answer:
     return answer
 
 
-def evaluated(cli: Cli, answer: Answer, *words: str) -> dict[str, Any]:
+def evaluated(cli: Cli, answer: Answer, *overrides: str) -> dict[str, Any]:
     with service(answer) as server:
         own = (f"policy={server.url}", "endpoint.model=m", "endpoint.concurrency=1")
-        result = cli("evaluate", "babyai", "environment.level=GoToObj", *own, *words)
+        result = cli("evaluate", "babyai", "environment.level=GoToObj", *own, *overrides)
     assert not result.code, result.err
     (row,) = json.loads(result.out.splitlines()[-1])["rows"]
     return dict(row)
@@ -113,8 +113,8 @@ def test_reflections_are_in_the_prompt_of_later_attempts_and_success_is_by_attem
             return LESSON
         return write_action(next_move(dialogue[-1]) if LESSON in system else "turn left")
 
-    words = ("method=reflexion", "attempts=2", "environment.steps=12", "tasks=6")
-    row = evaluated(cli, policy(say), *words)
+    overrides = ("method=reflexion", "attempts=2", "environment.steps=12", "tasks=6")
+    row = evaluated(cli, policy(say), *overrides)
     assert row["within_attempt_1"] < 0.5 and row["within_attempt_2"] == row["score"] == 1
     assert row["attempts"] == 2 - row["within_attempt_1"]
     begun = [dialogue for dialogue in prompts if len(dialogue) == 2]

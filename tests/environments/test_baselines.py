@@ -121,8 +121,10 @@ def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str) -> None:
 
 @pytest.mark.parametrize("method, ks", [("cot_sc", [1, 2, 3]), ("mad", [])])
 def test_the_command_plays_methods(cli: Cli, method: str, ks: list[int]) -> None:
-    words = ["policy=tiny-exchange", "tasks=3", "max_tokens=64", "engine.device=cpu"]
-    result = cli("evaluate", "exchange", *words, f"method={method}", *(["samples=3"] if ks else []))
+    overrides = ["policy=tiny-exchange", "tasks=3", "max_tokens=64", "engine.device=cpu"]
+    result = cli(
+        "evaluate", "exchange", *overrides, f"method={method}", *(["samples=3"] if ks else [])
+    )
     assert result.code == 0, result.err
     rows = json.loads(result.out.splitlines()[-1])["rows"]
     assert [row.get("k") for row in rows] == (ks or [None])

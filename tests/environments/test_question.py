@@ -72,8 +72,8 @@ def sums(count: int = 10) -> list[dict[str, Any]]:
     return [{"question": f"What is {n} + 1?", "answer": n + 1, "level": n} for n in range(count)]
 
 
-def environment(file: Path, *words: str) -> Environment:
-    own = [f"dataset={file}", *words]
+def environment(file: Path, *overrides: str) -> Environment:
+    own = [f"dataset={file}", *overrides]
     return make_environment(benchmark_settings(TaskSettings, "question", own))
 
 
@@ -90,7 +90,7 @@ def prompt(game: Environment) -> str:
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    ("raw", "overrides"),
     [
         ({"prompt": "3 + 1?", "completion": "4"}, []),
         ({"Problem": "3 + 1?", "Solution": "Add: \\boxed{4}"}, []),
@@ -100,12 +100,12 @@ def prompt(game: Environment) -> str:
     ],
 )  # fmt: skip
 def test_columns_are_found_by_usual_names_or_named(
-    raw: dict[str, Any], words: list[str], tmp_path: Path
+    raw: dict[str, Any], overrides: list[str], tmp_path: Path
 ) -> None:
     text = json.dumps(raw)
     rows = [json.loads(text.replace("3 + 1?", f"{n} and 3 + 1?")) for n in range(4)]
     game = environment(
-        write_jsonl(tmp_path / "rows.jsonl", *rows), "environment.reward=math", *words
+        write_jsonl(tmp_path / "rows.jsonl", *rows), "environment.reward=math", *overrides
     )
     (task,) = game.tasks("heldout", 1, 0)
     assert str(task.public["question"]).endswith("and 3 + 1?")
@@ -188,8 +188,8 @@ def test_a_program_is_run_on_the_tests_of_its_row(
 ) -> None:
     tests = [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10\n"}]
     rows = [{"question": f"Double it, {n}.", "tests": tests} for n in range(5)]
-    words = ("environment.reward=code", "dataset.answer=none")
-    game = environment(write_jsonl(tmp_path / "a.jsonl", *rows), *words)
+    overrides = ("environment.reward=code", "dataset.answer=none")
+    game = environment(write_jsonl(tmp_path / "a.jsonl", *rows), *overrides)
     assert "```python" in prompt(game)
 
     (task,) = game.tasks("heldout", 1, 0)
@@ -218,8 +218,8 @@ def test_a_row_may_have_a_check_or_a_checker(
     sandbox: Sandbox,
 ) -> None:
     rows = [{"question": f"Do it, {n}.", **row} for n in range(5)]
-    words = ("environment.reward=code", "dataset.answer=none")
-    game = environment(write_jsonl(tmp_path / "a.jsonl", *rows), *words)
+    overrides = ("environment.reward=code", "dataset.answer=none")
+    game = environment(write_jsonl(tmp_path / "a.jsonl", *rows), *overrides)
     (task,) = game.tasks("heldout", 1, 0)
     for code, score in ((right, 1.0), (wrong, 0.0)):
         state = State(task, 0, answer=f"```python\n{code}\n```")
@@ -234,16 +234,19 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
     level = int(str(task.public["question"]).split()[2])
     grade = graded(game, f"It is {level + 1}.")
     assert (grade.score, dict(grade.metrics)) == (1.0, {"words": 3.0, "level": float(level)})
-    words = (f"environment.reward={tmp_path}/rewards.py:signed", "environment.reward_range=[-1,3]")
-    signed = environment(file, *words)
+    overrides = (
+        f"environment.reward={tmp_path}/rewards.py:signed",
+        "environment.reward_range=[-1,3]",
+    )
+    signed = environment(file, *overrides)
     assert graded(signed, "no").score == 0.0 and graded(signed, f"{level + 1}").score == 0.5
     before = signed.version
     (tmp_path / "rewards.py").write_text(REWARDS + "# changed\n")
-    assert environment(file, *words).version != before, "a changed function is another reward"
+    assert environment(file, *overrides).version != before, "a changed function is another reward"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["environment.prompt={questoin}"], "line 1 has no 'questoin'.*did you mean 'question'"),
         (["environment.prompt=Count to {{ten}}. \\boxed{}"], "has no column: all tasks would be"),
@@ -261,11 +264,11 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
     ],
 )
 def test_what_can_not_be_used_is_refused_before_anything_is_played(
-    words: list[str], message: str, tmp_path: Path
+    overrides: list[str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     file = write_jsonl(tmp_path / "a.jsonl", *sums())
-    own = [word.replace("OWN", f"{tmp_path}/rewards.py") for word in words]
+    own = [pair.replace("OWN", f"{tmp_path}/rewards.py") for pair in overrides]
     with pytest.raises(UserError, match=f"(?s){message}"):
         environment(file, *own).tasks("train", 1, 0)
 
@@ -362,16 +365,16 @@ def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli
         "calls = []\ndef late(reply):\n    calls.append(reply)\n    return 1 / (len(calls) < 4)\n"
     )
     (tmp_path / "late.py").write_text(code)
-    words = ("policy=tiny-problems", "max_tokens=4", "environment.reward=late.py:late")
-    problem = refused(cli, "evaluate", "question", f"dataset={file}", *words).replace("\n", "")
+    overrides = ("policy=tiny-problems", "max_tokens=4", "environment.reward=late.py:late")
+    problem = refused(cli, "evaluate", "question", f"dataset={file}", *overrides).replace("\n", "")
     assert re.search(r"late.*failed on.*a\.jsonl, line \d+: .*ZeroDivision", problem)
 
 
 def test_questions_are_played_by_one_agent_in_rl_and_debated_in_optima(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", *sums())
 
-    def played(recipe: str, *words: str, stored: Any = None) -> str | None:
-        return settings(recipe, words, stored).environment.name
+    def played(recipe: str, *overrides: str, stored: Any = None) -> str | None:
+        return settings(recipe, overrides, stored).environment.name
 
     assert played("rl/grpo", "dataset=gsm8k") == "question"
     assert played("rl/grpo", f"dataset={file}") == "question"
@@ -402,6 +405,6 @@ def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> Non
         said = cli("evaluate", benchmark, "policy=run")
         assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
         assert "as in run: environment=question max_tokens=4" in said.err, said.err
-    words = ("policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4")
-    other = cli("evaluate", "gsm8k", *words)
+    overrides = ("policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4")
+    other = cli("evaluate", "gsm8k", *overrides)
     assert other.code == 0 and "as in run" not in other.err

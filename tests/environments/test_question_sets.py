@@ -126,15 +126,15 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
 
 
 def test_the_settings_and_formats_of_tasks_are_hashed(tmp_path: Path) -> None:
-    def hashed(*words: str) -> str:
-        own = packaged_settings("cbt", *words)
+    def hashed(*overrides: str) -> str:
+        own = packaged_settings("cbt", *overrides)
         return content(own, make_environment(own))
 
     pool = tmp_path / "pool.yaml"
     pool.write_text("- in verse\n")
     file = f"environment.format_pool_file={pool}"
-    words = ((), ("environment.agents=3",), (file,), ("environment.turns=4",))
-    hashes = [hashed(*some) for some in words]
+    overrides = ((), ("environment.agents=3",), (file,), ("environment.turns=4",))
+    hashes = [hashed(*some) for some in overrides]
     assert len(set(hashes)) == 4
     moved = pool.rename(tmp_path / "moved.yaml")
     assert hashed(f"environment.format_pool_file={moved}") == hashes[2], "the content counts"

@@ -97,8 +97,8 @@ def test_a_prompt_about_pages_names_the_pages() -> None:
 
 def play(texts: Sequence[str], reply: str, **settings: Any) -> EpisodeResult:
     """Play the errand with a seller who says these texts, and a customer who always replies the same."""
-    words = [f"environment.{name}={value}" for name, value in settings.items()]
-    environment, said = packaged_environment(ERRAND, *words), iter(texts)
+    overrides = [f"environment.{name}={value}" for name, value in settings.items()]
+    environment, said = packaged_environment(ERRAND, *overrides), iter(texts)
     user = ModelUserSimulator(Echo(reply), model_user(None), environment, "customer")
     samplers = {"seller": Script(lambda _: next(said)), "customer": UserSampler(user)}
     task = environment.tasks("train", 2, 0)[1]

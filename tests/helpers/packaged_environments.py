@@ -13,22 +13,22 @@ from coterie.environments.registry import PACKAGED, PLAYED_IN, make_environment
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 
 
-def packaged_settings(name: str, *words: str) -> BenchmarkSettings:
+def packaged_settings(name: str, *overrides: str) -> BenchmarkSettings:
     is_packaged_set = name in PLAYED_IN and name in PACKAGED
     sample = ["dataset.source=sample"] if is_packaged_set else []
-    return benchmark_settings(BenchmarkSettings, name, [*sample, *words])
+    return benchmark_settings(BenchmarkSettings, name, [*sample, *overrides])
 
 
-def packaged_environment(name: str, *words: str) -> Environment:
-    return make_environment(packaged_settings(name, *words))
+def packaged_environment(name: str, *overrides: str) -> Environment:
+    return make_environment(packaged_settings(name, *overrides))
 
 
-def packaged_dialogue(name: str, *words: str) -> Dialogue:
-    return cast(Dialogue, packaged_environment(name, *words))
+def packaged_dialogue(name: str, *overrides: str) -> Dialogue:
+    return cast(Dialogue, packaged_environment(name, *overrides))
 
 
-def packaged_coding(name: str, *words: str) -> Coding:
-    return cast(Coding, packaged_environment(name, *words))
+def packaged_coding(name: str, *overrides: str) -> Coding:
+    return cast(Coding, packaged_environment(name, *overrides))
 
 
 def wiki_tools(folder: Path) -> Path:

@@ -54,9 +54,11 @@ class Killing(Silent):
             raise Killed
 
 
-def make_recipe(method: str, words: Sequence[str]) -> Recipe:
+def make_recipe(method: str, overrides: Sequence[str]) -> Recipe:
     """The recipe of these settings; the last value of a key counts."""
-    return recipe_of(settings(method, [*{word.partition("=")[0]: word for word in words}.values()]))
+    return recipe_of(
+        settings(method, [*{pair.partition("=")[0]: pair for pair in overrides}.values()])
+    )
 
 
 def run_to_end(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:

@@ -68,8 +68,8 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
 
 
 def test_the_tool_is_called_and_its_result_is_seen() -> None:
-    words = [f"tools=[{EXAMPLES}/tool.py:multiply]", "tools.calls=tags"]
-    game = packaged_environment(f"{EXAMPLES}/calls.py:Products", *words)
+    overrides = [f"tools=[{EXAMPLES}/tool.py:multiply]", "tools.calls=tags"]
+    game = packaged_environment(f"{EXAMPLES}/calls.py:Products", *overrides)
     replies = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
 
     async def play() -> EpisodeResult:

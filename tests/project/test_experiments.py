@@ -131,8 +131,8 @@ def test_nothing_is_trained_if_the_gate_is_not_passed(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moat, "GOLD_SUCCESS", 1.1)
-    words = ("rollout.rollouts_per_task=2", "evaluate.tasks=4")
-    gate = cli("reproduce", "moat", "--seeds", 1, "--folder", tmp_path / "all", *words)
+    overrides = ("rollout.rollouts_per_task=2", "evaluate.tasks=4")
+    gate = cli("reproduce", "moat", "--seeds", 1, "--folder", tmp_path / "all", *overrides)
     assert gate.code == 1 and json.loads(gate.out.splitlines()[-1])["passed"] is False
     assert "that is not enough to test the claims: best_minus_mean at least" in gate.out
     assert [one.name for one in (tmp_path / "all").iterdir()] == ["gate"]

@@ -27,8 +27,8 @@ SMALL = (
 SUMS = ("dataset.source=sample", "environment.shots=0", "train.max_length=1024")
 
 
-def dense(*words: str) -> DenseTree:
-    recipe = recipe_of(settings("dense_tree/tiny", [*SMALL, *words]))
+def dense(*overrides: str) -> DenseTree:
+    recipe = recipe_of(settings("dense_tree/tiny", [*SMALL, *overrides]))
     assert isinstance(recipe, DenseTree)
     return recipe
 
@@ -144,8 +144,8 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
 # -- outside preference sets ------------------------------------------------------------------
 
 
-def on_sums(*words: str) -> DenseTree:
-    recipe = recipe_of(settings("dense_tree/gsm8k", ["model=tiny-problems", *SUMS, *words]))
+def on_sums(*overrides: str) -> DenseTree:
+    recipe = recipe_of(settings("dense_tree/gsm8k", ["model=tiny-problems", *SUMS, *overrides]))
     assert isinstance(recipe, DenseTree)
     return recipe
 

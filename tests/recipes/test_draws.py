@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.environments.registry import task_word
+from coterie.environments.registry import task_pair
 from coterie.environments.settings import last_draw
 from coterie.recipes.optima import Optima
 from coterie.recipes.plan import content_of
@@ -41,9 +41,9 @@ def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
 
 @pytest.mark.parametrize("method", ["optima/isft", "optima/isft_dpo"])
 def test_every_iteration_of_a_recipe_draws_new_tasks(method: str) -> None:
-    words = [task_word("gsm8k"), "dataset.source=sample", "iterations=4", "rollout.tasks=9"]
-    words += ["dpo.tasks=13"] * (method == "optima/isft_dpo")
-    recipe = Optima(settings(method, words))
+    overrides = [task_pair("gsm8k"), "dataset.source=sample", "iterations=4", "rollout.tasks=9"]
+    overrides += ["dpo.tasks=13"] * (method == "optima/isft_dpo")
+    recipe = Optima(settings(method, overrides))
     sizes = {"sft": 9, "dpo": 13}
     parts = [recipe.train_tasks(i) for i in range(4)]
     assert [len(tasks) for tasks in parts] == [sizes[recipe.settings.kinds()[i]] for i in range(4)]

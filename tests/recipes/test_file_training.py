@@ -47,10 +47,10 @@ def sums(count: int) -> list[dict]:
     ]
 
 
-def trained(folder: Path, rows: list[dict], name: str, *words: str):
+def trained(folder: Path, rows: list[dict], name: str, *overrides: str):
     """Run a recipe on rows. Return it, its measures by policy, and its report."""
     source = write_jsonl(folder / "rows.jsonl", *rows)
-    own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *words])
+    own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *overrides])
     recipe = recipe_of(own)
     recipe.plan()
     with open_run(folder / name, name, own) as run:
@@ -80,9 +80,9 @@ def heldout_points(page):
 
 
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
-    words = ["train.learning_rate=1e-3", "train.batch_size=8", "evaluate.tasks=4"]
+    overrides = ["train.learning_rate=1e-3", "train.batch_size=8", "evaluate.tasks=4"]
     chats = sums(60)
-    recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
+    recipe, (before, after), page = trained(tmp_path, chats, "sft", *overrides, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
     assert after["loss_low"] < after["loss"] < after["loss_high"] < before["loss_low"]
     assert [one.name for one in page.headlines] == ["Held-out loss", SCORE]
@@ -114,9 +114,9 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
 ) -> None:
     """The held-out loss is that of the trained objective, which the trainer also measures."""
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
-    words = ["train.learning_rate=2e-4", "train.batch_size=8", "evaluate.tasks=4"]
-    words += [f"objective.{word}" for word in objective]
-    _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
+    overrides = ["train.learning_rate=2e-4", "train.batch_size=8", "evaluate.tasks=4"]
+    overrides += [f"objective.{pair}" for pair in objective]
+    _, (before, after), page = trained(tmp_path, rows, "dpo", *overrides)
     is_relative = "kind=simpo" not in objective
     assert (before["margin"] == 0) == is_relative and after["accuracy"] == 1
     assert not list(tmp_path.glob("dpo/**/reference.safetensors")) or is_relative
@@ -136,8 +136,8 @@ def test_without_held_out_rows_all_are_trained_on_and_nothing_is_evaluated(
     if name == "dpo":
         rows = [{"prompt": f"Say {n}", "chosen": "Sure.", "rejected": "No."} for n in range(12)]
     source = write_jsonl(tmp_path / "rows.jsonl", *rows)
-    words = [f"dataset.source={source}", "dataset.heldout=0", "model=tiny-exchange"]
-    recipe = recipe_of(settings(name, [*words, "train.max_steps=1"]))
+    overrides = [f"dataset.source={source}", "dataset.heldout=0", "model=tiny-exchange"]
+    recipe = recipe_of(settings(name, [*overrides, "train.max_steps=1"]))
     plan = dict(recipe.plan().lines())
     assert plan["training rows"] == str(len(rows)) and plan["stages"] == "1: train"
     assert plan["evaluation"] == "none: no rows are held out (dataset.heldout=0)"
@@ -355,8 +355,8 @@ def test_calls_become_tags_that_are_read_back(calls: list[Any], texts: Any, tmp_
     rows["dpo on the last reply"]["prompt"] = [*chat, said[0], user]
     for name, row in rows.items():
         file = write_jsonl(tmp_path / f"{name}.jsonl", {**row, "tools": tools})
-        words = [f"dataset.source={file}", "dataset.heldout=0", "model=tiny-acts"]
-        recipe = recipe_of(settings(name.partition(" ")[0], [*words, "tools.calls=tags"]))
+        overrides = [f"dataset.source={file}", "dataset.heldout=0", "model=tiny-acts"]
+        recipe = recipe_of(settings(name.partition(" ")[0], [*overrides, "tools.calls=tags"]))
         if isinstance(texts, str):
             with pytest.raises(UserError, match=f"line 1: the call .* {texts}"):
                 recipe.environment.rows("train")
@@ -377,7 +377,7 @@ def test_calls_become_tags_that_are_read_back(calls: list[Any], texts: Any, tmp_
         trained = sum(len(row.targets) for row in recipe.rows_of(item))
         assert trained == {"sft": len(calls) + 1, "dpo": 2 * len(calls) + 2}.get(name, 2)
         with pytest.raises(UserError, match=r"tools\.calls=tags"):
-            recipe_of(settings(name.partition(" ")[0], words)).training_items  # noqa: B018
+            recipe_of(settings(name.partition(" ")[0], overrides)).training_items  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["opens", "minimax"])
@@ -431,7 +431,7 @@ def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None
     ],
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
-    assert read_arguments(recipe, word.split(), None).words == setting.split()
+    assert read_arguments(recipe, word.split(), None).overrides == setting.split()
 
 
 def test_a_file_of_settings_names_a_file_of_rows(tmp_path: Path) -> None:

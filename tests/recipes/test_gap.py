@@ -50,14 +50,14 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wiki_tools(tmp_path_factory.mktemp("gap"))
 
 
-def gap(method: str, words: Sequence[str]) -> Gap:
-    recipe = recipe_of(settings(method, words))
+def gap(method: str, overrides: Sequence[str]) -> Gap:
+    recipe = recipe_of(settings(method, overrides))
     assert isinstance(recipe, Gap)
     return recipe
 
 
-def made(tools: Path, *words: str) -> Gap:
-    return gap("gap/mhqa", [*WORDS, f"tools.config={tools}", *words])
+def made(tools: Path, *overrides: str) -> Gap:
+    return gap("gap/mhqa", [*WORDS, f"tools.config={tools}", *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -347,9 +347,14 @@ def test_the_control_without_tools_trains_on_answers_with_an_equal_number_of_tok
     _, run = expert
     count = run.metrics(SELECT)["selected"]
     control = ("traces.form=closed", "environment.prompt=closed", "tools=[]")
-    words = [word for word in WORDS if "prompt" not in word and "train." not in word]
-    words += [*control, "train.batch_size=2", "train.target_tokens=400", "train.max_length=1024"]
-    own = gap("gap/mhqa", [*words, f"traces={exported(run, tmp_path / 'files')}"])
+    overrides = [pair for pair in WORDS if "prompt" not in pair and "train." not in pair]
+    overrides += [
+        *control,
+        "train.batch_size=2",
+        "train.target_tokens=400",
+        "train.max_length=1024",
+    ]
+    own = gap("gap/mhqa", [*overrides, f"traces={exported(run, tmp_path / 'files')}"])
     with open_run(tmp_path / "run", own.name, own.settings) as run:
         run_stages(own, run, Silent())
         select, train, control_rows = run.metrics(SELECT), run.metrics(TRAIN), trained_rows(run)
@@ -416,8 +421,8 @@ def test_traces_with_programs_are_trained_on_and_programs_are_graded(tmp_path: P
 def test_own_problems_are_exported_with_their_tests(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     traces = trace_file(tmp_path / "traces.json", (QUESTION, CODE_TRACE))
-    words = [*SMALL, f"dataset={tmp_path / 'mine.py'}:Mine", f"traces={traces}"]
-    recipe = gap("gap/code", words)
+    overrides = [*SMALL, f"dataset={tmp_path / 'mine.py'}:Mine", f"traces={traces}"]
+    recipe = gap("gap/code", overrides)
     tasks = recipe.environment.tasks("train", 3, 0)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, Silent(), [ROLLOUT, SELECT])

@@ -76,16 +76,16 @@ def rewards(*given: Any, judge: AnswerJudge | None = None) -> list[float | None]
     return [path.sampled.total for path in paths(*given, judge=judge)]
 
 
-def gap(method: str, words: Sequence[str]) -> Gap:
-    recipe = recipe_of(settings(method, [*SMALL, *words]))
+def gap(method: str, overrides: Sequence[str]) -> Gap:
+    recipe = recipe_of(settings(method, [*SMALL, *overrides]))
     assert isinstance(recipe, Gap)
     return recipe
 
 
-def questions(corpus: Path, *words: str) -> tuple[Gap, str]:
+def questions(corpus: Path, *overrides: str) -> tuple[Gap, str]:
     """Return a recipe, and the gold answer of its first held-out question."""
     data = ("dataset=2wiki", "dataset.source=sample", f"tools.config={corpus}")
-    recipe = gap("gap/mhqa", [*data, *words])
+    recipe = gap("gap/mhqa", [*data, *overrides])
     return recipe, gold_answer(recipe.environment.tasks("heldout", 1, 0)[0])
 
 
@@ -155,7 +155,7 @@ def test_a_judge_gives_1_for_correct_and_0_else_and_no_reward_if_it_cannot_be_re
     corpus: Path, tmp_path: Path
 ) -> None:
     """Table: JSON {rationale, judgement}; correct is 1, else 0. A failure of the judge gives no reward."""
-    words = ("environment.score=judge", "environment.judge.model=tiny-exchange")
+    overrides = ("environment.score=judge", "environment.judge.model=tiny-exchange")
     replies = [
         '```json\n{"rationale": "same", "judgement": "correct"}\n```',
         '{"judgement": "incorrect"}',
@@ -163,7 +163,11 @@ def test_a_judge_gives_1_for_correct_and_0_else_and_no_reward_if_it_cannot_be_re
     ]
     judge = AnswerJudge(Judging(replies))  # type: ignore[arg-type]
     scripts = ([answered(text)] for text in "xyz")
-    assert rewards(questions(corpus, *words)[0], tmp_path, *scripts, judge=judge) == [1, 0, None]
+    assert rewards(questions(corpus, *overrides)[0], tmp_path, *scripts, judge=judge) == [
+        1,
+        0,
+        None,
+    ]
 
 
 PLAN = "<plan>\nT1: add\n- Dependencies: none\n</plan>"
@@ -210,8 +214,8 @@ def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path:
     for length in (2 * plain.tokens, plain.tokens * 16 // 15, plain.tokens // 2):
         limit = length // 8 * 8
         least = limit * 7 // 8
-        words = [f"reward.overlong_limit={limit}", f"reward.overlong_buffer={limit // 8}"]
-        recipe, _ = questions(corpus, "reward.overlong_penalty=1", *words)
+        overrides = [f"reward.overlong_limit={limit}", f"reward.overlong_buffer={limit // 8}"]
+        recipe, _ = questions(corpus, "reward.overlong_penalty=1", *overrides)
         (reward,) = rewards(recipe, tmp_path / f"{limit}", script)
         penalty = max(-1.0, min(0.0, -(plain.tokens - least) / (limit - least)))
         assert reward == pytest.approx(1 + penalty)

@@ -37,18 +37,18 @@ SMALL = (
 )  # fmt: skip
 
 
-def made(*words: str) -> Moat:
-    recipe = recipe_of(settings("moat/maths", [*SMALL, *words]))
+def made(*overrides: str) -> Moat:
+    recipe = recipe_of(settings("moat/maths", [*SMALL, *overrides]))
     assert isinstance(recipe, Moat)
     return recipe
 
 
 @contextmanager
 def whole(
-    folder: Path, *words: str, source: Run | None = None, steps: list[StageKey] | None = None
+    folder: Path, *overrides: str, source: Run | None = None, steps: list[StageKey] | None = None
 ) -> Iterator[tuple[Moat, Run]]:
     """Run the recipe, or some steps of it in a fork of a run; open the run for reading."""
-    recipe = made(*words)
+    recipe = made(*overrides)
     if source is not None:
         fork(recipe, source.folder, folder, recipe.settings)
     with open_run(folder, recipe.name, recipe.settings) as run:
@@ -216,12 +216,12 @@ def test_both_may_be_adapters_of_one_base(tmp_path):
     [("drop", {"data"}), ("keep", {"data", "grounder@1"}), ("gold", {"data"})],
 )
 def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors):
-    words = (
+    overrides = (
         "correct.critic.model=tiny-exchange", "correct.critic.max_tokens=8",
         f"correct.unreadable={unreadable}", "parts=grounder",
     )  # fmt: skip
     folder, steps = tmp_path / "run", [StageKey(1, "correct")]
-    with whole(folder, *words, source=done[1], steps=steps) as (_, run):
+    with whole(folder, *overrides, source=done[1], steps=steps) as (_, run):
         counts = run.metrics(StageKey(1, "correct"))
         found = [turn.author for tree in trees(run, "correct") for turn in tree.leaves()]
         assert counts["unreadable"] > 1 and counts["accepted"] == counts["corrected"] == 0
@@ -273,9 +273,9 @@ def test_the_report_marks_pairs_of_plans_and_can_be_written_at_any_time(done, tm
         write_page(run_report(begun, other), tmp_path / "report.html")
 
 
-def web(*words: str) -> Moat:
-    sizes = [word for word in SMALL if not word.startswith("dataset=")]
-    recipe = recipe_of(settings("moat/web", [*sizes, *words]))
+def web(*overrides: str) -> Moat:
+    sizes = [pair for pair in SMALL if not pair.startswith("dataset=")]
+    recipe = recipe_of(settings("moat/web", [*sizes, *overrides]))
     assert isinstance(recipe, Moat)
     return recipe
 

@@ -48,8 +48,8 @@ class Given(Exception):
     """Raised instead of training."""
 
 
-def made(method: str = "optima/isft_dpo", *words: str) -> Optima:
-    optima = recipe(settings(method, once(*WORDS, *words)))
+def made(method: str = "optima/isft_dpo", *overrides: str) -> Optima:
+    optima = recipe(settings(method, once(*WORDS, *overrides)))
     assert isinstance(optima, Optima)
     return optima
 
@@ -442,11 +442,11 @@ def test_an_adapter_continues_under_dpo_with_itself_as_the_reference(
     cli: Cli, tmp_path: Path
 ) -> None:
     """All pairs are in one small step of DPO: its loss is that of the policy before it."""
-    words = (
+    overrides = (
         "iterations=2", "dpo.train.batch_size=1000", "dpo.train.learning_rate=1e-6",
         "train.method=lora", "train.learning_rate=0.01",
     )  # fmt: skip
-    optima = made("optima/idpo", *words)
+    optima = made("optima/idpo", *overrides)
     with open_run(tmp_path / "lora", optima.name, optima.settings) as run:
         run_stages(optima, run, Silent())
         assert run.metrics(StageKey(2, "evaluate"))["n"] == 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.registry import is_micro_world, task_word
+from coterie.environments.registry import is_micro_world, task_pair
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.tools.retrieval import build_index
@@ -317,7 +317,7 @@ CASES: dict[tuple[str, str], Table] = {
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_presets_have_the_published_values(method: str, name: str) -> None:
-    table, values = CASES[method, name], flat(settings(method, [task_word(name)]).model_dump())
+    table, values = CASES[method, name], flat(settings(method, [task_pair(name)]).model_dump())
     assert {key: values[key] for key in table} == dict(table)
     if method.startswith("rl/") or values["environment.name"] == "code_maths":
         return
@@ -359,19 +359,19 @@ PLANNED = [
 def test_presets_can_be_planned_on_packaged_rows(
     method: str, name: str, large: Path, tmp_path: Path
 ) -> None:
-    words = [task_word(name), f"model={large}"]
-    words += [] if is_micro_world(name) else ["dataset.source=sample"]
+    overrides = [task_pair(name), f"model={large}"]
+    overrides += [] if is_micro_world(name) else ["dataset.source=sample"]
     pages = tmp_path / "pages.jsonl"
     pages.write_text('{"title": "Oslo", "text": "Oslo is the capital of Norway."}\n')
     if method == "moat/complex_qa":
         pytest.importorskip("bm25s")
         build_index(pages, tmp_path / "index")
-        words.append(f"environment.corpus={tmp_path / 'index'}")
+        overrides.append(f"environment.corpus={tmp_path / 'index'}")
     elif method == "gap/mhqa":
         tools = tmp_path / "tools.yaml"
         tools.write_text(f"tools: [{{name: wiki_search, corpus: {pages}}}]")
-        words.append(f"tools.config={tools}")
-    plan = recipe_of(settings(method, words)).plan()
+        overrides.append(f"tools.config={tools}")
+    plan = recipe_of(settings(method, overrides)).plan()
     assert plan.dialogues > 0 and plan.longest_prompt > 50
     if method == "optima/isft":
         assert ("training tasks", "52 of 7,000 requested") in plan.lines()

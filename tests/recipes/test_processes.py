@@ -4,8 +4,8 @@ from coterie.recipes.processes import process_table
 from coterie.recipes.registry import recipe, settings
 
 
-def rows(*words: str) -> list[tuple[str, ...]]:
-    made = recipe(settings("rl/grpo", ["environment=exchange", "gpu=H100", *words]))
+def rows(*overrides: str) -> list[tuple[str, ...]]:
+    made = recipe(settings("rl/grpo", ["environment=exchange", "gpu=H100", *overrides]))
     table = process_table(made, made.plan())
     return list(zip(*(column._cells for column in table.columns), strict=True))
 
@@ -14,8 +14,8 @@ def test_every_process_has_its_gpus_ports_and_memory() -> None:
     (driver,) = rows()
     assert driver[0] == "driver (store, environments, rewards, sampling, train)"
     assert driver[1:5] == ("1", "this machine", "0", "none")
-    words = ("engine.kind=vllm", "engine.vllm.servers=2", 'engine.vllm.devices=["1,2","3,4"]')
-    driver, servers = rows(*words, "engine.vllm.tensor_parallel_size=2")
+    overrides = ("engine.kind=vllm", "engine.vllm.servers=2", 'engine.vllm.devices=["1,2","3,4"]')
+    driver, servers = rows(*overrides, "engine.vllm.tensor_parallel_size=2")
     assert driver[0] == "driver (store, environments, rewards, train)"
     assert servers[:5] == ("vLLM server of policy", "2", "this machine", "1,2 and 3,4", "1 each")
     assert servers[5].startswith("67.1 GiB of each GPU"), "0.9 of 80 GB"

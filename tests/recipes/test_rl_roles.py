@@ -40,13 +40,13 @@ def writers(folder: Path) -> set[tuple[str, str, str]]:
 
 
 def test_a_frozen_role_plays_and_is_never_trained(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         *informative_overrides(tmp_path),
         TWO,
         "policies.frozen={b: tiny-exchange}",
         "steps.count=2",
     ]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert {path.name for path in (tmp_path / "run/training").iterdir()} == {"a"}
     speakers = {(who, role): [] for who, role, _ in writers(tmp_path / "run")}
     for who, role, version in writers(tmp_path / "run"):
@@ -56,9 +56,9 @@ def test_a_frozen_role_plays_and_is_never_trained(tmp_path: Path) -> None:
 
 
 def test_roles_train_in_turn_with_their_own_rates(tmp_path: Path) -> None:
-    words = [*informative_overrides(tmp_path), TWO, "steps.count=2", "loss.kl_coef=0"]
+    overrides = [*informative_overrides(tmp_path), TWO, "steps.count=2", "loss.kl_coef=0"]
     rates = ["policies.learning_rates={b: 0.01}", "policies.alternate_steps=1"]
-    records = run_to_end(make_recipe("rl/grpo", [*words, *rates]), tmp_path / "run")
+    records = run_to_end(make_recipe("rl/grpo", [*overrides, *rates]), tmp_path / "run")
     assert [(r["a/updates"], r["b/updates"]) for r in records.values()] == [(1, 0), (1, 1)]
     assert "b/learning_rate" not in records[0]
     assert records[0]["a/learning_rate"] == pytest.approx(1e-3)
@@ -66,9 +66,9 @@ def test_roles_train_in_turn_with_their_own_rates(tmp_path: Path) -> None:
 
 
 def test_each_trained_role_has_a_critic_that_learns_in_its_steps(tmp_path: Path) -> None:
-    words = [*SMALL, TWO, "rollout.tasks=3", "rollout.rollouts_per_task=1", "steps.count=2"]
-    words += ["policies.alternate_steps=1", "critic.train.warmup_ratio=0"]
-    records = run_to_end(make_recipe("rl/ppo", words), tmp_path / "run")
+    overrides = [*SMALL, TWO, "rollout.tasks=3", "rollout.rollouts_per_task=1", "steps.count=2"]
+    overrides += ["policies.alternate_steps=1", "critic.train.warmup_ratio=0"]
+    records = run_to_end(make_recipe("rl/ppo", overrides), tmp_path / "run")
     updates = [(r["critic-a/updates"], r["critic-b/updates"]) for r in records.values()]
     assert updates == [(2, 0), (2, 2)]
     assert "critic-b/value_error" not in records[0] and records[1]["critic-b/value_error"] > 0
@@ -97,9 +97,9 @@ class Told(Exchange):
 
 def test_a_critic_of_the_joint_state_reads_what_no_prompt_of_an_agent_has(tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(TOLD)
-    words = [*SMALL, f"environment={tmp_path / 'told.py'}:Told", "policies.weights=each"]
-    words += ["critic.view=joint", "policies.alternate_steps=1", "steps.count=2"]
-    recipe = make_recipe("rl/ppo", words)
+    overrides = [*SMALL, f"environment={tmp_path / 'told.py'}:Told", "policies.weights=each"]
+    overrides += ["critic.view=joint", "policies.alternate_steps=1", "steps.count=2"]
+    recipe = make_recipe("rl/ppo", overrides)
     records = run_to_end(recipe, tmp_path / "run")
     updates = [f"{role}/updates" for role in ("Alice", "Bob", "critic")]
     assert [[r[name] for name in updates] for r in records.values()] == [[2, 0, 2], [2, 2, 4]]
@@ -149,15 +149,15 @@ def test_a_critic_of_the_joint_state_reads_what_no_prompt_of_an_agent_has(tmp_pa
 
 def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
     """All agents under one name are the same as no mapping, but for the name."""
-    words = [*informative_overrides(tmp_path), "steps.count=1"]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "plain")
-    named = [*words, "policies.roles={Alice: team, Bob: team}"]
+    overrides = [*informative_overrides(tmp_path), "steps.count=1"]
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "plain")
+    named = [*overrides, "policies.roles={Alice: team, Bob: team}"]
     run_to_end(make_recipe("rl/grpo", named), tmp_path / "named")
     assert final_weights(tmp_path / "named", "team") == final_weights(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("overrides", "problem"),
     [
         (["policies.roles={Carl: a}"], "Carl, which is no agent of exchange"),
         (["policies.frozen={b: tiny-exchange}"], "the role b, which plays no agent"),
@@ -166,21 +166,21 @@ def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
         (["policies.roles={Alice: a, Bob: critic-a}", "advantage.baseline=values"], "'critic-a'"),
     ],
 )
-def test_roles_that_cannot_work_are_refused_before_the_run(words, problem) -> None:
+def test_roles_that_cannot_work_are_refused_before_the_run(overrides, problem) -> None:
     with pytest.raises(UserError, match=problem):
-        make_recipe("rl/grpo", [*SMALL, *words]).plan()
+        make_recipe("rl/grpo", [*SMALL, *overrides]).plan()
 
 
 def test_a_teacher_moves_a_policy_whose_rewards_are_equal(tmp_path: Path) -> None:
     """On-policy distillation has a gradient wherever the two differ; equal weights differ nowhere."""
-    words = [*SMALL, "loss.kl_coef=0", "reward.team_weight=0", "steps.count=1"]
+    overrides = [*SMALL, "loss.kl_coef=0", "reward.team_weight=0", "steps.count=1"]
     make_folder(tmp_path / "moved")
     taught = [*informative_overrides(tmp_path / "moved"), "steps.count=1"]
     run_to_end(make_recipe("rl/grpo", taught), tmp_path / "moved/run")
     policy = tmp_path / "moved/run/training/policy/iteration-00/final"
     for model, is_moved in (("tiny-exchange", False), (str(policy), True)):
         recipe = make_recipe(
-            "rl/grpo", [*words, "policies.teacher=tiny-exchange", f"model={model}"]
+            "rl/grpo", [*overrides, "policies.teacher=tiny-exchange", f"model={model}"]
         )
         folder = tmp_path / f"run-{is_moved}"
         (record,) = run_to_end(recipe, folder).values()
@@ -211,10 +211,14 @@ class World(Pure):
 
 def test_tasks_are_drawn_by_their_pass_rates_in_earlier_steps(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(WORLD)
-    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.pass_rates=[0.1, 0.9]"]
-    words += ["rollout.tasks=2", "steps.count=4", "loss.kl_coef=0", "rollout.max_tokens=8"]
-    words += ["rollout.rollouts_per_task=6"]
-    recipe = make_recipe("rl/grpo", words)
+    overrides = [
+        *SMALL,
+        f"environment={tmp_path / 'world.py'}:World",
+        "rollout.pass_rates=[0.1, 0.9]",
+    ]
+    overrides += ["rollout.tasks=2", "steps.count=4", "loss.kl_coef=0", "rollout.max_tokens=8"]
+    overrides += ["rollout.rollouts_per_task=6"]
+    recipe = make_recipe("rl/grpo", overrides)
     run_to_end(recipe, tmp_path / "run")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         drawn = [{*run.store.tree_tasks(0, f"reinforce/{step:05d}")} for step in range(4)]
@@ -242,24 +246,31 @@ def test_the_reward_of_an_agent_mixes_the_score_of_the_team_with_its_own(
 
 def test_the_plan_counts_the_rollouts_of_trees(tmp_path: Path) -> None:
     """Each later state of a spine adds K - 1 rollouts; a full tree multiplies them by K."""
-    words = [*SMALL, "steps.count=2", "rollout.tree_depth=3"]
-    assert make_recipe("rl/vine", words).plan().dialogues == 2 * 2 * (3 + 2 * 2)
-    assert make_recipe("rl/vine", [*words, "rollout.tree=full"]).plan().dialogues == 2 * 2 * 3**3
-    crossed = [*words, "rollout.joint=crossed"]
+    overrides = [*SMALL, "steps.count=2", "rollout.tree_depth=3"]
+    assert make_recipe("rl/vine", overrides).plan().dialogues == 2 * 2 * (3 + 2 * 2)
+    assert (
+        make_recipe("rl/vine", [*overrides, "rollout.tree=full"]).plan().dialogues == 2 * 2 * 3**3
+    )
+    crossed = [*overrides, "rollout.joint=crossed"]
     assert make_recipe("rl/vine", crossed).plan().dialogues == 2 * 2 * (9 + 2 * 8)
 
 
 def test_a_tree_without_a_useful_limit_is_refused_before_the_run() -> None:
-    words = [*SMALL, "rollout.tree=full", "rollout.tree_depth=99", "rollout.rollouts_per_task=8"]
+    overrides = [
+        *SMALL,
+        "rollout.tree=full",
+        "rollout.tree_depth=99",
+        "rollout.rollouts_per_task=8",
+    ]
     with pytest.raises(UserError, match="more than 10,000 rollouts of one task") as error:
-        make_recipe("rl/vine", words).plan()
+        make_recipe("rl/vine", overrides).plan()
     assert "rollout.tree_depth" in error.value.todo
 
 
 @pytest.mark.slow
 def test_measures_of_trees_count_in_the_reward(tmp_path: Path) -> None:
-    words = [*SMALL, "steps.count=1", "reward.measures={well_formed: 0.5, roudns: 1.0}"]
-    (record,) = run_to_end(make_recipe("rl/vine", words), tmp_path / "run").values()
+    overrides = [*SMALL, "steps.count=1", "reward.measures={well_formed: 0.5, roudns: 1.0}"]
+    (record,) = run_to_end(make_recipe("rl/vine", overrides), tmp_path / "run").values()
     assert record["measures_missing"] == 1, "roudns alone"
     assert float(record["reward/measures"]) > 0
     assert record["samples_failed"] == 0
@@ -272,6 +283,6 @@ def test_a_step_whose_trees_all_fail_ends_the_run(tmp_path: Path) -> None:
         "        assert state.task.id[0] != 't'\n        return Transition(",
     )
     (tmp_path / "world.py").write_text(broken)
-    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    overrides = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
     with pytest.raises(UserError, match="all 6 rollouts of a step failed; the first with: World"):
-        run_to_end(make_recipe("rl/vine", words), tmp_path / "run")
+        run_to_end(make_recipe("rl/vine", overrides), tmp_path / "run")

@@ -42,8 +42,8 @@ def seconds(point: Point) -> dict[StageKey, object]:
 
 @pytest.mark.slow
 def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
-    words = [*TINY, "rollout.rollouts_per_task=2,3"]
-    sweep = plan_sweep("moat/maths", words, tmp_path, 1)
+    overrides = [*TINY, "rollout.rollouts_per_task=2,3"]
+    sweep = plan_sweep("moat/maths", overrides, tmp_path, 1)
     assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]
     first, second = sweep
     common = [
@@ -68,10 +68,10 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
             assert (row.score, row.low, row.high) == figures
             assert run.metrics(StageKey(1, "rollout"))["n"] == 4 * int(row.value)
             assert run.report.is_file()
-    again, _ = done(plan_sweep("moat/maths", words, tmp_path, 1))
+    again, _ = done(plan_sweep("moat/maths", overrides, tmp_path, 1))
     assert again == rows and list(map(seconds, sweep)) == times
     with pytest.raises(UserError, match="under other settings"):
-        plan_sweep("moat/maths", [*words, "rollout.tasks=3"], tmp_path, 1)
+        plan_sweep("moat/maths", [*overrides, "rollout.tasks=3"], tmp_path, 1)
 
 
 def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
     assert len(two.shared) == len(two.recipe.stage_keys())
     other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
     assert other[1].source is None
-    words = [*ISFT, "iterations=1,2", "rollout.rollouts_per_task=4,5"]
-    sweep = plan_sweep("optima/isft", words, tmp_path, 1)
+    overrides = [*ISFT, "iterations=1,2", "rollout.rollouts_per_task=4,5"]
+    sweep = plan_sweep("optima/isft", overrides, tmp_path, 1)
     names = [point.folder.name for point in sweep]
     assert names == ["1_4-seed-0", "1_5-seed-0", "2_4-seed-0", "2_5-seed-0"]
     last = sweep[-1].recipe.settings.model_dump()
@@ -91,8 +91,8 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
 
 
 def test_seeds_follow_that_of_the_settings_and_share_nothing(tmp_path: Path) -> None:
-    words = [*ISFT, "reward.lambda_token=0,0.5", "seed=5"]
-    sweep = plan_sweep("optima/isft", words, tmp_path, 2)
+    overrides = [*ISFT, "reward.lambda_token=0,0.5", "seed=5"]
+    sweep = plan_sweep("optima/isft", overrides, tmp_path, 2)
     values = [(one.value, one.seed, one.recipe.settings.seed) for one in sweep]
     assert values == [("0", 5, 5), ("0.5", 5, 5), ("0", 6, 6), ("0.5", 6, 6)]
     assert [one.source and one.source.seed for one in sweep] == [None, 5, None, 6]
@@ -125,13 +125,13 @@ def test_runs_on_files_are_compared_by_their_held_out_loss_and_linked(
         for n in range(20)
     ]
     file = write_jsonl(tmp_path / "chats.jsonl", *chats)
-    words = [
+    overrides = [
         f"dataset.source={file}",
         "model=tiny-exchange",
         "evaluate.tasks=1",
         "engine.device=cpu",
     ]
-    swept = cli("sweep", "sft", *words, "train.learning_rate=1e-6,1e-3", "--folder", "sweep")
+    swept = cli("sweep", "sft", *overrides, "train.learning_rate=1e-6,1e-3", "--folder", "sweep")
     assert swept.code == 0, swept.err
     slow, fast = json.loads(swept.out.splitlines()[-1])["rows"]
     assert fast["loss_low"] < fast["loss"] < fast["loss_high"] < slow["loss"]

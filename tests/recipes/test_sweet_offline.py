@@ -68,15 +68,15 @@ def wrote(path: Path, rows: Sequence[Any] = ROWS) -> Path:
     return path
 
 
-def made(*words: str) -> SweetRL:
-    own = settings("sweet_rl/backend", [*TINY, *words])
+def made(*overrides: str) -> SweetRL:
+    own = settings("sweet_rl/backend", [*TINY, *overrides])
     assert isinstance(own, SweetSettings)
     return SweetRL(own)
 
 
 @contextmanager
-def read(file: Path, *words: str) -> Iterator[tuple[SweetRL, Run]]:
-    recipe = made(f"offline={file}", *words)
+def read(file: Path, *overrides: str) -> Iterator[tuple[SweetRL, Run]]:
+    recipe = made(f"offline={file}", *overrides)
     with open_run(file.with_name("run"), recipe.name, recipe.settings) as run:
         run_stages(recipe, run, Silent(), [ROLLOUT])
         yield recipe, run

@@ -28,8 +28,8 @@ SMALL = (
 )  # fmt: skip
 
 
-def opened(*words: str) -> SweetRL:
-    found = recipe(settings("sweet_rl/backend", [*SMALL, *words]))
+def opened(*overrides: str) -> SweetRL:
+    found = recipe(settings("sweet_rl/backend", [*SMALL, *overrides]))
     assert isinstance(found, SweetRL)
     return found
 

@@ -112,10 +112,10 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
     return captured
 
 
-def trained(captured: list[Training], run: Run, step: StageKey, *words: str) -> Training:
+def trained(captured: list[Training], run: Run, step: StageKey, *overrides: str) -> Training:
     """Return what a step hands to training. Checks that the model is the base."""
     with pytest.raises(Given):
-        made(*WORDS, *words).find_stage(step).do(run, step.iteration, Silent())
+        made(*WORDS, *overrides).find_stage(step).do(run, step.iteration, Silent())
     model = captured[-1].model
     if find_head(model) is not None:
         weights = {k: w for k, w in model.state_dict().items() if "value_head" not in k}
@@ -155,10 +155,17 @@ def by_base(rows: Sequence[Row], reduction: Any) -> float:
 def test_pairs_of_dialogues_train_the_critic_with_the_reference_or_the_policy_without(
     run: Run, trainings: list[Training], group: str, nll: float, reduction: str, references: int
 ) -> None:
-    words = (f"{group}.objective.beta=0.3", f"{group}.train.batch_size=5")
+    overrides = (f"{group}.objective.beta=0.3", f"{group}.train.batch_size=5")
     method = "sweet" if group == "critic" else group
     got = trained(
-        *(trainings, run, TRAIN, f"method={method}", *words, f"{group}.objective.nll_coef={nll}")
+        *(
+            trainings,
+            run,
+            TRAIN,
+            f"method={method}",
+            *overrides,
+            f"{group}.objective.nll_coef={nll}",
+        )
     )
     assert isinstance(got.objective, DPO)
     s = got.objective.settings
@@ -195,12 +202,12 @@ def test_critics_with_a_head_learn_success_of_dialogues_or_pairs(
 def test_rejection_ft_imitates_successes(
     tmp_path: Path, trainings: list[Training], least: float, count: int
 ) -> None:
-    words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_size=5")
-    recipe = made(*WORDS, *words, f"offline={wrote(tmp_path / 'theirs.jsonl', ROWS)}")
+    overrides = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_size=5")
+    recipe = made(*WORDS, *overrides, f"offline={wrote(tmp_path / 'theirs.jsonl', ROWS)}")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, Silent(), [StageKey(0, "rollout"), StageKey(0, "select")])
         assert run.metrics(StageKey(0, "select"))["selected"] == count
-        got = trained(trainings, run, TRAIN, *words)
+        got = trained(trainings, run, TRAIN, *overrides)
     assert isinstance(got.objective, SFT) and got.settings.batch_size == 5
     assert len(got.items) == count + 1  # thoughts leave the history, which begins a new row
     assert sum(RIGHT in targets([one])[-1] for one in got.items) == 2
@@ -343,12 +350,12 @@ def test_pairs_of_turns_are_of_the_upper_half_over_the_lower_each_turn_drawn_ane
 def test_the_policy_learns_turns_from_the_base_without_the_reference(
     run: Run, trainings: list[Training]
 ) -> None:
-    words = (
+    overrides = (
         "policy.objective.beta=0.3",
         "policy.objective.nll_coef=0.07",
         "policy.train.batch_size=5",
     )
-    got = trained(trainings, run, StageKey(1, "train"), *words)
+    got = trained(trainings, run, StageKey(1, "train"), *overrides)
     assert isinstance(got.objective, DPO)
     s = got.objective.settings
     assert (s.beta, s.nll_coef, s.reduction) == (0.3, 0.07, "none")

@@ -66,9 +66,9 @@ def fingerprints(own: Any) -> dict[str, str]:
     return {f"{step.iteration}/{step.stage}": made.fingerprint(step) for step in made.stage_keys()}
 
 
-def invalidated(method: str, words: str, wanted: set[str]) -> dict[str, list[str]]:
+def invalidated(method: str, overrides: str, wanted: set[str]) -> dict[str, list[str]]:
     """Return the stages that a change of each wanted key makes invalid."""
-    own = settings(method, ["engine.device=cpu", *words.split()])
+    own = settings(method, ["engine.device=cpu", *overrides.split()])
     before, found = fingerprints(own), {}
     for key, changed in changes(own):
         if key not in wanted:

@@ -44,8 +44,17 @@ def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "run"
-    words = [word.replace("rollout.tasks=4", "rollout.tasks=64") for word in SMALL]
-    command = [sys.executable, "-m", "coterie", "run", "optima/isft", *words, "--folder", folder]
+    overrides = [pair.replace("rollout.tasks=4", "rollout.tasks=64") for pair in SMALL]
+    command = [
+        sys.executable,
+        "-m",
+        "coterie",
+        "run",
+        "optima/isft",
+        *overrides,
+        "--folder",
+        folder,
+    ]
     # Scripts start commands in the background with Ctrl-C ignored.
     background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"] if number != signal.SIGINT else []
     started = [*background, *command]

@@ -73,10 +73,10 @@ def difference(one: Path, two: Path) -> float:
 def test_two_ranks_sample_and_train_as_one_process(
     tmp_path: Path, ranks: Sequence[str], method: str, own: Sequence[str]
 ) -> None:
-    words = [*informative_overrides(tmp_path), *own]
+    overrides = [*informative_overrides(tmp_path), *own]
     one, two = tmp_path / "one", tmp_path / "two"
-    run_to_end(make_recipe(method, [*words, *ONE]), one)
-    run_to_end(make_recipe(method, [*words, *ranks]), two)
+    run_to_end(make_recipe(method, [*overrides, *ONE]), one)
+    run_to_end(make_recipe(method, [*overrides, *ranks]), two)
     assert read_record(two) == read_record(one)
     losses = 0.0
     for file in one.glob("training/*/iteration-00/metrics.jsonl"):
@@ -116,30 +116,30 @@ class KillsRank(Silent):
 
 @pytest.mark.parametrize("when", [f"{REINFORCE}/00002", "step 2 of"], ids=["sampling", "between"])
 def test_a_run_goes_on_if_a_rank_dies(tmp_path: Path, when: str) -> None:
-    words = [*informative_overrides(tmp_path), *TWO, "steps.save_every=2"]
-    run_to_end(make_recipe("rl/ppo", words), tmp_path / "whole")
+    overrides = [*informative_overrides(tmp_path), *TWO, "steps.save_every=2"]
+    run_to_end(make_recipe("rl/ppo", overrides), tmp_path / "whole")
     kills = KillsRank(when)
-    run_to_end(make_recipe("rl/ppo", words), tmp_path / "run", kills)
+    run_to_end(make_recipe("rl/ppo", overrides), tmp_path / "run", kills)
     assert kills.killed
     assert read_record(tmp_path / "run") == read_record(tmp_path / "whole")
     assert difference(tmp_path / "whole", tmp_path / "run") == 0
 
 
 def test_a_killed_run_on_ranks_resumes_in_one_process(tmp_path: Path) -> None:
-    words = [*informative_overrides(tmp_path), *TWO]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "whole")
+    overrides = [*informative_overrides(tmp_path), *TWO]
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "whole")
     with pytest.raises(Killed):
-        run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", Killing(1))
-    alone = [word for word in words if not word.startswith("train.processes")]
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run", Killing(1))
+    alone = [pair for pair in overrides if not pair.startswith("train.processes")]
     run_to_end(make_recipe("rl/grpo", alone), tmp_path / "run")
     assert read_record(tmp_path / "run") == read_record(tmp_path / "whole")
     assert difference(tmp_path / "whole", tmp_path / "run") < APART
 
 
 def test_a_refusal_of_ranks_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    words = [*informative_overrides(tmp_path), *TWO, "train.max_length=16"]
+    overrides = [*informative_overrides(tmp_path), *TWO, "train.max_length=16"]
     with pytest.raises(UserError, match="longer than"):
-        run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
 
 
 @pytest.mark.parametrize("config", ["ddp.yaml", "fsdp2.yaml"])
@@ -198,8 +198,13 @@ def test_two_ranks_share_the_plans_of_moat_and_score_them_as_one_process(
 
 
 def test_sampling_goes_on_while_ranks_train(tmp_path: Path) -> None:
-    words = [*informative_overrides(tmp_path), *TWO, "rollout.max_staleness=1", "train.method=lora"]
-    records = run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = [
+        *informative_overrides(tmp_path),
+        *TWO,
+        "rollout.max_staleness=1",
+        "train.method=lora",
+    ]
+    records = run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     versions = {row[5] for row in read_record(tmp_path / "run")["turn"] if row[4] == "policy"}
     plain = {version for version in versions if version and not str(version).startswith("[")}
     assert plain <= {"0", "0.1", "0.2", "0.3", "1"} and len(versions) > 1

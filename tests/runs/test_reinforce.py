@@ -44,7 +44,7 @@ from tests.helpers.run_rl import (
 class Whole(NamedTuple):
     """A run that nothing has interrupted. Tests change only copies of it."""
 
-    words: list[str]
+    overrides: list[str]
     folder: Path
     records: dict[int, Metrics]
 
@@ -52,19 +52,21 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
-    words = [
+    overrides = [
         *informative_overrides(folder),
         "steps.count=3",
         "loss.kl_coef=0",
         "rollout.temperature=0.7",
     ]
-    return Whole(words, folder / "run", run_to_end(make_recipe("rl/grpo", words), folder / "run"))
+    return Whole(
+        overrides, folder / "run", run_to_end(make_recipe("rl/grpo", overrides), folder / "run")
+    )
 
 
 def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
     whole: Whole,
 ) -> None:
-    recipe = make_recipe("rl/grpo", whole.words)
+    recipe = make_recipe("rl/grpo", whole.overrides)
     assert sorted(whole.records) == [0, 1, 2]
     with open_run(whole.folder, recipe.name, recipe.settings, write=False) as run:
         for step, record in whole.records.items():
@@ -106,15 +108,15 @@ PPO = ("rollout.rollouts_per_task=1", "rollout.tasks=4")
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Whole, method: str, own: tuple[str, ...]
 ) -> None:
-    words, folder, records = [*whole.words, *own], whole.folder, whole.records
+    overrides, folder, records = [*whole.overrides, *own], whole.folder, whole.records
     if own:
         folder = tmp_path / "whole"
-        records = run_to_end(make_recipe(method, words), folder)
+        records = run_to_end(make_recipe(method, overrides), folder)
     killed = tmp_path / "killed"
     for progress in (Killing(1, sampled=2), Killing(1)):
         with pytest.raises(Killed):
-            run_to_end(make_recipe(method, words), killed, progress)
-    again = run_to_end(make_recipe(method, words), killed)
+            run_to_end(make_recipe(method, overrides), killed, progress)
+    again = run_to_end(make_recipe(method, overrides), killed)
     assert final_weights(killed) == final_weights(folder)
     for step, record in records.items():
         same = [name for name in record if "second" not in name]
@@ -131,7 +133,7 @@ def paths_at(run: Run, task: str, agents: Sequence[str]) -> dict[str, AgentPath]
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(
     tmp_path: Path, whole: Whole
 ) -> None:
-    recipe, stage = make_recipe("rl/grpo", whole.words), f"{REINFORCE}/00000"
+    recipe, stage = make_recipe("rl/grpo", whole.overrides), f"{REINFORCE}/00000"
     shutil.copytree(whole.folder, tmp_path / "run")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         task = run.store.tree_tasks(0, stage)[0]
@@ -163,8 +165,8 @@ def term(folder: Path, body: str) -> str:
 
 def test_tasks_are_drawn_anew_until_enough_groups_are_informative(tmp_path: Path) -> None:
     odd = "float(dialogue.outcome.sample == 0 and int(dialogue.path[0].parent[:8], 16) % 2)"
-    words = [*SMALL, term(tmp_path, f"{odd} - dialogue.outcome.score"), "steps.count=2"]
-    recipe = make_recipe("rl/dapo", [*words, "rollout.oversample_tasks=1", "rollout.rounds=5"])
+    overrides = [*SMALL, term(tmp_path, f"{odd} - dialogue.outcome.score"), "steps.count=2"]
+    recipe = make_recipe("rl/dapo", [*overrides, "rollout.oversample_tasks=1", "rollout.rounds=5"])
     records = run_to_end(recipe, tmp_path / "run")
     assert any(int(record["rounds"]) > 2 for record in records.values()), "some tell nothing"
     for record in records.values():
@@ -180,9 +182,9 @@ def test_tasks_are_drawn_anew_until_enough_groups_are_informative(tmp_path: Path
     assert not set(tasks[0]) & set(tasks[1]), "a later step goes on in the data"
 
 
-def stopped(folder: Path, method: str, words: Sequence[str]) -> tuple[str, list[Metrics]]:
+def stopped(folder: Path, method: str, overrides: Sequence[str]) -> tuple[str, list[Metrics]]:
     """The error of a run that stops, and its steps."""
-    recipe = make_recipe(method, words)
+    recipe = make_recipe(method, overrides)
     with pytest.raises(UserError) as error:
         run_to_end(recipe, folder)
     with open_run(folder, recipe.name, recipe.settings) as run:
@@ -191,11 +193,11 @@ def stopped(folder: Path, method: str, words: Sequence[str]) -> tuple[str, list[
 
 
 def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path) -> None:
-    words = [*SMALL, term(tmp_path, "-dialogue.outcome.score"), "steps.count=9"]
+    overrides = [*SMALL, term(tmp_path, "-dialogue.outcome.score"), "steps.count=9"]
     error, records = stopped(
         tmp_path / "run",
         "rl/dapo",
-        [*words, "steps.patience=2", "rollout.rounds=2", "rollout.oversample_tasks=2"],
+        [*overrides, "steps.patience=2", "rollout.rounds=2", "rollout.oversample_tasks=2"],
     )
     assert "every rollout of a task got the same reward" in error and "too easy or too" in error
     assert [one["groups_equal"] for one in records] == [8, 8], "of two agents and two draws each"
@@ -209,9 +211,9 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
 def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     tmp_path: Path, method: str, own: str
 ) -> None:
-    words = [*SMALL, term(tmp_path, "1 - dialogue.outcome.score"), "steps.count=2", own]
+    overrides = [*SMALL, term(tmp_path, "1 - dialogue.outcome.score"), "steps.count=2", own]
     records = run_to_end(
-        make_recipe(method, [*words, "train.weight_decay=0.1", "loss.kl_coef=0.1"]),
+        make_recipe(method, [*overrides, "train.weight_decay=0.1", "loss.kl_coef=0.1"]),
         tmp_path / "run",
     )
     assert [record["reward"] for record in records.values()] == [1.0] * 2
@@ -225,7 +227,7 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
 
 @pytest.mark.slow
 def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         *informative_overrides(tmp_path),
         "train.dtype=bfloat16",
         "engine.attention=eager",
@@ -233,7 +235,7 @@ def test_each_agent_can_have_a_policy_of_its_own_in_bfloat16(tmp_path: Path) -> 
         "evaluate.tasks=1",
     ]
     recipe = make_recipe(
-        "rl/grpo", [*words, "policies.weights=each", "steps.count=2", "loss.kl_coef=0.1"]
+        "rl/grpo", [*overrides, "policies.weights=each", "steps.count=2", "loss.kl_coef=0.1"]
     )
     assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
     records, roles, folder = run_to_end(recipe, tmp_path / "run"), recipe.learning_roles, tmp_path
@@ -276,7 +278,7 @@ VALUES = ("method=rl", "advantage.baseline=values", "rollout.rounds=1", "evaluat
 
 
 @pytest.mark.parametrize(
-    ("method", "words", "message"),
+    ("method", "overrides", "message"),
     [
         ("rl/grpo", ("steps.minibatches_per_step=3",), "minibatches_per_step=3 is more than rollout.tasks=2"),
         ("rl/grpo", ("train.max_length=40",), "train.max_length=40 leaves nothing to train on"),
@@ -285,12 +287,12 @@ VALUES = ("method=rl", "advantage.baseline=values", "rollout.rounds=1", "evaluat
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_run(
-    method: str, words: tuple[str, ...], message: str
+    method: str, overrides: tuple[str, ...], message: str
 ) -> None:
     small = SMALL if method.startswith("rl/") else ()
     with pytest.raises(UserError, match=message):
-        make_recipe(method, [*small, *words]).plan()
-    make_recipe(method, [*small, *(word for word in words if word in (*PPO, *VALUES))]).plan()
+        make_recipe(method, [*small, *overrides]).plan()
+    make_recipe(method, [*small, *(pair for pair in overrides if pair in (*PPO, *VALUES))]).plan()
 
 
 GRADES = '''
@@ -340,8 +342,8 @@ def test_failed_and_ungraded_dialogues_leave_their_groups_and_missing_measures_a
         "rollout.rollouts_per_task=4",
         "reward.measures={messages: 0.1, roudns: -0.05}",
     )
-    words = graded_words(tmp_path, "Graded", *own)
-    (record,) = run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", Lines()).values()
+    overrides = graded_words(tmp_path, "Graded", *own)
+    (record,) = run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run", Lines()).values()
     assert (record["samples"], record["samples_failed"]) == (8, 2), "of two tasks one each"
     assert record["paths_failed"] == 4, "of two agents"
     assert record["paths"] == 8 and record["groups"] == record["groups_informative"] * 2 == 4
@@ -382,9 +384,9 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
         return metrics
 
     monkeypatch.setattr(Trainer, "step", watched)
-    words = [*informative_overrides(tmp_path), "steps.count=2", "steps.minibatches_per_step=2"]
+    overrides = [*informative_overrides(tmp_path), "steps.count=2", "steps.minibatches_per_step=2"]
     records = run_to_end(
-        make_recipe("rl/dapo", [*words, "loss.old_logprobs=recomputed"]), tmp_path / "run"
+        make_recipe("rl/dapo", [*overrides, "loss.old_logprobs=recomputed"]), tmp_path / "run"
     )
     assert [one["policy/updates"] for one in records.values()] == [2, 4]
     assert all(one["paths_stale"] == 0 for one in records.values())
@@ -403,8 +405,8 @@ def test_checkpoints_are_taken_between_steps_alone_however_long_an_update_takes(
     hours = itertools.count(step=3600)
     clock = SimpleNamespace(monotonic=lambda: float(next(hours)))
     monkeypatch.setattr(checkpoint, "time", clock)
-    words = [*informative_overrides(tmp_path), "steps.count=4", "steps.save_every=2"]
+    overrides = [*informative_overrides(tmp_path), "steps.count=4", "steps.save_every=2"]
     with pytest.raises(Killed):
-        run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", Killing(2))
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run", Killing(2))
     folder = tmp_path / "run/training/policy/iteration-00"
     assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-00000002"]

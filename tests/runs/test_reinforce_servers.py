@@ -98,8 +98,8 @@ def test_runs_over_servers_end_as_runs_in_process_also_if_they_were_killed(
     tmp_path: Path, servers: Servers
 ) -> None:
     plain = informative_overrides(tmp_path)
-    words, whole = [*plain, *SERVED], tmp_path / "whole"
-    records = run_to_end(make_recipe("rl/grpo", words), whole)
+    overrides, whole = [*plain, *SERVED], tmp_path / "whole"
+    records = run_to_end(make_recipe("rl/grpo", overrides), whole)
     assert servers.opened == ["tiny-exchange"], "they stay up, and load"
     assert servers.loaded == ["0.1", "0.2", "1"]
     assert writers(whole) == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
@@ -111,14 +111,16 @@ def test_runs_over_servers_end_as_runs_in_process_also_if_they_were_killed(
     killed, left = tmp_path / "killed", "training/policy/iteration-00/served-00000001"
     with pytest.raises(Killed):
         run_to_end(
-            make_recipe("rl/grpo", [*words, "steps.save_every=9"]), killed, Killing(1, sampled=2)
+            make_recipe("rl/grpo", [*overrides, "steps.save_every=9"]),
+            killed,
+            Killing(1, sampled=2),
         )
     shutil.rmtree(killed / left)
     shutil.copytree(load("tiny-exchange").source, killed / left)  # other weights than those
     with pytest.raises(Killed):
-        run_to_end(make_recipe("rl/grpo", words), killed, Killing(1))
+        run_to_end(make_recipe("rl/grpo", overrides), killed, Killing(1))
     del servers.loaded[:]
-    run_to_end(make_recipe("rl/grpo", words), killed)
+    run_to_end(make_recipe("rl/grpo", overrides), killed)
     assert servers.loaded == ["0.2", "1"], "the new server began with the version of the checkpoint"
     assert servers.opened[-1] == "served-00000001"
     assert final_weights(killed) == final_weights(whole)
@@ -127,8 +129,8 @@ def test_runs_over_servers_end_as_runs_in_process_also_if_they_were_killed(
 
 @pytest.mark.slow
 def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers: Servers) -> None:
-    words = [*informative_overrides(tmp_path), *SERVED, *LORA, "train.learning_rate=1e-2"]
-    records = run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = [*informative_overrides(tmp_path), *SERVED, *LORA, "train.learning_rate=1e-2"]
+    records = run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert servers.opened == ["tiny-exchange"]
     assert servers.loaded == ["0.1", "0.2", "1"]
     assert [name.rpartition("-")[2] for name in servers.adapters] == ["1", "2", "3"]
@@ -149,9 +151,9 @@ def test_a_server_that_did_not_get_what_the_trainer_has_ends_the_run(
         return JSONResponse({})
 
     monkeypatch.setattr(Stub, "reload_weights", load_other)
-    words = [*informative_overrides(tmp_path), *SERVED]
+    overrides = [*informative_overrides(tmp_path), *SERVED]
     with pytest.raises(EngineError, match=r"the trainer and http.* have different weights"):
-        run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert servers.loaded == []
 
 

@@ -123,13 +123,13 @@ def test_a_stage_continues_under_other_settings_only_before_its_first_result(
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     for split in ("train", "heldout"):
         shutil.copy(GSM8K / f"{split}.jsonl", tmp_path)
-    words = ["dataset=gsm8k", f"dataset.source={tmp_path}"]
-    before = Optima(settings("optima/isft", words)).fingerprint(StageKey(0, "rollout"))
+    overrides = ["dataset=gsm8k", f"dataset.source={tmp_path}"]
+    before = Optima(settings("optima/isft", overrides)).fingerprint(StageKey(0, "rollout"))
     sample = settings("optima/isft", ["dataset=gsm8k", "dataset.source=sample"])
     assert Optima(sample).fingerprint(StageKey(0, "rollout")) == before
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
-    assert Optima(settings("optima/isft", words)).fingerprint(StageKey(0, "rollout")) != before
+    assert Optima(settings("optima/isft", overrides)).fingerprint(StageKey(0, "rollout")) != before
     # Another data set does not inherit the values of the first.
     stored = settings("optima/isft", SMALL).model_dump(mode="json")
     other = settings("optima/isft", ["dataset=gsm8k"], stored)
@@ -164,18 +164,22 @@ def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: P
 
 @pytest.mark.slow
 def test_a_quickstart_erases_only_its_own_finished_run(cli: Cli) -> None:
-    words = [word for word in SMALL if not word.startswith("iterations")]
-    assert cli("quickstart", "--folder", "q", "iterations=1", *words).code == 0
+    overrides = [pair for pair in SMALL if not pair.startswith("iterations")]
+    assert cli("quickstart", "--folder", "q", "iterations=1", *overrides).code == 0
     marker = Path("q/mine.txt")
     marker.write_text("keep")
-    refused = cli("quickstart", "--folder", "q", "iterations=1", *words, "seed=1")
+    refused = cli("quickstart", "--folder", "q", "iterations=1", *overrides, "seed=1")
     assert refused.code == 2 and "other settings" in refused.err and marker.exists()
-    assert cli("quickstart", "--folder", "q", "iterations=1", *words).code == 0
+    assert cli("quickstart", "--folder", "q", "iterations=1", *overrides).code == 0
     assert not marker.exists(), "the same quickstart again begins afresh"
 
 
 def test_a_key_given_by_mistake_is_not_printed(cli: Cli) -> None:
-    words = ["policy=http://127.0.0.1:1/v1", "endpoint.model=x", "endpoint.key_variable=sk-oops-1"]
-    refused = cli("evaluate", "exchange", *words)
+    overrides = [
+        "policy=http://127.0.0.1:1/v1",
+        "endpoint.model=x",
+        "endpoint.key_variable=sk-oops-1",
+    ]
+    refused = cli("evaluate", "exchange", *overrides)
     assert refused.code == 2 and "key_variable" in refused.err
     assert "sk-oops" not in refused.err

@@ -51,8 +51,8 @@ class Whole:
     """A run of two roles that nothing has interrupted. Tests change only copies of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.words, self.folder = [*informative_overrides(folder), *STEPS], folder / "run"
-        self.records = run_to_end(make_recipe("rl/grpo", self.words), self.folder)
+        self.overrides, self.folder = [*informative_overrides(folder), *STEPS], folder / "run"
+        self.records = run_to_end(make_recipe("rl/grpo", self.overrides), self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +151,11 @@ class KilledIn(Silent):
 def test_a_run_killed_within_a_held_out_evaluation_draws_the_same_curve(
     tmp_path: Path, whole: Whole
 ) -> None:
-    words = [*whole.words, "steps.save_every=3"]
+    overrides = [*whole.overrides, "steps.save_every=3"]
     with pytest.raises(Killed):
-        run_to_end(make_recipe("rl/grpo", words), tmp_path / "run", KilledIn("heldout/00002"))
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run", KilledIn("heldout/00002"))
     assert 2 not in curve(tmp_path / "run")
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert curve(tmp_path / "run") == curve(whole.folder)
     assert sorted(curve(whole.folder)) == [0, 2, 3], "before, every second, and the last step"
     assert hashes(tmp_path / "run") == hashes(whole.folder)
@@ -220,7 +220,7 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
 def test_a_fork_after_a_changed_reward_starts_from_a_step(tmp_path: Path, whole: Whole) -> None:
     (tmp_path / "long.py").write_text("def long(dialogue):\n    return dialogue.tokens / 50\n")
     own = (f"reward.terms={{{tmp_path / 'long.py'}:long: 1}}", "train.learning_rate=2e-3")
-    recipe = make_recipe("rl/grpo", [*whole.words, *own, "steps.count=4"])
+    recipe = make_recipe("rl/grpo", [*whole.overrides, *own, "steps.count=4"])
     fork(recipe, whole.folder, tmp_path / "run", recipe.settings, 2)
     with recorded_run(tmp_path / "run") as (_, run), recorded_run(whole.folder) as (_, old):
         assert sorted(step_records(run.store, 0, REINFORCE)) == [0, 1]
@@ -274,10 +274,10 @@ class Pressing(Lines):
             press()
 
 
-def interrupted(words: Sequence[str], folder: Path, progress: Lines) -> int:
+def interrupted(overrides: Sequence[str], folder: Path, progress: Lines) -> int:
     """Run until Ctrl-C, and return the number of the step that is saved."""
     with pytest.raises(KeyboardInterrupt):
-        run_to_end(make_recipe("rl/grpo", words), folder, progress)
+        run_to_end(make_recipe("rl/grpo", overrides), folder, progress)
     lines = [line for line in progress.lines if "continue with: coterie run" in line]
     assert len(lines) == 1 and str(folder) in lines[0]
     return int(lines[0].split()[1])
@@ -295,11 +295,11 @@ def interrupted(words: Sequence[str], folder: Path, progress: Lines) -> int:
 def test_ctrl_c_saves_the_newest_step_and_the_run_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Whole, handler: None, when: str, saved: int
 ) -> None:
-    words = [*whole.words, "steps.save_every=3"]
-    assert interrupted(words, tmp_path / "run", Pressing(when)) == saved
+    overrides = [*whole.overrides, "steps.save_every=3"]
+    assert interrupted(overrides, tmp_path / "run", Pressing(when)) == saved
     for role in ROLES:
         assert saved_steps(tmp_path / f"run/training/{role}/iteration-00") == [saved]
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert hashes(tmp_path / "run") == hashes(whole.folder)
     assert curve(tmp_path / "run") == curve(whole.folder)
 
@@ -327,10 +327,10 @@ def test_ctrl_c_within_an_update_saves_a_whole_step(
         return gradient(*args)
 
     monkeypatch.setattr(Trainer, "_gradient", pressing)
-    words = [*whole.words, "steps.save_every=3"]
-    assert interrupted(words, tmp_path / "run", Lines()) == saved
+    overrides = [*whole.overrides, "steps.save_every=3"]
+    assert interrupted(overrides, tmp_path / "run", Lines()) == saved
     assert len(calls) == call
-    run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert hashes(tmp_path / "run") == hashes(whole.folder)
 
 
@@ -348,7 +348,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(
     monkeypatch.setattr(os, "_exit", statuses.append)
     with pytest.raises(KeyboardInterrupt):
         run_to_end(
-            make_recipe("rl/grpo", whole.words), tmp_path / "run", Twice(f"{REINFORCE}/00000")
+            make_recipe("rl/grpo", whole.overrides), tmp_path / "run", Twice(f"{REINFORCE}/00000")
         )
     assert statuses == [INTERRUPTED]
 
@@ -426,13 +426,13 @@ def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) ->
 @pytest.mark.slow
 def test_a_role_without_any_reward_is_named_whatever_the_patience(tmp_path: Path) -> None:
     (tmp_path / "zero.py").write_text("def zero(dialogue):\n    return -dialogue.outcome.score\n")
-    words = [
+    overrides = [
         *informative_overrides(tmp_path),
         f"reward.terms={{{tmp_path / 'zero.py'}:zero: 1}}",
         *STEPS,
     ]
     said = Lines()
-    recipe = make_recipe("rl/grpo", [*words, "steps.count=1", "steps.patience=50"])
+    recipe = make_recipe("rl/grpo", [*overrides, "steps.count=1", "steps.patience=50"])
     run_to_end(recipe, tmp_path / "run", said)
     (warning,) = said.warnings()
     assert "no rollout of Alice and Bob had a reward other than 0 in any step" in warning

@@ -59,8 +59,8 @@ def test_every_token_has_the_version_that_sampled_it_and_no_step_trains_on_older
         return samples
 
     monkeypatch.setattr(GroupQueue, "take", paused)
-    words = [*informative_overrides(tmp_path), *OVERLAP]
-    records = run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = [*informative_overrides(tmp_path), *OVERLAP]
+    records = run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     (engine,) = engines
     assert engine.loaded == ["0", "0.1", "0.2", "0.3", "0.4", "1"]
     by_draw = samples(tmp_path / "run")
@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_repeats_its_steps_and_loses_no_group(
     name: str,
     count: int,
 ) -> None:
-    words, folder = (
+    overrides, folder = (
         [*informative_overrides(tmp_path), *OVERLAP, "steps.save_every=2"],
         tmp_path / "run",
     )
@@ -145,14 +145,14 @@ def test_a_run_that_was_killed_repeats_its_steps_and_loses_no_group(
         elif name == "sampled":
             patch.setattr(Watching, "advance", killing(15, Killing.advance))
         with pytest.raises(Killed):
-            run_to_end(make_recipe("rl/grpo", words), folder, progress)
+            run_to_end(make_recipe("rl/grpo", overrides), folder, progress)
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         before = step_records(store, 0, REINFORCE)
         finished = {
             stage: store.finished_keys(0, stage) for stage in store.stages(0, f"{REINFORCE}/*")
         }
     again = Watching()
-    records = run_to_end(make_recipe("rl/grpo", words), folder, again)
+    records = run_to_end(make_recipe("rl/grpo", overrides), folder, again)
     assert before == {step: records[step] for step in before}
     both = again.lines.keys() & progress.lines.keys()
     assert {one: again.lines[one] for one in both} == {one: progress.lines[one] for one in both}
@@ -205,14 +205,14 @@ def test_a_step_does_not_wait_for_slow_groups_which_are_dropped_when_they_are_to
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("overrides", "problem"),
     [
         (["rollout.max_staleness=1"], "same weights in one process"),
         (["rollout.max_staleness=1", "engine.kind=vllm", "engine.keep_servers=false"], "all the time"),
     ],
 )  # fmt: skip
 def test_sampling_beside_training_needs_an_engine_of_its_own(
-    words: list[str], problem: str
+    overrides: list[str], problem: str
 ) -> None:
     with pytest.raises(UserError, match=problem):
-        settings("rl/grpo", words)
+        settings("rl/grpo", overrides)

@@ -38,8 +38,8 @@ N = 20
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Store of five held-out questions with 0, 1, 2, 3 and 4 right answers of 4."""
     file = tmp_path_factory.mktemp("store") / "evaluation.sqlite"
-    words = [*CLOSED, f"tasks={TASKS}", f"samples={SAMPLES}", "temperature=1"]
-    settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
+    overrides = [*CLOSED, f"tasks={TASKS}", f"samples={SAMPLES}", "temperature=1"]
+    settings = benchmark_settings(BenchmarkSettings, "mhqa", overrides)
     tasks = [task.id for task in settings.build_environment().tasks("heldout", TASKS, 0)]
 
     for fresh in (True, False):

@@ -208,6 +208,6 @@ def test_a_run_of_8b_weights_is_refused_before_they_are_read(
     shutil.copytree(TINY, tmp_path / "8b")
     (tmp_path / "8b/config.json").write_text(json.dumps(QWEN3_8B.to_dict()))
     monkeypatch.setattr(plan_of_run, "device_memory", lambda device: (CARD, CARD))
-    words = ("environment=exchange", "model=8b", "engine.device=cpu")
-    said = refused(cli, "run", "rl/grpo", *words)
+    overrides = ("environment=exchange", "model=8b", "engine.device=cpu")
+    said = refused(cli, "run", "rl/grpo", *overrides)
     assert "8b needs" in said and "which has 74.5 GiB" in said

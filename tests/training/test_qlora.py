@@ -93,8 +93,8 @@ def test_the_memory_plan_counts_the_bytes_of_4_bits() -> None:
 
 def test_reinforcement_learning_and_its_merged_policy(tmp_path: Path) -> None:
     short = ("steps.count=1", "rollout.max_tokens=16", "evaluate.tasks=1")
-    words = (*SMALL, *RUN, *short, "loss.kl_coef=0.1")
-    records = run_to_end(make_recipe("rl/grpo", words), tmp_path / "run")
+    overrides = (*SMALL, *RUN, *short, "loss.kl_coef=0.1")
+    records = run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
     assert records[0]["policy/reference_kl"] == pytest.approx(0, abs=1e-5)
     assert records[0]["policy/ratio_max"] == pytest.approx(1, abs=1e-3)
     export_model(tmp_path / "run", tmp_path / "merged", merge=True)

@@ -82,11 +82,11 @@ def test_a_run_has_one_tracker_on_the_axis_of_its_steps(cli, monkeypatch):
     monkeypatch.setattr(Lines, "opened", [])
     monkeypatch.setattr(run_tracker, "make_tracker", lambda *_: Lines())
     monkeypatch.setattr(plan, "check_tracker", lambda *_: None)
-    words = (*SMALL, "train.batch_size=4", "tracker=wandb")
-    assert cli("run", "optima/isft", *words, "--folder", "run").code == 0
+    overrides = (*SMALL, "train.batch_size=4", "tracker=wandb")
+    assert cli("run", "optima/isft", *overrides, "--folder", "run").code == 0
     (first,) = Lines.opened
     assert first.closed
     assert first.steps("policy/loss") == [1, 2] and first.steps("evaluate/score") == [0, 2]
-    assert cli("run", "optima/isft", *once(*words, "iterations=2"), "--folder", "run").code == 0
+    assert cli("run", "optima/isft", *once(*overrides, "iterations=2"), "--folder", "run").code == 0
     second = Lines.opened[1]
     assert second.steps("policy/loss") == [3, 4] and second.steps("evaluate/score") == [4]

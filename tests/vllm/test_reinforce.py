@@ -45,16 +45,16 @@ def test_the_server_speaks_by_each_version_that_the_trainer_makes(
     _keep_published(monkeypatch, weights)
     _note_adapters(monkeypatch, served)
     monkeypatch.setattr(pool, "TRAINER_TOLERANCE", 5 * TOLERANCE)  # both compute in float32
-    words = [
+    overrides = [
         *(*informative_overrides(tmp_path), *VLLM, *own, "loss.kl_coef=0"),
         *(f"steps.count={STEPS}", f"rollout.temperature={TEMPERATURE}"),
     ]
-    words = [*{word.partition("=")[0]: word for word in words}.values()]
+    overrides = [*{pair.partition("=")[0]: pair for pair in overrides}.values()]
     folder = tmp_path / "run"
     with pytest.raises(Killed):  # in the middle of the second step
-        run_to_end(recipe_of(settings("rl/grpo", words)), folder, Killing(1, sampled=2))
+        run_to_end(recipe_of(settings("rl/grpo", overrides)), folder, Killing(1, sampled=2))
     before = len(served)
-    records = run_to_end(recipe_of(settings("rl/grpo", words)), folder)
+    records = run_to_end(recipe_of(settings("rl/grpo", overrides)), folder)
     assert [one["paths_stale"] for one in records.values()] == [0] * STEPS
     assert [one["policy/updates"] for one in records.values()] == [1, 2, 3]
     for step in range(STEPS):

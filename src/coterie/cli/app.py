@@ -29,7 +29,7 @@ from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
 from coterie.runs.interruption import INTERRUPTED, TERMINATED
-from coterie.terminal import RecipeName, Source, Version, Words, notes, results
+from coterie.terminal import Overrides, RecipeName, Source, Version, notes, results
 
 EPILOG = (
     "Start with `coterie quickstart`. `coterie list` lists recipes, benchmarks and models, `coterie config RECIPE` "
@@ -139,7 +139,7 @@ Fork = Annotated[
 @app.command()
 def run(
     recipe: RecipeName = None,
-    words: Words = None,
+    overrides: Overrides = None,
     config: Config = None,
     folder: NewFolder = None,
     dry_run: DryRun = False,
@@ -176,7 +176,7 @@ def run(
             return job.serve()
     if from_step and fork is None:
         raise UserError("--from-step needs the folder of a new run", "add --fork FOLDER")
-    arguments = read_arguments(recipe, words or [], config, folder)
+    arguments = read_arguments(recipe, overrides or [], config, folder)
     # The folder depends only on the recipe, so that the same command resumes the run.
     folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
     settings = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
@@ -217,7 +217,7 @@ def repair(folder: Folder) -> None:
 def stage(
     name: Annotated[str, typer.Argument(metavar="STAGE", help="Stage of the run's recipe.")],
     folder: Folder,
-    words: Words = None,
+    overrides: Overrides = None,
     iteration: Iteration = None,
     recipe: StageRecipe = QUICKSTART,
 ) -> None:
@@ -229,7 +229,7 @@ def stage(
     """
     from coterie.cli.execution import run_stage
 
-    run_stage(name, folder, words or [], recipe, iteration, console)
+    run_stage(name, folder, overrides or [], recipe, iteration, console)
 
 
 Target = Annotated[
@@ -258,7 +258,7 @@ Paper = Annotated[
 @app.command()
 def evaluate(
     target: Target,
-    words: Words = None,
+    overrides: Overrides = None,
     checkpoints: Which = "last",
     iteration: Iteration = None,
     recipe: StageRecipe = QUICKSTART,
@@ -288,19 +288,19 @@ def evaluate(
     from coterie.environments.registry import ALIASES, is_played
     from coterie.runs.run import find_run
 
-    words, run_and_step = words or [], find_run(target)
+    overrides, run_and_step = overrides or [], find_run(target)
     # Other checkpoints than the last are played as a benchmark with the settings of the run's evaluation.
     if run_and_step and (checkpoints != "last" or run_and_step[1] is not None):
         from coterie.cli.evaluate import own_benchmark
 
-        # The second word is the benchmark of the run, and the words after it are its settings.
-        words = [f"policy={target}", *own_benchmark(run_and_step[0]), *words]
-        target = words.pop(1)
+        # The second entry is the benchmark of the run, and the entries after it are its settings.
+        overrides = [f"policy={target}", *own_benchmark(run_and_step[0]), *overrides]
+        target = overrides.pop(1)
     # Names may be typed with hyphens, such as `colbench-code`.
     benchmark = target if is_played(target) else target.replace("-", "_")
     benchmark = ALIASES.get(benchmark, benchmark)
     if is_played(benchmark):
-        if not any(word.startswith(("policy=", "policy.", "policies=")) for word in words):
+        if not any(pair.startswith(("policy=", "policy.", "policies=")) for pair in overrides):
             fix = "add policy=NAME (a run folder, a model or a server URL)"
             raise UserError("no policy is given", fix)
         from coterie.cli.evaluate import play_benchmark
@@ -308,14 +308,14 @@ def evaluate(
         from coterie.runs.benchmark import PUBLISHED
 
         if paper:
-            # The user's words come last, so that they override the published settings.
-            words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
-        show(*play_benchmark(benchmark, words, checkpoints=checkpoints, console=console))
+            # The user's overrides come last, so that they replace the published settings.
+            overrides = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *overrides]
+        show(*play_benchmark(benchmark, overrides, checkpoints=checkpoints, console=console))
         return
     _check_run(target)
     from coterie.cli.execution import run_stage
 
-    run_stage("evaluate", Path(target), words, recipe, iteration, console)
+    run_stage("evaluate", Path(target), overrides, recipe, iteration, console)
 
 
 def _check_run(target: str) -> None:
@@ -351,7 +351,7 @@ def quickstart(
         Path | None, typer.Option(help="Run folder; default: runs/quickstart or -TASK.")
     ] = None,
     task: Annotated[str, typer.Option(help="exchange, hotpot_qa or gsm8k.")] = "exchange",
-    words: Words = None,
+    overrides: Overrides = None,
 ) -> None:
     """Train two agents to communicate with fewer tokens and higher scores. Prints results before and after.
 
@@ -367,7 +367,7 @@ def quickstart(
     from coterie.cli.execution import quickstart as start
 
     folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
-    start(folder, words or [], task, console)
+    start(folder, overrides or [], task, console)
 
 
 @app.command()
@@ -386,7 +386,7 @@ def reproduce(
         bool,
         typer.Option("--gate", help="Only measure if the claims can be tested, without training."),
     ] = False,
-    words: Words = None,
+    overrides: Overrides = None,
 ) -> None:
     """Test a paper's claims. Runs the recipe and its controls, and prints a table and one JSON line.
 
@@ -405,13 +405,13 @@ def reproduce(
     # The root of the repository makes `experiments` importable.
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
-    experiment.main(recipe, folder, seeds, words or [], gate, console)
+    experiment.main(recipe, folder, seeds, overrides or [], gate, console)
 
 
 @app.command()
 def chat(
     source: Source,
-    words: Words = None,
+    overrides: Overrides = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     iteration: Version = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
@@ -434,7 +434,7 @@ def chat(
     """
     from coterie.cli.conversation import ChatOptions, talk
 
-    talk(source, iteration, words or (), ChatOptions(temperature, max_tokens, seed, system))
+    talk(source, iteration, overrides or (), ChatOptions(temperature, max_tokens, seed, system))
 
 
 @export_app.command("data")

@@ -11,7 +11,7 @@ from coterie.config.resolve import keys, nested, overlaid, read_settings, read_y
 from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
 from coterie.datasets.question_files import FileSettings
-from coterie.environments.registry import Choice, is_name_word, with_file
+from coterie.environments.registry import Choice, is_task_pair, with_file
 from coterie.errors import UserError
 from coterie.models.catalogue import check_hub_name, converted_folder, packaged_folder
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
@@ -28,46 +28,46 @@ class Arguments:
     """A recipe and its settings on the command line."""
 
     recipe: str
-    words: Sequence[str] = ()
+    overrides: Sequence[str] = ()
     file: Mapping[str, Any] | None = None
     """Values of the file by dotted key."""
     named: Sequence[str] = ()
-    """The file's data set and environment, as words."""
+    """The file's data set and environment, as overrides."""
 
     def resolve(self, stored: Mapping[str, Any] | None = None) -> RecipeSettings:
-        """Return the settings. Words override the file, which overrides the stored settings of a run folder."""
+        """Return the settings. Overrides replace those of the file, which replace the stored ones of a run folder."""
         if self.file is None:
-            return settings(self.recipe, self.words, stored)
+            return settings(self.recipe, self.overrides, stored)
         # The data set and the environment are chosen first, because they determine which keys exist.
         stored_choice = Choice.of(stored or {})
         in_file = stored_choice
         if self.named:
             in_file = played_choice(self.recipe, self.named, stored_choice.names())
         choice = in_file
-        if Choice.among(self.words) != Choice():
-            choice = played_choice(self.recipe, self.words, in_file.names())
+        if Choice.among(self.overrides) != Choice():
+            choice = played_choice(self.recipe, self.overrides, in_file.names())
         # Keys of another data set or environment than the chosen one do not count.
         base = stored or {} if choice == stored_choice else {}
         same = choice == in_file
         paths = {key.path for key in keys(played_settings(self.recipe, self.named))}
-        typed = {word.partition("=")[0] for word in self.words}
-        values, words = dict[str, Any](), list[str]()
+        typed = {pair.partition("=")[0] for pair in self.overrides}
+        values, overrides = dict[str, Any](), list[str]()
         for name, value in self.file.items():
             is_played = name.partition(".")[0] in PLAYED
             if is_played and (not same or name not in paths or name.endswith(".name")):
                 continue
-            # `model` is passed on as a word, because only words are resolved to the policy of a run.
+            # `model` is passed on as an override, because only overrides are resolved to the policy of a run.
             if name != "model" and name in paths:
                 values[name] = value
             elif name not in typed:
-                words.append(f"{name}={value}")
-        words += [word for word in self.words if not is_name_word(word)]
+                overrides.append(f"{name}={value}")
+        overrides += [pair for pair in self.overrides if not is_task_pair(pair)]
         names = choice.names() if choice != Choice() else {}
-        return settings(self.recipe, words, overlaid(base, nested(values), names))
+        return settings(self.recipe, overrides, overlaid(base, nested(values), names))
 
 
 def read_arguments(
-    recipe: str | None, words: Sequence[str], file: Path | None, folder: Path | None = None
+    recipe: str | None, overrides: Sequence[str], file: Path | None, folder: Path | None = None
 ) -> Arguments:
     """Read the command line: a recipe or a setting, settings, a file of settings, the folder of a run to resume.
 
@@ -75,7 +75,7 @@ def read_arguments(
     """
     # The first argument may be a setting, such as `seed=3` with --config.
     if recipe is not None and "=" in recipe:
-        words = once([recipe, *words]) or []
+        overrides = once([recipe, *overrides]) or []
         recipe = None
     if recipe is not None and recipe.endswith((".yaml", ".yml")) and file is None:
         file, recipe = Path(recipe), None
@@ -92,14 +92,14 @@ def read_arguments(
     recipe = absolute_name(recipe)
     # Recipes such as sft read a file as conversations, all others as questions.
     reads_files = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
-    words = with_file(_with_source(words, reads_files, _names(tree)))
+    overrides = with_file(_with_source(overrides, reads_files, _names(tree)))
     if file is None:
-        return Arguments(recipe, words)
-    named = with_file(_with_source(_names(tree), reads_files))
+        return Arguments(recipe, overrides)
+    named = with_file(_with_source(_names(tree), reads_files, ()))
     # A data set on the command line replaces the source in the file as well.
-    if not any(word.startswith("dataset") for word in words):
-        words = [word for word in named if not is_name_word(word)] + words
-    return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+    if not any(pair.startswith("dataset") for pair in overrides):
+        overrides = [pair for pair in named if not is_task_pair(pair)] + overrides
+    return Arguments(recipe, overrides, read_settings(file, played_settings(recipe, named)), named)
 
 
 def check_sources(settings: RecipeSettings) -> None:
@@ -132,33 +132,33 @@ def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[st
 
 
 def _names(tree: Mapping[str, Any]) -> list[str]:
-    """Return the data set and environment of a file, as words ``dataset=NAME``."""
-    words = []
+    """Return the data set and environment of a file, as overrides ``dataset=NAME``."""
+    overrides = []
     for name, value in tree.items():
         group, _, key = str(name).partition(".")
         value = value.get("name") if isinstance(value, Mapping) else value
         if group in PLAYED and key in ("", "name") and value is not None:
-            words.append(f"{group}={value}")
-    return words
+            overrides.append(f"{group}={value}")
+    return overrides
 
 
-def _with_source(words: Sequence[str], reads_files: bool, in_file: Sequence[str] = ()) -> list[str]:
+def _with_source(overrides: Sequence[str], reads_files: bool, in_file: Sequence[str]) -> list[str]:
     """Replace a bare name of a data set by its setting, and a file, folder or name of the hub by the source.
 
     A source without the name of a data set has questions, unless the recipe's own data set ``reads_files``. Such a
     recipe also accepts ``dataset=FILE``.
     """
     # A name such as `gsm8k` needs no key.
-    words = [f"dataset={word}" if word in DATASETS.built_in else word for word in words]
+    overrides = [f"dataset={word}" if word in DATASETS.built_in else word for word in overrides]
     if reads_files:
-        words = [
-            word.removeprefix("dataset=") if word.endswith(SUFFIXES) else word for word in words
+        overrides = [
+            word.removeprefix("dataset=") if word.endswith(SUFFIXES) else word for word in overrides
         ]
     is_named = reads_files or any(
-        word.startswith(("dataset=", "dataset.name=")) for word in (*words, *in_file)
+        word.startswith(("dataset=", "dataset.name=")) for word in (*overrides, *in_file)
     )
     result: list[str] = []
-    for word in words:
+    for word in overrides:
         # A path without a key is the source of the rows.
         is_path = word.endswith(SUFFIXES) or expanded(word).exists() or is_hub_name(word)
         if "=" in word or not is_path:

@@ -197,33 +197,35 @@ class ChatSettings(Settings):
     tools: ToolsSettings = ToolsSettings()
 
 
-def read_settings(words: Sequence[str]) -> ChatSettings:
+def read_settings(overrides: Sequence[str]) -> ChatSettings:
     where = "use engine.KEY=VALUE, tools=[NAME] or tools.KEY=VALUE"
-    return resolve(ChatSettings, (), words, where=where)
+    return resolve(ChatSettings, (), overrides, where=where)
 
 
-def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
+def open_engine(source: str, iteration: int | None, overrides: Sequence[str]) -> InProcessEngine:
     """Load a model, or a run's policy (by default the newest), with settings as ``key=value``."""
-    engine = read_settings(words).engine
+    engine = read_settings(overrides).engine
     run_and_step = find_run(source)
     if iteration is None and run_and_step is None:
         loaded = load(source, device=engine.device_name, template_args=engine.template)
         return InProcessEngine(loaded, max_batch=engine.max_batch)
     folder, step = run_and_step or (Path(source), None)
     # A recorded run has its own settings, and only the engine's may change.
-    overrides = [word for word in words if word.startswith("engine")]
+    overrides = [pair for pair in overrides if pair.startswith("engine")]
     with recorded_run(folder, overrides) as (recipe, run):
         version = recipe.find_version(run, None, iteration, step)
         loaded = recipe.models(run).load(recipe.main_role, version)
         return InProcessEngine(loaded, max_batch=recipe.settings.engine.max_batch)
 
 
-def talk(source: str, iteration: int | None, words: Sequence[str], options: ChatOptions) -> None:
+def talk(
+    source: str, iteration: int | None, overrides: Sequence[str], options: ChatOptions
+) -> None:
     """Run a conversation until the end of input or Ctrl-C."""
-    tools = read_settings(words).tools
+    tools = read_settings(overrides).tools
     system = (Message.of("system", options.system),) if options.system else ()
     with suppress(KeyboardInterrupt):
-        engine = open_engine(source, iteration, words)
+        engine = open_engine(source, iteration, overrides)
         with asyncio.Runner() as runner:
             # The tools stay open across several calls of the runner, so the context is entered by hand.
             context = open_tools(tools, engine.loaded.renderer, options.seed or 0)

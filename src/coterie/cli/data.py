@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from coterie.errors import UserError
-from coterie.terminal import ConsoleProgress, Words, notes, results
+from coterie.terminal import ConsoleProgress, Overrides, notes, results
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,7 +117,7 @@ def filter_(
             help="Benchmark as in `coterie evaluate`, such as gsm8k; leave out with --from.",
         ),
     ] = None,
-    words: Words = None,
+    overrides: Overrides = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -165,7 +165,7 @@ def filter_(
         raise UserError("no benchmark is given", fix)
     else:
         rule = RateRule(least, most, passing)
-        filter_rows(benchmark, words or [], out, rule, split, store, notes())
+        filter_rows(benchmark, overrides or [], out, rule, split, store, notes())
     print(out)
 
 

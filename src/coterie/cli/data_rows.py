@@ -213,7 +213,7 @@ class RateRule:
 
 def filter_rows(
     benchmark: str,
-    words: Sequence[str],
+    overrides: Sequence[str],
     out: Path,
     rule: RateRule,
     split: Split,
@@ -225,14 +225,14 @@ def filter_rows(
     settings: TaskSettings
     if file is None:
         # The user's own values override these defaults.
-        typed = {word.partition("=")[0] for word in words}
+        typed = {pair.partition("=")[0] for pair in overrides}
         defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
-        words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
-        settings, results = play_benchmark(benchmark, words, console=console, split=split)
+        overrides = [*overrides, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
+        settings, results = play_benchmark(benchmark, overrides, console=console, split=split)
         file = results[0].store
     else:
         where = "`coterie data filter --help` has examples"
-        settings = benchmark_settings(TaskSettings, benchmark, words, where=where)
+        settings = benchmark_settings(TaskSettings, benchmark, overrides, where=where)
     rows = _rows(settings)
     with Store.open(file, read_only=True) as store:
         rates = pass_rates(store, _newest(store, file, EVALUATION), [EVALUATION], rule.passing)

@@ -286,16 +286,16 @@ class ServerSettings(EvaluatedSettings):
 
 def play_benchmark(
     benchmark: str,
-    words: Sequence[str],
+    overrides: Sequence[str],
     *,
     checkpoints: str = "last",
     console: Console,
     split: Split = "heldout",
 ) -> tuple[EvaluatedSettings, list[Evaluation]]:
     """Evaluate policies on a split. Return the settings of the first policy, and the results of all."""
-    policies, by_agent, given_words = split_policies(words)
+    policies, by_agent, given_overrides = split_policies(overrides)
     names = list(dict.fromkeys([*policies, *by_agent.values()]))
-    values = dict(word.split("=", 1) for word in given_words if "=" in word)
+    values = dict(pair.split("=", 1) for pair in given_overrides if "=" in pair)
     if by_agent and any(name.startswith(URL) for name in names):
         named_agents = ", ".join(f"{AGENT_KEY}{agent}={name}" for agent, name in by_agent.items())
         problem = f"{named_agents}: a server plays all agents"
@@ -304,7 +304,7 @@ def play_benchmark(
     preset: Mapping[str, Any] = PRESETS.get(values.get("method"), {})  # type: ignore[call-overload]
     # All policies are played with the settings of the first run on this benchmark.
     for policy in policies or [""]:
-        words, as_trained = _as_trained(benchmark, given_words, policy, console)
+        overrides, as_trained = _as_trained(benchmark, given_overrides, policy, console)
         if as_trained:
             break
     if checkpoints != "last" and (len(names) != 1 or find_run(names[0]) is None):
@@ -319,7 +319,7 @@ def play_benchmark(
         layers = [as_trained, preset, {"policy": policy or None}]
         # With several policies, settings of the engine apply only to models, and of the endpoint only to servers.
         foreign = "engine." if policy.startswith(URL) else "endpoint."
-        keys = [word for word in words if len(policies) == 1 or not word.startswith(foreign)]
+        keys = [pair for pair in overrides if len(policies) == 1 or not pair.startswith(foreign)]
         if policy.startswith(URL):
             layers.append({"endpoint": {"url": policy}})
             plays.append(benchmark_settings(ServerSettings, benchmark, keys, layers, where=KEYS))
@@ -347,14 +347,14 @@ def play_benchmark(
     return settings, results
 
 
-def split_policies(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the policies (``policy=A policy=B`` or ``policies=[A,B]``), those of single agents, and the other words.
+def split_policies(overrides: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Split policies (``policy=A policy=B`` or ``policies=[A,B]``), those of single agents, and the other overrides.
 
-    Agents are no keys of the settings, so these words are read first.
+    Agents are no keys of the settings, so these overrides are read first.
     """
     policies, by_agent, rest = list[str](), dict[str, str](), list[str]()
-    for word in words:
-        name, separator, value = word.partition("=")
+    for pair in overrides:
+        name, separator, value = pair.partition("=")
         if name == "policy":
             policies.append(value)
         elif name == "policies":
@@ -362,44 +362,44 @@ def split_policies(words: Sequence[str]) -> tuple[list[str], dict[str, str], lis
         elif separator and name.startswith(AGENT_KEY):
             by_agent[name.removeprefix(AGENT_KEY)] = value
         else:
-            rest.append(word)
+            rest.append(pair)
     return [*dict.fromkeys(filter(None, policies))], by_agent, rest
 
 
 def own_benchmark(folder: Path) -> list[str]:
-    """Return the benchmark that a run plays, and the words of its evaluations."""
+    """Return the benchmark that a run plays, and the overrides of its evaluations."""
     _, stored = read_config(folder)
     values, choice = flatten(stored), Choice.of(stored)
     keys = {"tasks": "evaluate.tasks", "temperature": "evaluate.temperature", "seed": "seed"}
-    words = [f"{key}={values[name]}" for key, name in keys.items()]
-    return [choice.dataset or choice.environment or "", *words]
+    overrides = [f"{key}={values[name]}" for key, name in keys.items()]
+    return [choice.dataset or choice.environment or "", *overrides]
 
 
 def _as_trained(
-    benchmark: str, words: Sequence[str], policy: str, console: Console
+    benchmark: str, overrides: Sequence[str], policy: str, console: Console
 ) -> tuple[list[str], Mapping[str, Any]]:
-    """Return words and values for a run's own benchmark with the settings of its training.
+    """Return overrides and values for a run's own benchmark with the settings of its training.
 
     Policies of ``sft`` on questions get the bare question as the prompt, as in training.
     """
     # A file as the benchmark is a data set of questions.
-    file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
-    words = [*file_words, *with_file(words)]
-    name = "qa" if file_words else absolute_name(benchmark)
+    file_overrides = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
+    overrides = [*file_overrides, *with_file(overrides)]
+    name = "qa" if file_overrides else absolute_name(benchmark)
     if (run_and_step := find_run(policy)) is None:
-        return words, {}
+        return overrides, {}
     recipe, stored = read_config(run_and_step[0])
-    run, choice = Choice.of(stored), Choice.among(words)
+    run, choice = Choice.of(stored), Choice.among(overrides)
     # The settings of training apply only to the data set and environment that the run was trained on.
     environment = run.environment if name in (run.dataset, run.environment) else None
     dataset = choice.dataset or (name if name == run.dataset else run.dataset)
     is_same = dataset == run.dataset and choice.environment in (None, environment)
     if environment is None or not is_same:
-        return words, {}
+        return overrides, {}
     groups = ("dataset", "environment", "tools")
     values: dict[str, Any] = {group: stored.get(group, {}) for group in groups}
     # The stored settings of the data set belong to its stored source.
-    source = next((word for word in words if word.startswith("dataset.source=")), None)
+    source = next((pair for pair in overrides if pair.startswith("dataset.source=")), None)
     if source not in (None, f"dataset.source={values['dataset'].get('source')}"):
         del values["dataset"]
     if environment == "conversation":
@@ -407,7 +407,7 @@ def _as_trained(
     limit = settings(recipe, (), stored).turn_tokens
     console.print(f"{benchmark} as in {policy}: environment={environment} max_tokens={limit}")
     names = [f"environment={environment}", *([f"dataset={dataset}"] if dataset else [])]
-    return [*names, *words], {**values, "max_tokens": limit}
+    return [*names, *overrides], {**values, "max_tokens": limit}
 
 
 def _check(settings: EvaluatedSettings, split: Split, console: Console) -> None:

@@ -22,7 +22,7 @@ from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import agents_of, draw_tasks
 from coterie.environments.qa_metrics import known_answers
-from coterie.environments.registry import is_name_word, task_word
+from coterie.environments.registry import is_task_pair, task_pair
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
@@ -77,7 +77,7 @@ def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     console.print(*summary(recipe, run), sep="\n")
 
 
-def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
+def quickstart(folder: Path, overrides: Sequence[str], dataset: str, console: Console) -> None:
     """Run the small preset of a data set in ``folder``. Replaces a finished quickstart.
 
     Uses vLLM if it is installed, except for the micro-world. The last line is one JSON object: {"task", "model",
@@ -86,13 +86,13 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     began = time.monotonic()
     # Raises an error for an unknown data set.
     preset(QUICKSTART, dataset)
-    if any(map(is_name_word, words)):
+    if any(map(is_task_pair, overrides)):
         problem = "quickstart does not accept dataset=NAME or environment=NAME"
         raise UserError(problem, f"use --task with one of: {', '.join(played_by(QUICKSTART))}")
     # The tiny model of the micro-world is finished before a server has started.
     use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
-    words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
-    recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
+    overrides = [task_pair(dataset), *["engine.kind=vllm"] * use_vllm, *overrides]
+    recipe = recipe_of(settings(QUICKSTART, overrides, over=quickstart_sizes(dataset)))
     recipe.plan()
     recipe_settings = recipe.settings
     # A run with other settings stays: opening it reports the differences.
@@ -122,7 +122,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
 def run_stage(
     stage: str,
     folder: Path,
-    words: Sequence[str],
+    overrides: Sequence[str],
     name: str,
     iteration: int | None,
     console: Console,
@@ -130,7 +130,7 @@ def run_stage(
     name = absolute_name(name)
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
-    recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
+    recipe = recipe_of(settings(name, overrides, stored_settings(name, folder)))
     recipe.plan()
     keys = _keys_of(recipe, stage, iteration)
     # Only a stage without inputs can begin a new run.

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from rich.table import Table
 
 from coterie.config.plugins import label
-from coterie.terminal import Words, notes, results
+from coterie.terminal import Overrides, notes, results
 
 if TYPE_CHECKING:
     from coterie.recipes.sweep import Point, SweepRow
@@ -27,7 +27,7 @@ def sweep(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="Such as moat/maths, or path/file.py:NAME.")
     ],
-    words: Words = None,
+    overrides: Overrides = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of all runs; default: runs/sweep-RECIPE-KEY.")
     ] = None,
@@ -51,19 +51,19 @@ def sweep(
         coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.learning_rate=1e-6,1e-5 --dry-run
     """
     from coterie.cli.arguments import read_arguments
-    from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
+    from coterie.recipes.sweep import plan_sweep, run_sweep, split_overrides
     from coterie.reports.page import write_page
     from coterie.runs.loop import command_line
     from coterie.terminal import ConsoleProgress
 
-    arguments, console = read_arguments(recipe, words or [], None), notes()
-    recipe, words = arguments.recipe, list(arguments.words)
+    arguments, console = read_arguments(recipe, overrides or [], None), notes()
+    recipe, overrides = arguments.recipe, list(arguments.overrides)
     # The names of the keys with several values.
-    key = ",".join(split_words(words)[0])
+    key = ",".join(split_overrides(overrides)[0])
     folder = folder or Path("runs") / f"sweep-{label(recipe)}-{key}".translate(
         str.maketrans("/,", "--")
     )
-    points = plan_sweep(recipe, words, folder, seeds)
+    points = plan_sweep(recipe, overrides, folder, seeds)
     first_recipe = points[0].recipe
     # The plan is the result of a dry run, but only a note before the runs of a sweep.
     out = results(WIDTH) if dry_run else console

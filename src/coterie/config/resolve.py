@@ -339,32 +339,32 @@ class SettingsKey:
 def resolve(
     settings: type[S],
     layers: Sequence[Mapping[str, Any]],
-    words: Iterable[str] = (),
+    overrides: Iterable[str] = (),
     *,
     where: str = RECIPE_KEYS,
 ) -> S:
-    """Resolve settings from layers and words.
+    """Resolve settings from layers and overrides.
 
     Args:
         settings: Type of the settings.
         layers: Nested mappings; later ones override earlier ones.
-        words: ``key=value`` arguments, which override all layers.
+        overrides: ``key=value`` arguments, which override all layers.
         where: Hint in errors on where keys are listed.
 
     Raises:
-        UserError: A key is unknown (with the nearest key), a word has no ``=``, or values are invalid.
+        UserError: A key is unknown (with the nearest key), an override has no ``=``, or values are invalid.
     """
     values = overlaid(*layers)
     by_path = {key.path: key for key in keys(settings)}
     mains = {key.path.rpartition(".")[0]: key.path for key in by_path.values() if key.is_main}
-    for word in words:
-        path, equals, text = word.partition("=")
+    for pair in overrides:
+        path, equals, text = pair.partition("=")
         if not equals or not path:
-            raise UserError(f"{word!r} is not a setting", "write key=value, such as iterations=2")
+            raise UserError(f"{pair!r} is not a setting", "write key=value, such as iterations=2")
         if re.fullmatch(r"[A-Za-z]:\\\S*", text):
             fix = f"in WSL write {path}=/mnt/{text[0].lower()}{text[2:].replace(chr(92), '/')}"
             raise UserError(
-                f"{word} is a path of Windows, and coterie runs on Linux and macOS", fix
+                f"{pair} is a path of Windows, and coterie runs on Linux and macOS", fix
             )
         # The name of a group sets its main key, such as `user_simulator=NAME`.
         path = mains.get(path, path)

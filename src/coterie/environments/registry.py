@@ -171,10 +171,10 @@ class Choice:
     environment: str | None = None
 
     @classmethod
-    def among(cls, words: Iterable[str]) -> "Choice":
+    def among(cls, overrides: Iterable[str]) -> "Choice":
         names: dict[str, str | None] = {}
-        for word in words:
-            path, _, text = word.partition("=")
+        for pair in overrides:
+            path, _, text = pair.partition("=")
             # ``dataset=NAME`` is short for ``dataset.name=NAME``.
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
                 names[kind] = absolute_name(text) if text not in ("", "none", "null") else None
@@ -250,30 +250,30 @@ def is_micro_world(name: str) -> bool:
     return entry is not None and entry.generates_tasks and not entry.datasets
 
 
-def is_name_word(word: str) -> bool:
-    """Return True if a ``key=value`` word names a data set or an environment."""
-    return word.partition("=")[0].removesuffix(".name") in ("dataset", "environment")
+def is_task_pair(pair: str) -> bool:
+    """Return True if a ``key=value`` pair names a data set or an environment."""
+    return pair.partition("=")[0].removesuffix(".name") in ("dataset", "environment")
 
 
 def is_data_file(name: str) -> bool:
     return name.endswith(SUFFIXES)
 
 
-def with_file(words: Iterable[str]) -> list[str]:
+def with_file(overrides: Iterable[str]) -> list[str]:
     result: list[str] = []
-    for word in words:
-        path, _, text = word.partition("=")
+    for pair in overrides:
+        path, _, text = pair.partition("=")
         if path in ("dataset", "dataset.name") and is_data_file(text):
             # The file is a source of the data set ``qa``, also for a run that resumes in another
             # folder.
             result += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
         else:
-            result.append(word)
+            result.append(pair)
     return result
 
 
-def task_word(name: str) -> str:
-    """Return the ``key=value`` word that selects an environment or a data set."""
+def task_pair(name: str) -> str:
+    """Return the ``key=value`` pair that selects an environment or a data set."""
     return f"{'environment' if name in BUILT_IN else 'dataset'}={name}"
 
 

@@ -509,13 +509,13 @@ def _identity(value: object) -> object:
 
 
 @contextmanager
-def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Recipe, Run]]:
+def recorded_run(folder: Path, overrides: Sequence[str] = ()) -> Iterator[tuple[Recipe, Run]]:
     """Open a run read-only, with the recipe of its stored settings.
 
-    ``words`` override stored settings. Raises ``UserError`` for a folder that is not a run.
+    ``overrides`` override stored settings. Raises ``UserError`` for a folder that is not a run.
     """
     name, stored = read_config(folder)
-    recipe = registry.recipe(registry.settings(name, words, stored))
+    recipe = registry.recipe(registry.settings(name, overrides, stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
         yield recipe, run
 

@@ -182,7 +182,7 @@ def quickstart_sizes(dataset: str) -> dict[str, Any]:
 
 def settings(
     name: str,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     stored: Mapping[str, Any] | None = None,
     *,
     over: Mapping[str, Any] | None = None,
@@ -191,17 +191,17 @@ def settings(
 
     Args:
         name: Method.
-        words: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder,
+        overrides: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder,
             ``model=RUN@STEP`` the one after a step of reinforcement learning.
         stored: Values of a run folder, which override ``with_defaults``.
         over: Values that override the preset.
     """
     from coterie.config.resolve import resolve
-    from coterie.environments.registry import Choice, is_name_word, task_settings_type, with_file
+    from coterie.environments.registry import Choice, is_task_pair, task_settings_type, with_file
 
     stored = stored or {}
-    words = list(map(_of_run, with_file(words)))
-    choice = played_choice(name, words, stored)
+    overrides = list(map(_of_run, with_file(overrides)))
+    choice = played_choice(name, overrides, stored)
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
@@ -215,25 +215,26 @@ def settings(
         over or {},
         stored,
     ]
-    return resolve(method_settings_type, layers, [word for word in words if not is_name_word(word)])
+    keys = [pair for pair in overrides if not is_task_pair(pair)]
+    return resolve(method_settings_type, layers, keys)
 
 
-def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
-    """Return the settings type of a method with the keys of the environment and data set in ``words``."""
+def played_settings(name: str, overrides: Sequence[str]) -> "type[RecipeSettings]":
+    """Return the settings type of a method with the keys of the environment and data set in ``overrides``."""
     from coterie.environments.registry import task_settings_type, with_file
 
-    return task_settings_type(settings_type(name), played_choice(name, with_file(words), {}))
+    return task_settings_type(settings_type(name), played_choice(name, with_file(overrides), {}))
 
 
-def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
-    """Return the environment and data set of a method: from ``words``, else ``stored``, else its default."""
+def played_choice(name: str, overrides: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+    """Return the environment and data set of a method: from ``overrides``, else ``stored``, else its default."""
     from coterie.environments.registry import Choice
 
-    stored_choice, choice = Choice.of(stored), Choice.among(words)
+    stored_choice, choice = Choice.of(stored), Choice.among(overrides)
     # A data set with a preset is played in the method's own environment.
     if choice.environment is None and choice.dataset in _presets(name).values:
         choice = Choice(choice.dataset, _declared_choice(name).environment)
-    # Without a stored choice, and without one in the words, the default applies.
+    # Without a stored choice, and without one in the overrides, the default applies.
     if stored_choice.environment is None:
         stored_choice = _default(name) if choice == Choice() else Choice()
     return choice.with_defaults(stored_choice, settings_type(name).questions)
@@ -263,15 +264,15 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     return dict(presets.common)
 
 
-def _of_run(word: str) -> str:
-    """Replace the run folder in ``model=RUN`` by its last policy; leave other words unchanged."""
-    key, _, text = word.partition("=")
+def _of_run(pair: str) -> str:
+    """Replace the run folder in ``model=RUN`` by its last policy; leave other overrides unchanged."""
+    key, _, text = pair.partition("=")
     if key != "model":
-        return word
+        return pair
     from coterie.runs.run import find_run
 
     if (run_and_step := find_run(text)) is None:
-        return word
+        return pair
     from coterie.models.loading import is_adapter
     from coterie.recipes.base import stored_policy
 

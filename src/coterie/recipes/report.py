@@ -248,11 +248,11 @@ def _preset(recipe: Recipe) -> dict[str, object] | None:
     # The preset is resolved for the run's own data set and environment.
     choice = Choice.of(run_settings.model_dump())
     names = (("dataset", choice.dataset), ("environment", choice.environment))
-    words = [f"{group}={name}" for group, name in names if name]
+    overrides = [f"{group}={name}" for group, name in names if name]
     if source := getattr(run_settings.dataset, "source", None):
-        words.append(f"dataset.source={source}")
+        overrides.append(f"dataset.source={source}")
     try:
-        return flatten(settings(run_settings.recipe, words).model_dump(mode="json"))
+        return flatten(settings(run_settings.recipe, overrides).model_dump(mode="json"))
     except UserError:
         # A file or plug-in may be missing by now; the page then compares with the defaults.
         return None

@@ -37,7 +37,7 @@ class Point:
 
     value: str
     """Values of the keys as typed, joined by commas."""
-    words: str
+    overrides: str
     """Values with their keys: ``KEY=VALUE KEY=VALUE``."""
     seed: int
     folder: Path
@@ -86,15 +86,15 @@ def split_values(text: str) -> list[str]:
     return values
 
 
-def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the values of each key with several values, and the remaining words."""
+def split_overrides(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the values of each key with several values, and the remaining overrides."""
     keys: dict[str, list[str]] = {}
     rest = []
-    for word in words:
-        key, _, text = word.partition("=")
+    for pair in overrides:
+        key, _, text = pair.partition("=")
         values = split_values(text)
         if len(values) == 1:
-            rest.append(word)
+            rest.append(pair)
         elif not all(values) or len(set(values)) < len(values):
             raise UserError(f"{key} has an empty or repeated value", "give each value once")
         else:
@@ -105,22 +105,22 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     return keys, rest
 
 
-def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> list[Point]:
+def plan_sweep(name: str, overrides: Sequence[str], folder: Path, seeds: int) -> list[Point]:
     """Make and check the runs of every combination of values, for each seed."""
-    keys, rest = split_words(words)
+    keys, rest = split_overrides(overrides)
     if "seed" in keys and seeds > 1:
         raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
     points: list[Point] = []
     # Seeds are the outer loop, so that every value has one run before any has a second.
     for seed_number, values in product(range(seeds), product(*keys.values())):
-        value_words = [*map("=".join, zip(keys, values, strict=True))]
-        point_settings = settings(name, [*rest, *value_words])
+        value_overrides = [*map("=".join, zip(keys, values, strict=True))]
+        point_settings = settings(name, [*rest, *value_overrides])
         # Further seeds are counted up from the seed of the settings.
         if seed_number:
-            unseeded = [word for word in (*rest, *value_words) if not word.startswith("seed=")]
+            unseeded = [pair for pair in (*rest, *value_overrides) if not pair.startswith("seed=")]
             seed = point_settings.seed + seed_number
             point_settings = settings(name, [*unseeded, f"seed={seed}"])
-        recipe, text = recipe_of(point_settings), " ".join(value_words)
+        recipe, text = recipe_of(point_settings), " ".join(value_overrides)
         _check(recipe, text)
         value = ",".join(values)
         # Names of folders keep only safe characters; a collision is an error below.
@@ -128,7 +128,7 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
         path = folder / f"{slug}-seed-{point_settings.seed}"
         for point in points:
             if point.recipe.settings == point_settings:
-                raise UserError(f"{point.words} and {text} are the same", "remove one of them")
+                raise UserError(f"{point.overrides} and {text} are the same", "remove one of them")
             if point.folder == path:
                 problem = f"the runs of {point.value!r} and {value!r} have the same folder {path}"
                 raise UserError(problem, "sweep over one of them with another --folder")
@@ -172,7 +172,7 @@ def run_sweep(
     rows = []
     scores: dict[str, dict[str, list[float]]] = {}
     for number, point in enumerate(points, 1):
-        say(f"run {number} of {len(points)}: {point.words} seed={point.seed}")
+        say(f"run {number} of {len(points)}: {point.overrides} seed={point.seed}")
         make_folder(point.folder.parent)
         recipe = point.recipe
         # Only a new run copies stages; one that exists is resumed.

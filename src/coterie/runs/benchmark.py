@@ -30,8 +30,8 @@ from coterie.environments.registry import (
     content,
     is_data_file,
     is_environment,
-    is_name_word,
     is_played,
+    is_task_pair,
     make_environment,
     task_settings_type,
     with_file,
@@ -118,7 +118,7 @@ B = TypeVar("B", bound=TaskSettings)
 def benchmark_settings(
     base: type[B],
     benchmark: str,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     layers: Sequence[Mapping[str, Any]] = (),
     *,
     where: str = RECIPE_KEYS,
@@ -128,24 +128,25 @@ def benchmark_settings(
     Raises ``UserError`` for an unknown name, and like :func:`resolve`.
     """
     # A file of rows becomes the data set of the environment for questions.
-    words = with_file([*([f"dataset={benchmark}"] if is_data_file(benchmark) else ()), *words])
-    benchmark = "qa" if is_data_file(benchmark) else benchmark
-    words_choice = Choice.among(words)
+    if is_data_file(benchmark):
+        overrides, benchmark = [f"dataset={benchmark}", *overrides], "qa"
+    overrides = with_file(overrides)
+    typed_choice = Choice.among(overrides)
     # An environment by this name has tasks of its own; every other name is a data set.
     is_environment_spec = is_spec(benchmark) and is_environment(benchmark)
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
-        words_choice = replace(words_choice, environment=absolute_name(benchmark))
+        typed_choice = replace(typed_choice, environment=absolute_name(benchmark))
     else:
         if not is_played(benchmark):
             near = did_you_mean(benchmark, NAMES)
             raise UserError(f"no benchmark is called {benchmark!r}", f"{near}see `coterie list`")
-        if words_choice.dataset not in (None, absolute_name(benchmark)):
-            problem = f"{benchmark} and dataset={words_choice.dataset} are different data sets"
+        if typed_choice.dataset not in (None, absolute_name(benchmark)):
+            problem = f"{benchmark} and dataset={typed_choice.dataset} are different data sets"
             raise UserError(problem, "name one, or give an environment such as code_maths first")
-        words_choice = replace(words_choice, dataset=absolute_name(benchmark))
-    choice = words_choice.with_defaults(Choice())
+        typed_choice = replace(typed_choice, dataset=absolute_name(benchmark))
+    choice = typed_choice.with_defaults(Choice())
     # The names are settled now, so that only the other settings remain to be resolved.
-    keys = [word for word in words if not is_name_word(word)]
+    keys = [pair for pair in overrides if not is_task_pair(pair)]
     # Later layers win: what the data set implies, then the caller's values, then the names.
     values = [choice.values(), *layers, choice.names()]
     return resolve(task_settings_type(base, choice), values, keys, where=where)

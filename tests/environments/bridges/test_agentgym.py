@@ -384,18 +384,23 @@ class GoToObj:
 
 
 def test_a_run_grows_trees_trains_and_evaluates_on_a_server(cli: Cli, tmp_path: Path) -> None:
-    words = ["model=tiny-acts", "rollout.tasks=4", "rollout.max_tokens=24", "environment.steps=12"]
-    words += [
+    overrides = [
+        "model=tiny-acts",
+        "rollout.tasks=4",
+        "rollout.max_tokens=24",
+        "environment.steps=12",
+    ]
+    overrides += [
         "search.max_children=6",
         "search.rollouts_per_search=8",
         "search.rollouts_per_task=60",
         "pairs.max_visits=1",
     ]
-    words += ["pairs.margin=0.3", "budget.tasks=none", "budget.pairs=none", "evaluate.tasks=4"]
-    words += ["train.max_length=1024", "engine.device=cpu", "--folder", "run"]
+    overrides += ["pairs.margin=0.3", "budget.tasks=none", "budget.pairs=none", "evaluate.tasks=4"]
+    overrides += ["train.max_length=1024", "engine.device=cpu", "--folder", "run"]
     with serve_gym(Gym("textcraft", make=lambda _: GoToObj())) as gym:
         own = ["environment.world=textcraft", f"environment.url={gym.url}"]
-        result = cli("run", "dense_tree/agentgym", *own, *words)
+        result = cli("run", "dense_tree/agentgym", *own, *overrides)
         assert result.code == 0, result.err
         assert len(gym.games) == 0 and gym.steps
     page = tmp_path / "run" / "report.html"

@@ -180,7 +180,7 @@ def test_splits_share_no_game_and_none_comes_twice(
 
 
 def test_the_packaged_model_often_loses_and_can_win(cli: Cli) -> None:
-    words = ["environment.level=GoToObj", "environment.steps=9", "tasks=60", "max_tokens=32"]
-    result = cli("evaluate", "babyai", "policy=tiny-acts", *words, "engine.device=cpu")
+    overrides = ["environment.level=GoToObj", "environment.steps=9", "tasks=60", "max_tokens=32"]
+    result = cli("evaluate", "babyai", "policy=tiny-acts", *overrides, "engine.device=cpu")
     (row,) = json.loads(result.out.splitlines()[-1])["rows"]
     assert 0.15 < row["score"] < 0.75

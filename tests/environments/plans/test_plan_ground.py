@@ -27,8 +27,8 @@ from tests.helpers.play_scripts import play_dialogue
 from tests.helpers.write_rows import write_jsonl
 
 
-def world(name: str = "tests/helpers/plans.py:Plans", *words: str) -> PlanGround:
-    environment = packaged_environment(name, "environment=plan_ground", *words)
+def world(name: str = "tests/helpers/plans.py:Plans", *overrides: str) -> PlanGround:
+    environment = packaged_environment(name, "environment=plan_ground", *overrides)
     assert isinstance(environment, PlanGround)
     return environment
 

@@ -16,8 +16,8 @@ from tests.helpers.packaged_environments import packaged_environment
 from tests.helpers.run_python import act, answer, observed_texts, play_python
 
 
-def maths(dataset: str = "gsm8k", *words: str) -> PythonMaths:
-    settings = [f"environment.{word}" for word in words]
+def maths(dataset: str = "gsm8k", *overrides: str) -> PythonMaths:
+    settings = [f"environment.{pair}" for pair in overrides]
     environment = packaged_environment(dataset, "environment=python_maths", *settings)
     assert isinstance(environment, PythonMaths)
     return environment
@@ -139,11 +139,11 @@ def call_count() -> int:
 '''
 
 
-def tool_tasks(folder: Path, source: str = FUNCTIONS, *words: str) -> PythonMaths:
+def tool_tasks(folder: Path, source: str = FUNCTIONS, *overrides: str) -> PythonMaths:
     (folder / "tools.py").write_text(source)
     rows = [{"question": f"What? {n}", "answer": "[3, 4.0, 'x']"} for n in range(20)]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = [f"environment.functions={folder / 'tools.py'}", *words]
+    settings = [f"environment.functions={folder / 'tools.py'}", *overrides]
     source = f"dataset.source={folder / 'tasks.jsonl'}"
     environment = packaged_environment("qa", source, "environment=python_maths", *settings)
     assert isinstance(environment, PythonMaths)

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("own_home")
 AGENT, TOOL = Speaker("agent", "agent"), Speaker("tool", "tools of agent")
 
 
-def make(name: str, *words: str) -> Environment:
-    return benchmark_settings(BenchmarkSettings, name, list(words)).build_environment()
+def make(name: str, *overrides: str) -> Environment:
+    return benchmark_settings(BenchmarkSettings, name, list(overrides)).build_environment()
 
 
 def play(
@@ -90,8 +90,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wiki_tools(tmp_path_factory.mktemp("corpus"))
 
 
-def mhqa(corpus: Path, *words: str) -> Environment:
-    return make("mhqa", "dataset=2wiki", "dataset.source=sample", f"tools.config={corpus}", *words)
+def mhqa(corpus: Path, *overrides: str) -> Environment:
+    return make(
+        "mhqa", "dataset=2wiki", "dataset.source=sample", f"tools.config={corpus}", *overrides
+    )
 
 
 PLAN = (
@@ -218,8 +220,8 @@ def test_an_agent_with_all_tools_searches_reads_computes_and_looks(tmp_path: Pat
             {"name": "visual_inspector", "folder": str(tmp_path), "endpoint": {"url": seer.url, "model": "m"}},
         ]  # fmt: skip
         (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": tools}))
-        words = f"dataset={jsonl_rows} dataset.heldout=0.5 tools.config={tmp_path}/tools.yaml"
-        environment = make("all_tools", *words.split())
+        overrides = f"dataset={jsonl_rows} dataset.heldout=0.5 tools.config={tmp_path}/tools.yaml"
+        environment = make("all_tools", *overrides.split())
         (task,) = environment.tasks("heldout", 1, 0)
         if "picture" not in task.public:
             (task,) = environment.tasks("train", 1, 0)
@@ -240,7 +242,7 @@ def test_an_agent_with_all_tools_searches_reads_computes_and_looks(tmp_path: Pat
         assert outcome(result).score == 1.0 and result.tree is not None
         seen = [one.text for turn in result.tree.turns.values() for one in turn.results]
         found = ("Oslo", "founded in 1040", "It shows a 7.", "7280")
-        assert all(word in one for word, one in zip(found, seen, strict=True))
+        assert all(text in result for text, result in zip(found, seen, strict=True))
         assert (result.metrics["calls"], result.metrics["violations"]) == (4, 0)
         (image, question) = seer.bodies[0]["messages"][1]["content"]
         assert question["text"] == "Question: Which number?" and "base64," in str(image)
@@ -262,9 +264,9 @@ def run(program: str, stdin: str) -> str:
 
 
 def of_rows(
-    dataset: str, folder: Path, *rows: dict[str, Any], words: Sequence[str] = ()
+    dataset: str, folder: Path, *rows: dict[str, Any], overrides: Sequence[str] = ()
 ) -> Environment:
-    return make(dataset, f"dataset.source={write_jsonl(folder / 'test.jsonl', *rows)}", *words)
+    return make(dataset, f"dataset.source={write_jsonl(folder / 'test.jsonl', *rows)}", *overrides)
 
 
 def test_an_agent_runs_a_program_and_answers_with_one(tmp_path: Path) -> None:
@@ -303,8 +305,8 @@ ENDS: dict[str, tuple[str, float, float, float]] = {
 
 
 def test_every_end_has_its_outcome_and_hinders_no_other(tmp_path: Path) -> None:
-    words = ["environment.limits.seconds=1", "environment.limits.total_seconds=20"]
-    environment = of_rows("livecodebench", tmp_path, LIVE, words=words)
+    overrides = ["environment.limits.seconds=1", "environment.limits.total_seconds=20"]
+    environment = of_rows("livecodebench", tmp_path, LIVE, overrides=overrides)
     results = play(environment, *([text] for text, *_ in ENDS.values()))
     for (reason, (_, *figures)), result in zip(ENDS.items(), results, strict=True):
         m = result.metrics
@@ -314,7 +316,7 @@ def test_every_end_has_its_outcome_and_hinders_no_other(tmp_path: Path) -> None:
 
 
 def test_lenient_takes_the_last_program_and_code_without_fences(tmp_path: Path) -> None:
-    environment = of_rows("livecodebench", tmp_path, LIVE, words=["environment.lenient=true"])
+    environment = of_rows("livecodebench", tmp_path, LIVE, overrides=["environment.lenient=true"])
     *programs, nothing = play(
         environment, *([text] for text in FORMS.values()), ["<think>I can't.</think>"]
     )
