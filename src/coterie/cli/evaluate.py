@@ -467,7 +467,9 @@ async def _by_engines(
         # The author of turns, and the name of log files.
         role = POLICY if len(players) == 1 else "-".join(player.agents)
         engine = await engines.open_engine(
-            *(player.version, player.path, player.load),
+            player.version,
+            player.path,
+            player.load,
             role=role,
             base=player.base,
             template_args=player.template_args,
@@ -486,7 +488,10 @@ async def _by_engines(
             best = await stack.enter_async_context(_best(settings, engine, sampling, split))
             samplers |= dict.fromkeys(player.agents, best)
         result = await evaluate(
-            *(settings, samplers, path, ConsoleProgress(console)),
+            settings,
+            samplers,
+            path,
+            ConsoleProgress(console),
             lambda: sum(n.sampled_tokens for n in stats),
             split=split,
         )
@@ -532,7 +537,10 @@ async def _by_endpoint(settings: ServerSettings, console: Console, split: Split)
         path = FOLDER / await store_name(settings, f"{server.url} {server.model}{args}", split)
         sampler = TextSampler(endpoint, settings.sampling(server.timeout))
         result = await evaluate(
-            *(settings, sampler_per_agent(settings, sampler), path, ConsoleProgress(console)),
+            settings,
+            sampler_per_agent(settings, sampler),
+            path,
+            ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
             # The weights behind a URL may have changed since the last evaluation.
             again=True,

@@ -147,11 +147,8 @@ class Reinforce(Recipe):
         trains=lambda recipe, i: recipe.learning_roles,
     )
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        return await reinforce(
-            *(self, self.settings, run, i, progress),
-            roles=self.learning_roles,
-            policies=self.settings.policies,
-        )
+        s, roles = self.settings, self.learning_roles
+        return await reinforce(self, s, run, i, progress, roles=roles, policies=s.policies)
 
 
 async def reinforce(
@@ -195,8 +192,17 @@ async def reinforce(
         critics.append(LearnerConfig(name, *start))
     async with recipe.actors(run) as actors:
         work = ReinforcementLoop(
-            *(run, iteration, recipe.environment, actors, recipe.models(run), s),
-            *(PathReward(s.reward), recipe.settings.seed, train_step, learners, critics),
+            run,
+            iteration,
+            recipe.environment,
+            actors,
+            recipe.models(run),
+            s,
+            PathReward(s.reward),
+            recipe.settings.seed,
+            train_step,
+            learners,
+            critics,
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
             heldout_temperature=recipe.settings.evaluate.temperature,
             frozen={a: player for a, player in players.items() if player in policies.frozen},

@@ -277,8 +277,14 @@ class ReinforcementLoop:
         with engine_errors(title, progress):
             async with driver.sessions() as sessions:
                 queue = GroupQueue(
-                    *(self.run.store, self.iteration, driver, sessions, s.rollout, s.steps),
-                    *(self.reward, self._agents),
+                    self.run.store,
+                    self.iteration,
+                    driver,
+                    sessions,
+                    s.rollout,
+                    s.steps,
+                    self.reward,
+                    self._agents,
                     progress=progress,
                     sampled_tokens=tokens,
                     taken={
