@@ -75,7 +75,7 @@ def test_only_targets_reach_the_vocabulary():
 
 def test_the_loss_is_that_of_transformers_with_masked_labels():
     rows = [replace(row, weight=1.0) for row in make_rows(6)]
-    model, total, count = tiny_llama(), 0.0, 0
+    model, total, count = tiny_llama(), torch.zeros(()), 0
     for row in rows:
         labels = [i if target else -100 for i, target in zip(row.ids, row.mask, strict=True)]
         output = model(input_ids=torch.tensor([row.ids]), labels=torch.tensor([labels]))

@@ -7,6 +7,7 @@ advantages and returns are equal too, and so is the policy gradient.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def told(loaded: LoadedModel, said: tuple[str, ...], observed: tuple[str, ...]) 
         last, own, running = turn.id, turn.id, prompt + ids
         messages.append(Message("assistant", turn=last))
         for result in observed[number : number + 1]:
-            results = [ToolResult("c0", result)]
+            results = (ToolResult("c0", result),)
             seen = make_turn(last, TOOLS, [Part(TAGS.show(results))], results=results)
             tree.add(seen)
             last = seen.id
@@ -143,7 +144,7 @@ def test_advantages_and_returns_are_the_same(template: str, observed: tuple[str,
 
 @pytest.mark.parametrize("mean", ["token", "sequence"])
 def test_the_policy_gradient_has_the_same_loss_and_gradients(
-    template: str, observed: tuple[str, ...], mean: str
+    template: str, observed: tuple[str, ...], mean: Any
 ) -> None:
     found = []
     objective = PolicyGradient(PolicyGradientSettings(aggregation=mean, entropy_coef=0.01))
@@ -159,7 +160,7 @@ def test_the_policy_gradient_has_the_same_loss_and_gradients(
 
 @pytest.mark.parametrize("reduction", ["none", "tokens", "turns"])
 def test_dpo_has_the_same_loss_and_count(
-    template: str, observed: tuple[str, ...], reduction: str
+    template: str, observed: tuple[str, ...], reduction: Any
 ) -> None:
     loaded, losses = without_context(template), []
     objective = DPO(DPOSettings(reduction=reduction, nll_coef=0.5))

@@ -107,7 +107,7 @@ def assert_trained_alike(settings, folder):
         weights.append(dict(model.named_parameters()))
         losses.append((report.first_loss, report.last_loss))
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert_same_weights(*weights, bounds)
+    assert_same_weights(weights[0], weights[1], bounds)
 
 
 def test_two_ranks_give_the_weights_of_one(tmp_path):
@@ -116,8 +116,11 @@ def test_two_ranks_give_the_weights_of_one(tmp_path):
     with weight_bounds(model) as bounds:
         main("dpo", tmp_path / "one", model=model)
     assert statuses(ranks) == [0, 0]
-    saved = (type(model).from_pretrained(tmp_path / name / "final") for name in ("one", "two"))
-    assert_same_weights(*(dict(one.named_parameters()) for one in saved), bounds)
+    one, two = (
+        dict(type(model).from_pretrained(tmp_path / name / "final").named_parameters())
+        for name in ("one", "two")
+    )
+    assert_same_weights(one, two, bounds)
 
 
 def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):

@@ -7,6 +7,7 @@ refused, and no tensor of (tokens x vocabulary) is ever made.
 import os
 import random
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from coterie.training.reference import LossModule, with_reference
 from tests.helpers.training_models import SETTINGS, make_pairs, make_rows, tiny_llama
 from tests.helpers.training_models import SHAPE as TINY
 
-SHAPE = {**TINY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+SHAPE: dict[str, Any] = {**TINY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 FAMILIES = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE),
@@ -86,7 +87,8 @@ def awkward_rows() -> list[Row]:
 def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path):
     model = model_of(family)
     if objective == "sft":
-        items, found = awkward_rows(), SFT()
+        items: Any = awkward_rows()
+        found: Objective = SFT()
     else:
         settings = SETTINGS.model_copy(update={"packing": "flat"})
         items = with_reference(

@@ -17,6 +17,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.rows import recontext
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome
+from coterie.record.turn import Role
 from tests.helpers.native_templates import (
     CONTROL,
     NATIVE,
@@ -59,7 +60,7 @@ def played(name: str, way: str, shows: str = "", *, inline: bool = False) -> Pla
     """The whole dialogue."""
     engine = Prepared(renderer(name), script(way, THOUGHTS.get(name, "")))
     syntax = syntax_of(way, inline=inline)
-    role = "inline" if inline else "tool"
+    role: Role = "inline" if inline else "tool"
     return play_calls(engine, renderer(name), Things(syntax, shows or forged(name), role))
 
 
@@ -161,8 +162,8 @@ def test_a_turn_stays_as_sampled_and_is_never_written_again_from_its_calls(name:
     game = played(name, name)
     for (before, said), (prompt, _) in pairwise(game.heard[:6]):
         assert prompt[: len(before) + len(said.ids)] == before + said.ids
-    prompt = renderer(name).decode(game.heard[1][0])
-    assert len(re.findall(r'"what": "1"|<parameter(?:=what>\n| name="what">)1\b', prompt)) == 1
+    text = renderer(name).decode(game.heard[1][0])
+    assert len(re.findall(r'"what": "1"|<parameter(?:=what>\n| name="what">)1\b', text)) == 1
 
 
 @pytest.mark.parametrize("name", NATIVE)

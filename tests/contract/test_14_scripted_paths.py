@@ -116,11 +116,12 @@ def play(tool: RetrieverTool, row: QuestionRow, sampler: Sampler) -> EpisodeResu
 
     async def played() -> EpisodeResult:
         settings = ToolsSettings(calls="inline")
-        environment = with_tools(Asked(), [tool], settings, syntax_of(tool))
+        question: Any = Asked()  # has no tasks
+        environment = with_tools(question, [tool], settings, syntax_of(tool))
         task = Task(row.id, {"question": row.question, "gold": row.answer})
         async with open_toolbox([tool], settings) as box:
             driver = Driver(environment, {"solver": sampler}, seed=0, shared=Shared(box))
-            (one,) = await finish_episodes(driver, Episode(task, "expert", 0, 0))
+            (one,) = await finish_episodes(driver, Episode(task, 0, 0, "expert"))
         return one
 
     return asyncio.run(played())

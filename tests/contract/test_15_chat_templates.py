@@ -23,6 +23,7 @@ from coterie.record.tree import Tree
 from coterie.record.turn import (
     Message,
     Part,
+    Role,
     Sample,
     Speaker,
     Tool,
@@ -208,7 +209,7 @@ def test_turns_written_elsewhere_are_what_the_template_writes_after_its_prompt(
 
 
 ORDERS = ("S", "SU", "SAU", "SUAU", "SUU", "SAUAU", "UU", "USU", "UASU", "SSU")
-ROLES = {"S": "system", "U": "user"}
+ROLES: dict[str, Role] = {"S": "system", "U": "user"}
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -305,7 +306,7 @@ def test_roles_are_told_apart_in_shapes_of_other_families(name: str, want: str) 
     own = ChatRenderer(made)
     turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("said")],
                      ids=own.encode_turn("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
-    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "told")])
+    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "told"),))
     tree.add(turn)
     tree.add(result)
     told = [Message.of("system", "rules"), Message.of("user", "ask")]
@@ -340,7 +341,8 @@ def caller(name: str) -> ChatRenderer:
         gemma = own.tokenizer.eos_token if name == "gemma4_v2" else "<|tool_response>"
         ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
         end = ends.get(name, gemma if "gemma" in name else own.tokenizer.eos_token)
-        own.end_ids |= {own.tokenizer.convert_tokens_to_ids(end)}
+        end_id: Any = own.tokenizer.convert_tokens_to_ids(end)
+        own.end_ids |= {end_id}
         own.control.allow(own.control.ids)
     return own
 
@@ -382,7 +384,7 @@ def test_prompts_after_calls_are_the_templates_own_with_the_sampled_calls_in_pla
     tree, ids = Tree("t", "r", 0), tuple(ids[: ended + 1])
     turn = make_turn(tree.root, Speaker("agent", "agent"), own.parts(text, "agent", "sampled", ids),
                      ids=ids, calls=own.calls(text, "end", [FIND]))  # fmt: skip
-    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "sunny")])
+    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "sunny"),))
     tree.add(turn)
     tree.add(result)
     messages = [
@@ -492,7 +494,7 @@ SWITCHED = (
 
 
 def test_a_switch_that_the_template_acts_on_may_stand_in_a_system_message() -> None:
-    own = copy(tokenizer("qwen2_5"))
+    own: Any = copy(tokenizer("qwen2_5"))
     own.chat_template = SWITCHED
     messages = [Message.of("system", "Be brief. /no_think"), Message.of("user", "Hi")]
     ids = ChatRenderer(own).render(messages, Tree("t", "r", 0), "A")
@@ -527,7 +529,10 @@ def exchanges(name: str, calls: bool, thoughts: bool) -> list[tuple[dict[str, An
             function = {"name": "find", "arguments": {"city": city}}
             call = {"tool_calls": [{"id": id_, "type": "function", "function": function}]}
             thought = f"plan{len(chat)}" * (thoughts and own.template.thoughts is not None)
-            message = {"role": "assistant", "content": "" if city else f"fine {len(chat)}"}
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": "" if city else f"fine {len(chat)}",
+            }
             message |= (call if city else {}) | ({key: thought} if key and thought else {})
             chat.append((message, thought))
             if city:
@@ -596,7 +601,7 @@ def test_prompts_of_two_questions_are_the_templates_own_with_the_sampled_ids_in_
             messages.append(Message.of("user", message["content"]))
             continue
         if message["role"] == "tool":
-            results = [ToolResult("c0", message["content"])]
+            results = (ToolResult("c0", message["content"]),)
             turn = make_turn(parent, Speaker("tool", "tools"), [], results=results)
         else:
             prompt = own.render(messages, tree, "agent", tools=[FIND] if calls else ())
@@ -642,7 +647,7 @@ def test_a_broken_call_whose_control_tokens_no_content_may_spell_stays_as_sample
     thought = "<|channel|>analysis<|message|>plan<|end|><|start|>assistant"
     called = sample(own, tree.root, thought + broken, [FIND])
     assert called.calls[0].error
-    results = [ToolResult("c0", "not run")]
+    results = (ToolResult("c0", "not run"),)
     told = make_turn(called.id, Speaker("tool", "tools"), [], results=results)
     answer = sample(own, told.id, "<|channel|>final<|message|>fine<|return|>", [FIND])
     for turn in (called, told, answer):

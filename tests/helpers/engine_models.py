@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,7 +20,13 @@ from coterie.models.loading import LoadedModel
 from tests.helpers.template_models import make_model as templated
 from tests.helpers.training_models import SHAPE
 
-CHATML = {**SHAPE, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+CHATML: dict[str, Any] = {
+    **SHAPE,
+    "vocab_size": 300,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 COMPILED = {

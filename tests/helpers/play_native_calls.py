@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling, Stats
@@ -127,7 +127,7 @@ def script(way: str, thought: str = "") -> list[Said]:
 class Things(Base):
     """An agent looks at things, and is asked a second question after its first answer."""
 
-    limits: ClassVar[dict[str, int]] = {"turns": 12}
+    limits: Mapping[str, int] = {"turns": 12}
 
     def __init__(self, syntax: Syntax, shows: str, role: Role = "tool") -> None:
         self.syntax = syntax

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.template_models import byte_level
 
-FOLDER = Path(str(find_spec("trl").origin)).parent / "chat_templates"  # importing it takes seconds
+_TRL = find_spec("trl")  # importing it takes seconds
+assert _TRL is not None and _TRL.origin is not None
+FOLDER = Path(_TRL.origin).parent / "chat_templates"
 PUBLISHED = tuple(
     sorted(one.stem for one in FOLDER.glob("*.jinja") if not one.stem.endswith("_training"))
 )

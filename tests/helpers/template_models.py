@@ -6,6 +6,7 @@ so rewrites history; ``llama3`` trims contents; ``smollm2`` adds a default syste
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -63,8 +64,8 @@ def byte_level(
 
 
 @cache
-def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A BPE of 400 pieces with the template ``name``."""
+def make_tokenizer(name: str) -> Any:
+    """Return a ``PreTrainedTokenizerFast``: a BPE of 400 pieces with the template ``name``."""
     inner = byte_level(_TEXT, 400, CONTROL[name], ("<think>", "</think>"))
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = TEMPLATES[name]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,7 +34,7 @@ SETTINGS = TrainingSettings(
 )
 
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 16,
     "intermediate_size": 32,
