@@ -104,8 +104,10 @@ class OneTurn(Pure):
     def score_range(self) -> tuple[float, float]:
         return 0.0, float(self.turns)
 
-    def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        start = sum(after)
+    def tasks(
+        self, split: Any, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        start = sum(previous_counts)
         return [Task(f"{split}-{n}", {}) for n in range(start, start + count)]
 
     def next_actors(self, state: Any) -> tuple[str, ...]:

@@ -96,7 +96,9 @@ class Asking(Pure):
     actors: Mapping[str, ActorKind] = {"agent": "agent"}
     limits: Mapping[str, int] = {"turns": 1}
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         """Numbers."""
         return [Task(f"{split}-{number}", {"number": number}) for number in range(count)]
 

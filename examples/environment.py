@@ -16,8 +16,10 @@ class Guess(Pure):
     def __init__(self, settings):
         self.most = settings.most
 
-    def tasks(self, split, count, seed, after=()):  # even places are trained on, odd ones held out
-        places = [2 * (sum(after) + n) + (split == "heldout") for n in range(count)]
+    def tasks(
+        self, split, count, seed, previous_counts=()
+    ):  # even places are trained on, odd ones held out
+        places = [2 * (sum(previous_counts) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"place-{n}", {"place": n}, {"number": self.number(n)}) for n in places]
 
     def number(self, place):  # a secret is never part of an agent's prompt

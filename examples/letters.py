@@ -13,16 +13,16 @@ class Letters(Pure):
     name, metric = "letters", "delivered"
     actors, limits = {"reader": "agent", "clerk": "agent"}, {"turns": 2}
 
-    def tasks(self, split, count, seed, after=()):
+    def tasks(self, split, count, seed, previous_counts=()):
         rng, tasks = random.Random(f"{seed} {split}"), []
-        while len(tasks) < sum(after) + count:
+        while len(tasks) < sum(previous_counts) + count:
             people, cities = rng.sample(NAMES, 3), rng.sample(CITIES, 3)
             facts = " ".join(f"{a} lives in {b}." for a, b in zip(people, cities, strict=True))
             who = rng.randrange(3)
             public = {"facts": facts, "question": f"Where does {people[who]} live?"}
             if (cities[0] < cities[1]) == (split == "train"):  # so no task is in both splits
                 tasks.append(Task(f"{split}-{len(tasks)}", {**public, "city": cities[who]}))
-        return tasks[sum(after) :]
+        return tasks[sum(previous_counts) :]
 
     def next_actors(self, state):
         return ("clerk",) if state.turns else ("reader",)

@@ -40,8 +40,10 @@ class World(Pure):
         self.actors = dict.fromkeys(self.agents, "agent")
         self.limits = {"turns": len(self.agents) * self.turns}
 
-    def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        return list(self.exchange.tasks(split, count, seed, after))
+    def tasks(
+        self, split: Any, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        return list(self.exchange.tasks(split, count, seed, previous_counts))
 
     def next_actors(self, state: Any) -> tuple[str, ...]:
         return self.agents

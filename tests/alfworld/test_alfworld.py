@@ -110,7 +110,10 @@ def test_splits_types_and_draws(games: Path) -> None:
     assert {task.id.partition("/")[0] for task in heldout} == {"valid_unseen"}
     assert {str(task.public["type"]) for task in (*train, *heldout)} == {"cool", "puttwo"}
     everything = world(games)
-    first, more = everything.tasks("train", 5, 1), everything.tasks("train", 7, 1, after=[5])
+    first, more = (
+        everything.tasks("train", 5, 1),
+        everything.tasks("train", 7, 1, previous_counts=[5]),
+    )
     assert len({task.id for task in (*first, *more)}) == 12
     assert {task.id for task in everything.tasks("train", 12, 2)} == {t.id for t in first + more}
 

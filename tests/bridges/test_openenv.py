@@ -155,7 +155,7 @@ def test_sessions_are_closed_and_a_server_without_room_is_refused(guess: str, cl
 def test_splits_share_no_seed_and_draws_go_on(guess: str) -> None:
     environment = packaged_environment("openenv", f"environment.url={guess}")
     train = environment.tasks("train", 6, 0)
-    assert environment.tasks("train", 2, 0, after=[3, 1]) == train[4:]
+    assert environment.tasks("train", 2, 0, previous_counts=[3, 1]) == train[4:]
     assert {split_of_key(str(task.public["seed"])) for task in train} == {"train"}
 
 

@@ -63,8 +63,8 @@ def test_splits_share_no_question_and_draws_go_on() -> None:
     train, heldout = environment.tasks("train", 100, 0), environment.tasks("heldout", 30, 0)
     questions = [str(task.public["question"]) for task in (*train, *heldout)]
     assert len(set(questions)) == 130
-    assert environment.tasks("train", 10, 0, after=[30, 20]) == train[50:60]
-    assert environment.tasks("heldout", 5, 0, after=[9]) == heldout[:5]
+    assert environment.tasks("train", 10, 0, previous_counts=[30, 20]) == train[50:60]
+    assert environment.tasks("heldout", 5, 0, previous_counts=[9]) == heldout[:5]
     assert environment.tasks("train", 100, 1) != train
 
 

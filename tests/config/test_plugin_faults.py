@@ -19,7 +19,7 @@ GUESS = "from tests.helpers.guess import Guess, GuessSettings\nclass World(Guess
 RECIPE = "from coterie.recipes import Recipe, stage\nclass Mine(Recipe):\n"
 STAGES = "    def stages(self): return [self.evaluation(0)]\n"
 BUG = "        return {}['gone']\n"
-TASKS = f"{GUESS}    def tasks(self, split, count, seed, after=()):\n"
+TASKS = f"{GUESS}    def tasks(self, split, count, seed, previous_counts=()):\n"
 STAGE = f"""\
 {RECIPE}    def stages(self): return self.make_stages(0, self.think)
     @stage("think")

@@ -52,9 +52,9 @@ def test_splits_are_disjoint_by_construction(name: str) -> None:
 def test_training_draws_go_on_and_held_out_ones_begin_anew(kind: type[Any]) -> None:
     environment: Environment = kind()
     train = environment.tasks("train", 20, 3)
-    assert environment.tasks("train", 10, 3, after=[4, 6]) == train[10:]
+    assert environment.tasks("train", 10, 3, previous_counts=[4, 6]) == train[10:]
     heldout = environment.tasks("heldout", 5, 3)
-    assert environment.tasks("heldout", 5, 3, after=[4]) == heldout
+    assert environment.tasks("heldout", 5, 3, previous_counts=[4]) == heldout
     assert environment.tasks("heldout", 5, 4) != heldout
     ids = [task.id for task in (*train, *heldout)]
     assert len(set(ids)) == len(ids)

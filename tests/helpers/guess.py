@@ -23,8 +23,10 @@ class Guess(Pure):
     def __init__(self, settings: GuessSettings) -> None:
         self.most, self.limits = settings.most, {"turns": settings.turns}
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        first = sum(after) * 2 + (split == "heldout")
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        first = sum(previous_counts) * 2 + (split == "heldout")
         numbers = range(first, first + 2 * count, 2)
         return [Task(f"{split}-{n}", {"place": n, "number": n % self.most}) for n in numbers]
 

@@ -64,7 +64,9 @@ class Base:
     syntax: Syntax | None = None
     metric = "reached"
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         return [Task(f"{split}-{number}", {"target": 6}) for number in range(count)]
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:

@@ -29,7 +29,7 @@ from coterie.environments import Grade, OneAgent, Pure, Transition
 class World(OneAgent, Pure):
     name, metric, limits = "counting", "right", {"turns": 1}
 
-    def tasks(self, split, count, seed, after=()):
+    def tasks(self, split, count, seed, previous_counts=()):
         start = 0 if split == "train" else 500
         return [Task(f"{split}-{n}", {"number": start + n}) for n in range(min(count, 40))]
 

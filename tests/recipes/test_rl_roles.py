@@ -194,8 +194,8 @@ from coterie.environments import Grade, Pure, Transition
 
 class World(Pure):
     name, metric, actors, limits = "world", "score", {"player": "agent"}, {"turns": 1}
-    def tasks(self, split, count, seed, after=()):
-        start = 0 if split == "heldout" else sum(after)
+    def tasks(self, split, count, seed, previous_counts=()):
+        start = 0 if split == "heldout" else sum(previous_counts)
         return [Task(f"{split}-{n % 4}", {}) for n in range(start, start + count)]
     def next_actors(self, state):
         return ("player",)

@@ -50,7 +50,9 @@ class Rounds(Pure):
         self.actors = dict.fromkeys(AGENTS, "agent")
         self.limits = {"turns": 100}
 
-    def tasks(self, split: Any, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Any, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         return [Task(f"{split}-{number}", {}) for number in range(count)]
 
     def next_actors(self, state: State) -> tuple[str, ...]:

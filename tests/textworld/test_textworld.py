@@ -159,8 +159,10 @@ def test_splits_share_no_seed_and_draws_go_on() -> None:
     assert len({one for some in drawn.values() for one in some}) == 900
     environment = world()
     train = environment.tasks("train", 6, 0)
-    assert environment.tasks("train", 2, 0, after=[3, 1]) == train[4:]
-    assert environment.tasks("heldout", 2, 0, after=[4]) == environment.tasks("heldout", 2, 0)
+    assert environment.tasks("train", 2, 0, previous_counts=[3, 1]) == train[4:]
+    assert environment.tasks("heldout", 2, 0, previous_counts=[4]) == environment.tasks(
+        "heldout", 2, 0
+    )
 
 
 def test_branches_are_replayed_and_one_that_differs_fails_alone(games: Path) -> None:

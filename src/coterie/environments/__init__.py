@@ -6,7 +6,7 @@ An environment of one agent and one turn::
         name, metric = "echo", "repeated"
         actors, limits = {"agent": "agent"}, {"turns": 1}
 
-        def tasks(self, split, count, seed, after=()):
+        def tasks(self, split, count, seed, previous_counts=()):
             return [Task(f"{split}-{n}", {"word": f"word {n}"}) for n in range(count)]
 
         def observe(self, state, actor):

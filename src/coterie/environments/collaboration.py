@@ -85,7 +85,7 @@ class Collaboration(Answers, Pure, ABC):
 
     @abstractmethod
     def tasks(
-        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]: ...
 
     @abstractmethod

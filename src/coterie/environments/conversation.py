@@ -48,8 +48,10 @@ class ConversationReply(OneAgent, Pure):
         self.sources = sources
         self.version = digest("tags", [source.identity for source in sources])
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        rows = draw(self.dataset, split, count, seed, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        rows = draw(self.dataset, split, count, seed, previous_counts)
         return [self._task(self._conversation(row)) for row in rows]
 
     def rows(self, split: Split) -> list[Conversation]:

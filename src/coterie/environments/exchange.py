@@ -245,8 +245,10 @@ class Exchange(Dialogue):
         self.formats = settings.pool(tuple(FORMAT_POOL.values()))
         self.max_turns = settings.turns
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        tasks = generate_tasks(split, seed, self.levels).draw(split, count, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        tasks = generate_tasks(split, seed, self.levels).draw(split, count, previous_counts)
         return [as_task(task) for _, task in tasks]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:

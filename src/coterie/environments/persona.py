@@ -317,8 +317,13 @@ class Persona(Coding):
     def __init__(self, settings: PersonaSettings | None = None) -> None:
         super().__init__(settings or PersonaSettings())
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        return [as_task(task) for _, task in generate_tasks(split, seed).draw(split, count, after)]
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        return [
+            as_task(task)
+            for _, task in generate_tasks(split, seed).draw(split, count, previous_counts)
+        ]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(SYSTEM_PROMPT, source="task"),)

@@ -187,11 +187,13 @@ class Environment(Protocol):
     def metric(self) -> str:
         """Name of the score in reports, such as ``F1`` or ``exact match``."""
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         """Return ``count`` tasks of a split. The splits have no task in common.
 
-        ``after`` holds the counts of earlier draws. Training tasks continue after them, and no task repeats before
-        all have been returned. Fewer tasks are returned if the data set has fewer.
+        ``previous_counts`` holds the counts of earlier draws. Training tasks continue after them, and no task repeats
+        before all have been returned. Fewer tasks are returned if the data set has fewer.
         """
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
@@ -478,10 +480,14 @@ def check_parts(environment: Environment) -> None:
 
 
 def draw_tasks(
-    environment: Environment, split: Split, count: int, seed: int, after: Sequence[int] = ()
+    environment: Environment,
+    split: Split,
+    count: int,
+    seed: int,
+    previous_counts: Sequence[int] = (),
 ) -> list[Task]:
     """Return checked tasks of a split (see :meth:`Environment.tasks`)."""
-    tasks: object = environment.tasks(split, count, seed, after)
+    tasks: object = environment.tasks(split, count, seed, previous_counts)
     class_name = type(environment).__name__
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         problem = f"has a tasks() that returns {tasks!r:.80}"
@@ -492,7 +498,7 @@ def draw_tasks(
             class_name, f"gives two {split} tasks the same id", "give each task a unique id"
         )
     if not tasks:
-        problem = f"returns no {split} tasks after {sum(after)}"
+        problem = f"returns no {split} tasks after {sum(previous_counts)}"
         raise _error(
             class_name, problem, "return at least one, and the first ones again after all others"
         )

@@ -176,8 +176,10 @@ class Question(OneReply):
             )
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        chosen = draw(self.rows, split, count, seed, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        chosen = draw(self.rows, split, count, seed, previous_counts)
         return [self._items[f"{self.name}-{row.id}"].task for row in chosen]
 
     @cached_property

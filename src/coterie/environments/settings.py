@@ -92,8 +92,10 @@ class RowTasks:
     def task_of(self, row: QuestionRow) -> Task:
         return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        return [self.task_of(row) for row in draw(self.rows, split, count, seed, after)]
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        return [self.task_of(row) for row in draw(self.rows, split, count, seed, previous_counts)]
 
 
 MicroSplit = Literal["train", "heldout", "corpus"]
@@ -144,9 +146,11 @@ class Series(Generic[Item]):
             raise
         return self._items[indices]
 
-    def draw(self, split: str, count: int, after: Sequence[int]) -> list[tuple[int, Item]]:
+    def draw(
+        self, split: str, count: int, previous_counts: Sequence[int]
+    ) -> list[tuple[int, Item]]:
         """Return items with their numbers: the first held-out ones, or training items after earlier draws."""
-        start = sum(after) if split == "train" else 0
+        start = sum(previous_counts) if split == "train" else 0
         return list(enumerate(self[start : start + count], start))
 
 
@@ -203,17 +207,19 @@ def game_seeds(game: str, split: MicroSplit, seed: int) -> Iterator[int]:
 
 
 def draw(
-    rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
+    rows: Rows, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
 ) -> list[QuestionRow]:
     """Return the first held-out rows, or a draw of training rows (see :func:`last_draw`)."""
-    return draw_rows(rows.split(split), split, count, seed, after)
+    return draw_rows(rows.split(split), split, count, seed, previous_counts)
 
 
 def draw_rows(
-    rows: Sequence[Row], split: Split, count: int, seed: int, after: Sequence[int] = ()
+    rows: Sequence[Row], split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
 ) -> list[Row]:
     """Return the first of the held-out rows ``rows``, or a draw of training rows (see :func:`last_draw`)."""
-    return [*rows[:count]] if split == "heldout" else last_draw(rows, (*after, count), seed)
+    return (
+        [*rows[:count]] if split == "heldout" else last_draw(rows, (*previous_counts, count), seed)
+    )
 
 
 def last_draw(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[Row]:

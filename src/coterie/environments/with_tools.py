@@ -103,8 +103,10 @@ class WithTools:
         identity = digest([source.identity for source in sources], settings.identity())
         self.version = f"{environment.version} tools {identity}"
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        return self.environment.tasks(split, count, seed, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        return self.environment.tasks(split, count, seed, previous_counts)
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:

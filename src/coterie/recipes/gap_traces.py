@@ -214,7 +214,9 @@ class TraceEnvironment(Pure):
     def script(self, task: Task) -> Sequence[str]:
         return self.by_task[task.id].messages
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         return self.own_tasks[:count] if split == "train" else []
 
     def next_actors(self, state: State) -> tuple[str, ...]:

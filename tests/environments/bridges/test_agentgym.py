@@ -210,7 +210,7 @@ def test_splits_share_no_task_and_draws_go_on() -> None:
         assert (len(train), len(heldout)) == (374, 100) and not {*train} & {*heldout}
         assert {*train} | {*heldout} == {*range(474)} and max(train) > 450, "the server sorts them"
         tasks = environment.tasks("train", 6, 0)
-        assert environment.tasks("train", 2, 0, after=[3, 1]) == tasks[4:]
+        assert environment.tasks("train", 2, 0, previous_counts=[3, 1]) == tasks[4:]
         every = environment.tasks("train", 374, 0)
         assert len({task.id for task in every}) == 374
     for world in WORLDS:

@@ -98,8 +98,10 @@ class Relay:
     def __init__(self) -> None:
         self.live = self.most = self.opened = 0
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        first = sum(after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        first = sum(previous_counts)
         return [
             Task(f"{split}-{n}", {"topic": f"topic {n} of {split}"})
             for n in range(first, first + count)

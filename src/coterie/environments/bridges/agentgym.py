@@ -291,9 +291,11 @@ class AgentGym(Acting):
         random.Random("agentgym").shuffle(order)
         return order[start:stop] or range(start, stop)
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         every, name = self.indices(split), self.settings.world
-        indices = draw_rows(every, split, count, seed, after)
+        indices = draw_rows(every, split, count, seed, previous_counts)
         if not indices:
             raise UserError(
                 f"AgentGym has no {split} tasks of {name}",

@@ -184,7 +184,9 @@ class NemoGym(OneAgent):
                 rows[digest(values)[:16]] = row
         return rows
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         questions = {name: _text(row.messages) for name, row in self._rows.items()}
         ids, prompts = self._heldout
         split_tasks = [
@@ -192,7 +194,7 @@ class NemoGym(OneAgent):
             for name, text in questions.items()
             if (name in ids if split == "heldout" else text not in prompts)
         ]
-        return draw_rows(split_tasks, split, count, seed, after)
+        return draw_rows(split_tasks, split, count, seed, previous_counts)
 
     @cached_property
     def _heldout(self) -> tuple[set[str], set[str]]:

@@ -276,8 +276,10 @@ class OpenEnv(Acting):
         self.about = ": ".join(str(about[key]) for key in ("name", "description") if about.get(key))
         self.version = f"1 {digest(json.dumps([schema, about], sort_keys=True))}"
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        seeds = game_seeds(self.name, split, seed).draw(split, count, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        seeds = game_seeds(self.name, split, seed).draw(split, count, previous_counts)
         tasks = [Task(f"{split}-{seed}-{number}", {"seed": value}) for number, value in seeds]
         # Here and not in `__init__`, because a reset needs the seed of a task. The plan of a run draws
         # tasks, so a server with too few sessions stops it before anything is sampled.

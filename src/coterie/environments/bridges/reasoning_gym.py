@@ -93,8 +93,10 @@ class ReasoningGym(Answers, OneReply):
         self.dataset, self.config = settings.dataset, json.dumps(settings.config, sort_keys=True)
         self.version = f"1/reasoning-gym {package_version(self.name, 'reasoning-gym')}"
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        tasks = items(split, self.dataset, self.config, seed).draw(split, count, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        tasks = items(split, self.dataset, self.config, seed).draw(split, count, previous_counts)
         return [task for _, task in tasks]
 
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:

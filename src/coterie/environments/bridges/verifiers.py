@@ -132,13 +132,15 @@ class Verifiers(OneReply):
         if not all(isinstance(m.content, str) and m.role in ROLES for m in _prompt(task)):
             self._refuse("prompts with images or tools")
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         split_tasks = [
             Task(name, {"messages": [[m.role, m.content] for m in _prompt(task)]})
             for name, task in self._tasks.items()
             if (split_of_key(digest(task.data.prompt_text)) == "heldout") == (split == "heldout")
         ]
-        return draw_rows(split_tasks, split, count, seed, after)
+        return draw_rows(split_tasks, split, count, seed, previous_counts)
 
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         messages = (Message.of(m.role, m.content) for m in _prompt(self._tasks[state.task.id]))

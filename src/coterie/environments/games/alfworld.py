@@ -159,8 +159,10 @@ class ALFWorld(TextGames):
             )
         return chosen
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        chosen = draw_rows(self.games(split), split, count, seed, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        chosen = draw_rows(self.games(split), split, count, seed, previous_counts)
         return [Task(game.id, {"type": game.type, "file": game.content}) for game in chosen]
 
     def game(self, task: Task) -> Game:

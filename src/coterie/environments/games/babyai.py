@@ -244,10 +244,12 @@ class BabyAI(Acting):
         self.level = settings.level
         self.version = f"1/minigrid {version('minigrid')}"
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         return [
             Task(f"{split}-{seed}-{number}", game._asdict())
-            for number, game in games(self.level, split, seed).draw(split, count, after)
+            for number, game in games(self.level, split, seed).draw(split, count, previous_counts)
         ]
 
     def system_prompt(self, task: Task) -> str:

@@ -248,10 +248,12 @@ class PDDL(Pure, Acting):
             f"2 {digest(*map(repr, self.problems), *map(_content, self.problems.values()))[:12]}"
         )
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         ids = list(self.problems)
         every = ids[: self.train] if split == "train" else ids[self.train :]
-        chosen = draw_rows(every, split, count, seed, after)
+        chosen = draw_rows(every, split, count, seed, previous_counts)
         return [Task(id_, {"content": _content(self.problems[id_])}) for id_ in chosen]
 
     def problem(self, task: Task) -> Problem:

@@ -65,8 +65,10 @@ class TextWorld(TextGames):
             home() / "textworld" / "-".join([self.installed, *map(str, self.size.values())])
         )
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        games = game_seeds(self.name, split, seed).draw(split, count, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        games = game_seeds(self.name, split, seed).draw(split, count, previous_counts)
         tasks = [Task(f"{split}-{seed}-{number}", {"seed": game}) for number, game in games]
         # The first game shows before the run whether games of this size can be made.
         if tasks and not self.folder.exists():

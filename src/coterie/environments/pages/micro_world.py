@@ -167,9 +167,11 @@ class Pages(Frontend):
     def __init__(self, settings: PagesSettings | None = None) -> None:
         super().__init__(settings or PagesSettings())
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         tasks = []
-        for number, design in generate(split, seed).draw(split, count, after):
+        for number, design in generate(split, seed).draw(split, count, previous_counts):
             name, text = f"{split}-{seed}-{number}", json.dumps(asdict(design))
             hidden = {HIDDEN: Secret(text, name=HIDDEN, readers=frozenset({PERSON}))}
             tasks.append(collaboration_task(name, request(design), write_page(design), hidden))

@@ -161,7 +161,9 @@ class PlanGround(Pure):
     def openers(self, logs: Path) -> Openers:
         return openers_of(self.domain, logs)
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         rows = self._rows(split)
         if split == "heldout" and self.form == "iterative" and self.domain.by_steps:
             return self.scored_tasks(count, seed)[:count]
@@ -173,10 +175,10 @@ class PlanGround(Pure):
                 f"train on rows with plans, such as gsm8k_plans, and evaluate on {self.name}",
             )
         if self.form == "onetime":
-            return [whole_task(row) for row in last_draw(rows, (*after, count), seed)]
+            return [whole_task(row) for row in last_draw(rows, (*previous_counts, count), seed)]
         # One task more than steps: the last one teaches the planner to stop.
         steps = [(row, index) for row in rows for index in range(len(row.steps) + 1)]
-        drawn_steps = last_draw(steps, (*after, count), seed)
+        drawn_steps = last_draw(steps, (*previous_counts, count), seed)
         return [step_tasks(row)[index] for row, index in drawn_steps]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:

@@ -208,9 +208,11 @@ class Problems(PlanGround):
         self.needs, self.metric = self.domain.needs, self.domain.metric
         self.far = settings.far
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
-        problems = generate(split, seed, *form).draw(split, count, after)
+        problems = generate(split, seed, *form).draw(split, count, previous_counts)
         return [as_task(problem) for _, problem in problems]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:

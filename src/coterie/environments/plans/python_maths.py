@@ -168,8 +168,10 @@ class PythonMaths(Acting):
         self.feedback: Feedback = settings.feedback
         self.subject = subject
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        rows = draw(self.rows, split, count, seed, after)
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
+        rows = draw(self.rows, split, count, seed, previous_counts)
         return [as_task(row, f"{self.rows.name}-{row.id}") for row in rows]
 
     # -- messages -----------------------------------------------------------------------------
@@ -404,9 +406,12 @@ class Sums(PythonMaths):
     def __init__(self, settings: SumsSettings | None = None) -> None:
         self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         return [
-            sums_task(problem) for _, problem in generate(split, seed).draw(split, count, after)
+            sums_task(problem)
+            for _, problem in generate(split, seed).draw(split, count, previous_counts)
         ]
 
     def system_prompt(self, task: Task) -> str:

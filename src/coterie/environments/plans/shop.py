@@ -310,16 +310,18 @@ class ShopErrands(PlanGround):
         self.domain = Visits(Shop.generate(0, settings.items))
         self.needs, self.metric = self.domain.needs, self.domain.metric
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         """Return errands of a split. Training tasks of the form ``iterative`` are one step of each errand.
 
         Training errands repeat, with other steps, when the shop has no more.
         """
         if split == "heldout":
             return [_task(row) for row in errands(self.items, split, seed)[:count]]
-        rows = errands(self.items, split, seed)[: sum(after) + count]
+        rows = errands(self.items, split, seed)[: sum(previous_counts) + count]
         # No draw has more tasks than there are errands.
-        start = sum(min(count_, len(rows)) for count_ in after)
+        start = sum(min(count_, len(rows)) for count_ in previous_counts)
         numbers = range(start, start + min(count, len(rows)))
         # Each repetition of an errand trains another step of it.
         repeats = [(rows[number % len(rows)], number // len(rows)) for number in numbers]

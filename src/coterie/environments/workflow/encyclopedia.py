@@ -446,9 +446,13 @@ class EncyclopediaQuestions(Workflow):
     def encyclopedia(self) -> Encyclopedia:
         return make_encyclopedia(self.world)
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+    def tasks(
+        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
+    ) -> list[Task]:
         tasks = []
-        for _, question in generate(split, seed, self.encyclopedia).draw(split, count, after):
+        for _, question in generate(split, seed, self.encyclopedia).draw(
+            split, count, previous_counts
+        ):
             name = f"encyclopedia-{question.question_id}"
             public = {"question": question.text, "type": question.kind}
             tasks.append(Task(name, public, grader_secret("answer", question.answer)))
