@@ -80,7 +80,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_words_lie_over_the_file_over_stored_settings_over_the_preset(file: Path) -> None:
+def test_overrides_come_before_the_file_stored_settings_and_the_preset(file: Path) -> None:
     stored = {"environment": {"name": "exchange"}, "seed": 1, "evaluate": {"tasks": 9}}
     own = read_arguments(None, ["rollout.rollouts_per_task=8"], file).resolve(stored)
     assert (own.recipe, own.seed, own.train.epochs) == ("optima/isft", 3, 1)
@@ -117,7 +117,7 @@ def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_p
         ("rollout: {tasks: 2}\nrollout.tasks: 3\n", "'rollout.tasks' is in line 1 and again in line 2"),
         ("seed: 1\nrollout:\n  sample: 2\n", "line 3: unknown key 'rollout.sample'"),
         ("rollout:\n\tsamples: 2\n", "line 2"),
-        ("seed: 1\nrollout:\n  rollouts_per_task: none\n", "rollout.rollouts_per_task=none: must be a whole number"),
+        ("seed: 1\nrollout:\n  rollouts_per_task: none\n", "rollout.rollouts_per_task=none: Input should be"),
         ("rollout: 4\n", "group of keys"),
         ("- seed\n", "no settings"),
         ("? [a]\n: 1\n", "line 1 is not a word"),

@@ -225,7 +225,7 @@ HOP = {"question": "q", "answer": "a", "paragraph_support_idx": 3}
         ("cbt", {"question": "The dog ran ."}, "has no XXXXX"),
         ("cbt", {"answer": "cow"}, "'cow' is not among the options"),
         ("gsm8k", {"answer": "It is 8."}, "no '####'"),
-        ("gsm8k", {"answer": "It is 8.\n#### eight"}, "answer: is not of the form"),
+        ("gsm8k", {"answer": "It is 8.\n#### eight"}, "answer: String should match pattern"),
         ("math", {"solution": "It is three quarters."}, r"no \boxed{answer}"),
         ("arc_c", {"answerKey": "E"}, "answerKey 'E' is none of the options"),
         ("mmlu", {"answer": 4}, "answer 4 is none of the options"),

@@ -273,7 +273,7 @@ def test_rows_of_a_file_and_rows_with_wrong_fields(tmp_path: Path) -> None:
     assert [row.prompt for row in traces.values()][1:] == ["Use tools.\nWhen?", "Q", "Q"]
     assert {row.output for row in traces.values()} == {TRACE}
     for row, problem in (
-        ({"instruction": "Q"}, "output: is missing"),
+        ({"instruction": "Q"}, "output: Field required"),
         ({"messages": [{"role": "user", "content": "Q"}]}, "one message of the user"),
         (7, "broken"),
     ):

@@ -24,62 +24,20 @@ from coterie.config.folders import encoded
 from coterie.config.settings import Settings
 from coterie.errors import UserError, nearest
 
-WORDS = {
-    "missing": "is missing",
-    "extra_forbidden": "is not known here",
-    "unexpected_keyword_argument": "is not known here",
-    "invalid_key": "is not known here",
-    "json_invalid": "is not JSON",
-    "none_required": "must be null",
-    "finite_number": "must be a finite number",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must have at least {min_length} items, and has {actual_length}",
-    "too_long": "must have at most {max_length} items, and has {actual_length}",
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "bool": "must be true or false",
-    "string": "must be text",
-    "list": "must be a list",
-    "tuple": "must be a list",
-    "dict": "must be an object with named values",
-    "model": "must be an object with named values",
-    "dataclass": "must be an object with named values",
-}
-"""Descriptions by type of validation error, or by its first word; braces are filled from its context."""
-SOME_TEXT = r"\S"
-"""Pattern of text that isn't blank."""
 OWN_CHECKS = ("value_error", "assertion_error")
 
 
 def wrong(error: ErrorDetails) -> str:
-    """Describe an error, such as ``must be a whole number``. Keep messages of coterie's own checks."""
-    kind, context = error["type"], error.get("ctx", {})
-    if kind in OWN_CHECKS:
-        return str(context["error"])
-    if kind in ("literal_error", "enum"):
-        return f"must be {str(context['expected']).replace(chr(39), '')}"
-    if kind == "string_pattern_mismatch" and context["pattern"] != SOME_TEXT:
-        return "is not of the form that is needed"
-    if kind in ("string_too_short", "string_pattern_mismatch"):
-        return "must hold some text"
-    words = WORDS.get(kind) or WORDS.get(kind.partition("_")[0])
-    if words is None:
-        return f"can't be read ({kind.replace('_', ' ')})"
-    return words.format(**{name: _short(value) for name, value in context.items()})
+    """Return the message of a validation error, for coterie's own checks without pydantic's prefix."""
+    if error.get("ctx", {}).get("pattern") == r"\S":
+        return "must hold some text"  # blank text is too common for the text of a pattern
+    return str(error["ctx"]["error"]) if error["type"] in OWN_CHECKS else error["msg"]
 
 
 def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
-    """Describe an error like :func:`wrong`, prefixed by the location without its first ``skip`` steps."""
+    """Return the message of an error, prefixed by its location without its first ``skip`` steps."""
     path = ".".join(map(str, error["loc"][skip:]))
     return f"{path}: {wrong(error)}" if path else wrong(error)
-
-
-def _short(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 SYNONYMS = {
