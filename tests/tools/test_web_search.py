@@ -61,7 +61,7 @@ class FakeSerper:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSerper:
     monkeypatch.setenv("SERPER_API_KEY", "paid-for")
-    monkeypatch.setattr(searching, "SERPER_PAUSE", 0.01)
+    monkeypatch.setattr(searching, "WEB_PAUSE", 0.01)
     monkeypatch.chdir(tmp_path)
     return FakeSerper()
 

@@ -34,9 +34,9 @@ def wrong(error: ErrorDetails) -> str:
     return str(error["ctx"]["error"]) if error["type"] in OWN_CHECKS else error["msg"]
 
 
-def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
-    """Return the message of an error, prefixed by its location without its first ``skip`` steps."""
-    path = ".".join(map(str, error["loc"][skip:]))
+def wrong_at(error: ErrorDetails) -> str:
+    """Return the message of an error, prefixed by its location."""
+    path = ".".join(map(str, error["loc"]))
     return f"{path}: {wrong(error)}" if path else wrong(error)
 
 

@@ -25,10 +25,8 @@ from urllib.parse import urlsplit
 import h11
 import httpx2
 
-from coterie.engines.protocol import cancel
+from coterie.engines.protocol import IDLE_SECONDS, cancel
 
-IDLE_SECONDS = 2.0
-"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
 READ_BYTES = 1 << 16
 PROOF_BYTES = 32
 PROOF_SECONDS = 10.0

@@ -6,14 +6,7 @@ A request carries its seed, so its completion does not depend on the server or t
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 from coterie.record.turn import Finish
 
 Result = TypeVar("Result")
+IDLE_SECONDS = 2.0
+"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
 POLICY = "policy"
 """Role of a run with one policy, in its record and in its folder."""
 LEFT_OUT = "left out: "

@@ -320,10 +320,8 @@ class Persona(Coding):
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]:
-        return [
-            as_task(task)
-            for _, task in generate_tasks(split, seed).draw(split, count, previous_counts)
-        ]
+        tasks = generate_tasks(split, seed).draw(split, count, previous_counts)
+        return [as_task(task) for _, task in tasks]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(SYSTEM_PROMPT, source="task"),)

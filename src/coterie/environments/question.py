@@ -30,28 +30,20 @@ from coterie.config.plugins import (
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.config.user_code import SECONDS, OutOfTime, as_number, call
-from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import STARTER, ContestLimits, ContestRow
 from coterie.datasets.load import UNUSED, Rows
 from coterie.datasets.problems import OPTION_KEYS, MathRow, SvampRow, boxed_answer
 from coterie.datasets.question_files import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.grading import number, same_mathematics, same_number
-from coterie.environments.protocol import (
-    WELL_FORMED,
-    Grade,
-    OneAgent,
-    Pure,
-    State,
-    Transition,
+from coterie.environments.protocol import WELL_FORMED, Grade, OneAgent, Pure, State, Transition
+from coterie.environments.qa_metrics import exact_match, f1, normalize_answer, secret_answers
+from coterie.environments.settings import (
+    EnvironmentSettings,
+    RowTasks,
+    fill_template,
+    template_names,
 )
-from coterie.environments.qa_metrics import (
-    exact_match,
-    f1,
-    normalize_answer,
-    secret_answers,
-)
-from coterie.environments.settings import EnvironmentSettings, draw, fill_template, template_names
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import ANSWERED, LENGTH, Task
 from coterie.record.turn import Message, Part, Turn, digest
@@ -149,7 +141,7 @@ class OneReply(OneAgent, Pure):
         return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
 
 
-class Question(OneReply):
+class Question(RowTasks, OneReply):
     """One agent that replies to a question; with ``tools``, after calls."""
 
     settings_type = QuestionSettings
@@ -176,11 +168,8 @@ class Question(OneReply):
             )
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
-    def tasks(
-        self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
-    ) -> list[Task]:
-        chosen = draw(self.rows, split, count, seed, previous_counts)
-        return [self._items[f"{self.name}-{row.id}"].task for row in chosen]
+    def task_of(self, row: QuestionRow) -> Task:
+        return self._items[f"{self.name}-{row.id}"].task
 
     @cached_property
     def _items(self) -> dict[str, Item]:

@@ -126,10 +126,7 @@ def using(model: Any, name: str | None) -> Iterator[None]:
 
 
 def save_adapter(
-    model: PeftModel,
-    folder: Path,
-    name: str = DEFAULT,
-    weights: Mapping[str, Tensor] | None = None,
+    model: PeftModel, folder: Path, name: str = DEFAULT, weights: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write one adapter and the fingerprint of its base. ``weights`` replaces the model's state if ranks shard it."""
     model.save_pretrained(

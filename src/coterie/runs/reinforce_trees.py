@@ -21,11 +21,7 @@ from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.group_search import Group, draw_of, groups_of
 from coterie.rollout.tree_search import Rollout
 from coterie.runs.reinforce_batch import AgentPath, paths_of, paths_of_tree
-from coterie.runs.reinforce_settings import (
-    AdvantageSettings,
-    GroupSettings,
-    ReinforceSettings,
-)
+from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings, ReinforceSettings
 from coterie.runs.search_items import rollouts
 
 

@@ -32,7 +32,7 @@ from coterie.engines.endpoint import (
     find_key,
     request,
 )
-from coterie.engines.protocol import EngineGone, cancel
+from coterie.engines.protocol import IDLE_SECONDS, EngineGone, cancel
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
 from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable
@@ -49,11 +49,9 @@ from coterie.tools.retrieval import (
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
-IDLE_SECONDS = 2.0
-"""Less than a server's timeout of idle connections (uvicorn: 5 s)."""
 MAX_REQUESTS = 16
 REFUSAL_STATUSES = (400, 413, 422)
-FIRST_PAUSE, SERPER_PAUSE = 0.2, 1.0
+FIRST_PAUSE, WEB_PAUSE = 0.2, 1.0
 """Seconds between two attempts; the pause doubles."""
 NOTHING = "No passages were found."
 QUERY = {
@@ -453,14 +451,7 @@ class WebSearch:
         try:
             async with self._room:
                 return await post(
-                    self._client,
-                    s.upstream,
-                    body,
-                    tries,
-                    read,
-                    self._key,
-                    self._limits,
-                    SERPER_PAUSE,
+                    self._client, s.upstream, body, tries, read, self._key, self._limits, WEB_PAUSE
                 )
         except FinalFault as error:
             # A wrong key fails every query, so the run must end instead of scoring 0.

@@ -69,8 +69,7 @@ class TrainerSettings(Settings):
         min_length=1,
     )
     packing: Packing = key(
-        "auto",
-        "auto: compute shared prefixes of rows once where that is cheaper; flat: never",
+        "auto", "auto: compute shared prefixes of rows once where that is cheaper; flat: never"
     )
     betas: tuple[Beta, Beta] = key((0.9, 0.999), "AdamW's decay rates of its two moments")
     max_grad_norm: float = key(1.0, "gradient clipping: maximum norm", gt=0)

@@ -195,11 +195,7 @@ async def open_session(url: str) -> AsyncIterator[Connection]:
     try:
         # The limit of size applies to the unpacked message.
         socket = await Connect(
-            url,
-            max_size=REPLY_BYTES,
-            max_queue=2,
-            proxy=None,
-            create_connection=BoundedSocket,
+            url, max_size=REPLY_BYTES, max_queue=2, proxy=None, create_connection=BoundedSocket
         )
     except (OSError, WebSocketException) as error:
         raise EngineGone(f"no OpenEnv server answers at {url}: {quote(str(error))}") from error

@@ -13,7 +13,7 @@ import httpx2
 from pydantic import Field, TypeAdapter, ValidationError
 
 from coterie.engines.endpoint import backoff, quote, retry_after
-from coterie.engines.protocol import EngineError, EngineGone, run_now
+from coterie.engines.protocol import IDLE_SECONDS, EngineError, EngineGone, run_now
 
 Value = TypeVar("Value")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -29,8 +29,6 @@ BUSY = (429, 503)
 """Statuses of a server that did not carry out a request."""
 PAUSE = 0.1
 """Maximum seconds before a request to a busy server is sent again, if the server requests no other pause."""
-IDLE_SECONDS = 2.0
-"""Idle time after which a connection is not used again, shorter than on servers (uvicorn: 5 s)."""
 
 
 class EnvironmentServerError(EngineError):

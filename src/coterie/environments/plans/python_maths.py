@@ -409,10 +409,8 @@ class Sums(PythonMaths):
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]:
-        return [
-            sums_task(problem)
-            for _, problem in generate(split, seed).draw(split, count, previous_counts)
-        ]
+        problems = generate(split, seed).draw(split, count, previous_counts)
+        return [sums_task(problem) for _, problem in problems]
 
     def system_prompt(self, task: Task) -> str:
         return PROMPT
