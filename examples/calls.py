@@ -11,9 +11,8 @@ class Products(Pure):
     name, metric = "products", "right"
     actors, limits = {"clerk": "agent"}, {"turns": 1}
 
-    def tasks(
-        self, split, count, seed, previous_counts=()
-    ):  # even numbers are trained on, odd ones held out
+    def tasks(self, split, count, seed, previous_counts=()):
+        # Even numbers are trained on, odd ones held out.
         numbers = [2 * (sum(previous_counts) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"{n}", {"question": f"{n} * 17 = ?", "product": n * 17}) for n in numbers]
 

@@ -16,9 +16,8 @@ class Guess(Pure):
     def __init__(self, settings):
         self.most = settings.most
 
-    def tasks(
-        self, split, count, seed, previous_counts=()
-    ):  # even places are trained on, odd ones held out
+    def tasks(self, split, count, seed, previous_counts=()):
+        # Even places are trained on, odd ones held out.
         places = [2 * (sum(previous_counts) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"place-{n}", {"place": n}, {"number": self.number(n)}) for n in places]
 

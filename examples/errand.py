@@ -21,12 +21,10 @@ class Errand(Pure):
     def __init__(self, settings):
         self.on_leak = settings.on_leak
 
-    def tasks(
-        self, split, count, seed, previous_counts=()
-    ):  # even numbers are trained on, odd ones held out
-        return [
-            self.task(2 * (sum(previous_counts) + n) + (split == "heldout")) for n in range(count)
-        ]
+    def tasks(self, split, count, seed, previous_counts=()):
+        # Even numbers are trained on, odd ones held out.
+        start = sum(previous_counts)
+        return [self.task(2 * (start + n) + (split == "heldout")) for n in range(count)]
 
     def task(self, n):
         wish = f"{('red', 'blue', 'black')[n % 3]} only, to go with my shoes."

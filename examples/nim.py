@@ -18,9 +18,8 @@ class Pile:  # a session: it changes during an episode
 class Nim(OneAgent, Pure):
     name, metric, pure, max_sessions, limits = "nim", "won", False, 16, {"turns": 12}
 
-    def tasks(
-        self, split, count, seed, previous_counts=()
-    ):  # even numbers are trained on, odd ones held out
+    def tasks(self, split, count, seed, previous_counts=()):
+        # Even numbers are trained on, odd ones held out.
         numbers = [2 * (sum(previous_counts) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"nim-{n}", {"stones": 9 + n}) for n in numbers]
 
