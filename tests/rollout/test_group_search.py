@@ -100,6 +100,7 @@ class Grown:
 
     def __init__(self, game: Rounds, sampler: TokenSampler, folder: Path, **settings: Any) -> None:
         self.game, self.sampler = game, sampler
+        self.trained = settings.pop("trained", AGENTS)
         self.rollout = GroupSettings(**{"tree": "spine", "rollouts_per_task": 3, **settings})
         self.store = Store.open(folder / "store.sqlite")
         self.tasks = game.tasks("train", 2, 0)
@@ -117,7 +118,10 @@ class Grown:
         def begin(driver: Driver, sessions: Any, task: Task) -> Search:
             tree, recorded = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return GroupSearch(branches, score_of, driver.samplers, *shape, rollouts=recorded)
+            samplers = driver.samplers
+            return GroupSearch(
+                *(branches, score_of, samplers, self.trained, *shape), rollouts=recorded
+            )
 
         asyncio.run(grow_trees(driver, writer, self.tasks, begin, 2))
         return self
@@ -157,6 +161,81 @@ def test_depth_bounds_the_states_that_have_a_group(sampler, tmp_path) -> None:
     grown = Grown(Rounds(4), sampler, tmp_path, tree_depth=2).grow()
     groups = {path.sampled.group for path in grown.samples().turns}
     assert groups == {f"train-{n}/{search}" for n in range(2) for search in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("trained", "tree", "groups", "turns"),
+    [
+        # A spine of 4 states: the rollout, and 2 alternatives at the turns of the trained agent.
+        (("Ann",), "spine", [3, 3], 3 * 4 + 2 * 2),
+        (("Ben",), "spine", [1, 3, 3], 4 + 2 * 3 + 2 * 1),
+        (("Ben",), "full", [1, 3, 3, 3, 3], 4 + 2 * 3 + 3 * 2 * 1),
+    ],
+)
+def test_states_of_untrained_agents_have_one_continuation(
+    trained, tree, groups, turns, sampler, tmp_path
+) -> None:
+    grown = Grown(Rounds(4), sampler, tmp_path, trained=trained, tree=tree).grow()
+    for task, task_rollouts in rollouts(grown.store, 0, stage=STAGE).items():
+        assert [len(group.members) for group in groups_of(task_rollouts)] == groups
+        paths = {r.leaf: grown.store.tree(0, STAGE, task).path(r.leaf) for r in task_rollouts}
+        new = [4 - [t.id for t in paths[r.leaf]].index(r.start) - 1 if r.search else 4
+               for r in task_rollouts]  # fmt: skip
+        assert sum(new) == turns
+    samples = grown.samples()
+    assert {path.agent for path in samples.turns} == {*trained}
+    assert len(samples.turns) == 2 * 3 * sum(size > 1 for size in groups)
+    assert len(samples.paths) == 2 * 3 * 2, "the metrics are means over the first group"
+
+
+def test_advantages_do_not_depend_on_groups_of_agents_that_change_nothing(
+    sampler, tmp_path
+) -> None:
+    """What Ben says changes no reward of Ann, so his alternatives are no news for her."""
+    advantages = []
+    for trained in (AGENTS, ("Ann",)):
+        (tmp_path / str(len(trained))).mkdir()
+        game, folder = Rounds(2), tmp_path / str(len(trained))
+        samples = Grown(game, sampler, folder, trained=trained).grow().samples()
+        batch = group_batch(samples.turns, AdvantageSettings(group="sibling"))
+        rows = [path.rows[0] for path in batch.paths if path.agent == "Ann"]
+        advantages.append([(row.ids, row.advantages) for row in rows])
+    assert advantages[0] == advantages[1] and any(any(a) for _, a in advantages[0])
+
+
+class Cut(Rounds):
+    """A limit ends some dialogues, depending on the last turn."""
+
+    async def act(self, state: State, taken: tuple[Turn, ...], *args: Any, **named: Any) -> Any:
+        transition = await super().act(state, taken, *args, **named)
+        cut = Ending("turns", truncated=value(taken[-1].text) % 2 == 0)
+        return transition if transition.end is None else replace(transition, end=cut)
+
+
+@pytest.mark.parametrize("joint", ["aligned", "crossed"])
+def test_a_turn_was_cut_off_if_all_rollouts_of_its_return_were(joint, sampler, tmp_path) -> None:
+    game = Cut(2, together=True)
+    grown = Grown(game, sampler, tmp_path, joint=joint, rollouts_per_task=3).grow()
+    samples, seen = grown.samples().turns, set()
+    for task in grown.tasks:
+        (task_rollouts,) = rollouts(grown.store, 0, task.id, STAGE).values()
+        tree, groups = grown.store.tree(0, STAGE, task.id), groups_of(task_rollouts)
+        cut = {leaf: outcome.ending.truncated for leaf, outcome in tree.outcomes.items()}
+        for path in (path for path in samples if path.task == task.id):
+            group = groups[int(path.sampled.group.split("/")[1])]
+            number, index = int(path.sampled.path), AGENTS.index(path.agent)
+            # Alternative k of a crossed group is the turn k // 3^i % 3 of agent i.
+            taking = [
+                m for n, m in enumerate(group.members)
+                if (n if joint == "aligned" else n // 3**index % 3) == number
+            ]  # fmt: skip
+            # The first rollout continues with all members of the next group.
+            if group is groups[0] and group.members[0] in taking:
+                taking += groups[1].members
+            expected = all(cut[m.leaf] for m in taking)
+            assert path.outcome.ending.truncated == expected
+            seen.add((expected, cut[path.outcome.leaf]))
+    assert {(False, False), (True, True), (False, True)} <= seen
 
 
 def test_returns_are_those_of_a_plain_recursion(sampler, tmp_path) -> None:

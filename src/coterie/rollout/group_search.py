@@ -5,6 +5,8 @@ path at which an agent acts, and plays K - 1 alternatives from there; with the r
 siblings. A *spine* branches at the states of the first rollout (C3, arXiv 2603.06859; VinePPO, arXiv 2410.01679, with
 turns as steps), a *full* tree at the states of every rollout (MAGRPO, arXiv 2508.04652).
 
+States in which no trained agent acts begin no group: their one continuation is that of the rollout.
+
 A rollout of T turns and K siblings costs K + (K - 1) (T - t - 1) sampled turns at turn t of a spine, and K^t of its
 groups in a full tree. All rollouts follow the policy: which state a group begins in never depends on rewards.
 
@@ -15,7 +17,7 @@ combinations of K turns of each agent are played (``crossed``, K^n rollouts for 
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import agents_of
@@ -66,11 +68,13 @@ class GroupSearch(Search):
     """Search of a tree of groups of ``size`` siblings."""
 
     samplers: Mapping[str, CandidateSampler]
+    trained: Collection[str]
+    """Agents whose turns are compared. A group of the turns of others would teach nothing."""
     size: int
     full: bool = False
     """Branch at the states of all rollouts, not only of the first."""
     depth: int | None = None
-    """Maximum number of states of a path at which the tree branches; ``None`` for all."""
+    """Maximum number of states of a path at which the tree branches; ``None`` for all of trained agents."""
     from_best: bool = False
     """Continue a spine with the alternative of the highest immediate reward (AT-GRPO), not with the first one. Later
     states then depend on rewards, so their turns are no sample of what the policy plays."""
@@ -141,6 +145,9 @@ class GroupSearch(Search):
         acting = self.branches.next_actors(position)
         agents = sum(actor in self.agents for actor in acting)
         count = self.size**agents if self.crossed else self.size
+        # Only the first search can begin in a state without a trained agent.
+        if not self._is_trained(position):
+            count = 1
         # The rollout that the group branches from is its first member already.
         numbers = range(0 if branch_of is None else 1, count)
         return [
@@ -165,15 +172,16 @@ class GroupSearch(Search):
         return sum(self.branches.rewards.get((node, agent), 0.0) for agent in self.agents)
 
     def _decisions(self, leaf: str) -> list[Position]:
-        """Return the positions on a path at which an agent acts."""
+        """Return the positions on a path at which a trained agent acts."""
         return [
             position
             for position in self.branches.positions_on(leaf)
             # A path that the model's context cut off has not ended by its environment.
-            if position.state.end is None
-            and position.node != leaf
-            and not self.agents.isdisjoint(self.branches.next_actors(position))
+            if position.state.end is None and position.node != leaf and self._is_trained(position)
         ]
+
+    def _is_trained(self, position: Position) -> bool:
+        return any(actor in self.trained for actor in self.branches.next_actors(position))
 
     def samplers_of(self, rollout: Rollout, position: Position) -> Mapping[str, CandidateSampler]:
         return self.samplers

@@ -401,6 +401,8 @@ class ReinforcementLoop:
         writer = TreeWriter(store, self.iteration, Silent(), tokens, stage=stage)
         is_full, is_crossed = rollout.tree == "full", rollout.joint == "crossed"
         from_best = rollout.continue_with == "best"
+        roles = self._trained_roles(self._step_count)
+        trained = [agent for p in self.policies if p.role in roles for agent in p.agents]
         shape = (rollout.rollouts_per_task, is_full, rollout.tree_depth, from_best, is_crossed)
         # A mark of each complete tree spares a resumed run the replay of its environment.
         mark = stage.replace(REINFORCE, GROWN)
@@ -410,7 +412,7 @@ class ReinforcementLoop:
             branches = driver.branches(task, tree, sessions)
             players = cast(Mapping[str, CandidateSampler], driver.samplers)
             return GroupSearch(
-                branches, score_of, players, *shape, rollouts=recorded, seed=self.seed
+                *(branches, score_of, players, trained, *shape), rollouts=recorded, seed=self.seed
             )
 
         def on_finish(search: Search) -> None:

@@ -178,7 +178,8 @@ class AdvantageSettings(Settings):
     )
     truncated: Literal["train", "mask"] = key(
         "train",
-        "`mask` leaves paths that a limit cut off out of the training. They count for the group's baseline either way.",
+        "`mask` leaves paths that a limit cut off out of the training, and turns of a tree if all rollouts of their "
+        "return were cut off. They count for the group's baseline either way.",
         source="DAPO section 3.4: mask, or a length penalty",
     )
 

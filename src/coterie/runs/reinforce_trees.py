@@ -15,6 +15,7 @@ from statistics import fmean
 
 from coterie.record.rows import turn_row
 from coterie.record.store import Store
+from coterie.record.tree import Ending
 from coterie.record.turn import Turn
 from coterie.rewards.advantages import turn_ends
 from coterie.rewards.dialogue_reward import PathReward
@@ -32,7 +33,7 @@ class TreeSamples:
     turns: list[AgentPath] = field(default_factory=list)
     """Turns of groups: their rows have one target, and their reward is the return of the turn."""
     paths: list[AgentPath] = field(default_factory=list)
-    """Rollouts from the beginning of each task, which are independent, for the metrics of the step."""
+    """Rollouts of the first group of each task, which are independent, for the metrics of the step."""
     rollouts: int = 0
     failed: int = 0
     tokens: int = 0
@@ -104,6 +105,17 @@ class TaskTree:
             self._values[key] = fmean(graded) if graded else None
         return self._values[key]
 
+    def ending(self, group: Group, member: Rollout, agent: str) -> Ending:
+        """Return how the rollouts that a turn's return averages over ended.
+
+        That is the ending of one that no limit cut off, if there is any.
+        """
+        below = self._group_below(group, member)
+        if below is None or self.advantage.returns == "immediate":
+            return self.paths[str(member.leaf), agent].outcome.ending
+        finished = [continued for continued in below.members if continued.leaf is not None]
+        return _complete([self.ending(below, continued, agent) for continued in finished])
+
     def samples(self, group: Group, agent: str) -> Iterator[AgentPath]:
         """Yield an agent's turns in a group, each with its mean return over the members that take it."""
         taken: dict[int, list[tuple[Rollout, str]]] = {}
@@ -130,7 +142,11 @@ class TaskTree:
             graded = [value for value in returns if value is not None]
             reward, name = fmean(graded) if graded else None, f"{self.task}/{group.search}"
             sampled = replace(path.sampled, group=name, path=f"{number}", reward=reward, steps=())
-            yield replace(path, turns=1, rows=(row,), sampled=sampled, states=())
+            # A turn of several rollouts was cut off only if all of them were.
+            ending = _complete([self.ending(group, member, agent) for member, _ in members])
+            outcome = replace(path.outcome, ending=ending)
+            of_turn = replace(path, turns=1, rows=(row,), sampled=sampled, states=())
+            yield replace(of_turn, outcome=outcome)
 
     def _group_below(self, group: Group, member: Rollout) -> Group | None:
         """Return the next group that branches from a member."""
@@ -145,6 +161,10 @@ class TaskTree:
         """Return the index on a member's path of the first turn after a node."""
         ids = [turn.id for turn in self.turns[str(member.leaf)]]
         return ids.index(node) + 1 if node in ids else 0
+
+
+def _complete(endings: Sequence[Ending]) -> Ending:
+    return next((ending for ending in endings if not ending.truncated), endings[0])
 
 
 def group_samples(
@@ -187,11 +207,13 @@ def tree_samples(
         paths = {(path.outcome.leaf, path.agent): path for path in in_tree}
         turns = {leaf: tree.path(leaf) for leaf in measures}
         task_tree = TaskTree(task, groups, turns, paths, *settings)
-        for group in groups:
+        # The rollout through a state without a trained agent is compared with no other.
+        compared = [group for group in groups if len(group.members) > 1]
+        for group in compared:
             for agent in agents:
                 samples.turns += task_tree.samples(group, agent)
         # Several rollouts may end in one leaf, and each is a sample of its own.
-        for member in groups[0].members:
+        for member in (*compared, groups[0])[0].members:
             of_member = (paths.get((str(member.leaf), agent)) for agent in agents)
             samples.paths += [
                 replace(path, outcome=replace(path.outcome, sample=member.number))
