@@ -496,6 +496,11 @@ class Recipe(ABC):
         async with self.actors(run) as actors:
             driver = actors.driver(samplers, self.settings.seed)
             await play(run.store, driver, episodes, progress, sampled_tokens(samplers.values()))
+        turns = (turn for tree in run.store.trees(iteration, stage) for turn in tree.turns.values())
+        silent = {*agents_of(self.environment)}.difference(turn.speaker.name for turn in turns)
+        # A mistake in `next_actors` would otherwise show only as a role that learns nothing.
+        for agent in sorted(silent):
+            progress.say(f"warning: {agent} acts in no dialogue of {stage} {iteration}")
         return summary(run.store, iteration, stage)
 
 
