@@ -1,11 +1,13 @@
 """Faults in reinforcement learning's steps, roles, statistics and runs that resume."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 from coterie.rewards import turn_advantages as T
 from tests.mutation.fault import (
     Fault,
     around,
+    becomes,
     edited,
     given,
     result,
@@ -79,6 +81,9 @@ TURN_ROW = f"{TURNS}test_a_row_of_one_turn_has_its_prompt_its_logprobs_and_its_o
 RECURSION = f"{TREES}test_returns_are_those_of_a_plain_recursion"
 SPINE = f"{TREES}test_a_spine_has_a_group_at_each_turn_of_its_first_rollout"
 CROSSED = f"{TREES}test_crossed_turns_have_the_mean_over_the_turns_of_the_partner"
+ONE_CONTINUATION = f"{TREES}test_states_of_untrained_agents_have_one_continuation"
+CUT_TURNS = f"{TREES}test_a_turn_was_cut_off_if_all_rollouts_of_its_return_were"
+ONE_BASE = "tests/recipes/test_rl_roles.py::test_roles_of_one_model_have_its_weights_in_memory_once"
 MULTIPLE = f"{TREES}test_equal_siblings_are_separate_samples"
 
 
@@ -125,6 +130,14 @@ FAULTS = (
     Fault("coterie.rollout.group_search:draw_of", returns(0), [CROSSED]),
     Fault("coterie.rollout.group_search:GroupSearch.known_turn", returns(None), [CROSSED]),
     Fault("coterie.rollout.group_search:GroupSearch._continued", returns(()), [SPINE]),
+    Fault(
+        "coterie.rollout.group_search:GroupSearch._is_trained", returns(True), [ONE_CONTINUATION]
+    ),
+    Fault(
+        "coterie.runs.reinforce_trees:_complete",
+        around(lambda original, endings: endings[0]),
+        [CUT_TURNS],
+    ),
     # A step: which paths are trained, in which order, with which advantages.
     Fault("coterie.recipes.rl:minibatches", given(seed="0"), [ORDER]),
     Fault("coterie.recipes.rl:minibatches", without_last, [ORDER]),
@@ -169,6 +182,8 @@ FAULTS = (
     Fault("coterie.runs.reinforce:finish_with", returns(None), [BEST]),
     Fault("coterie.runs.interruption:Interruption._save_once", returns(None), [CTRL_C]),
     # Roles: versions, shared bases.
+    Fault("coterie.models.adapters:share_weights", becomes(deepcopy), [ONE_BASE]),
+    Fault("coterie.runs.roles:Roles.load_source", given(keeps_base=True), [ONE_BASE]),
     Fault("coterie.runs.roles:check_roles", returns(None), [ROLES_CANNOT]),
     Fault("coterie.runs.loop:check_stages", returns(None), [STAGES_CANNOT]),
     # What resumes and what does not.

@@ -3,13 +3,16 @@
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from coterie.config.folders import make_folder
 from coterie.errors import UserError
+from coterie.models import adapters
 from coterie.models.loading import load_renderer
 from coterie.record.tree import ANSWERED, Outcome, Tree
 from coterie.record.turn import Message, PrivilegeError
@@ -17,12 +20,16 @@ from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.joint_critic import NEXT_TURN, JointReader
 from coterie.runs.reinforce_batch import _whole, paths_of
+from coterie.runs.roles import LearnerConfig, open_learner
 from coterie.runs.run import open_run
+from coterie.runs.search_items import rollouts
+from coterie.training.policy_gradient import PolicyGradient
 from tests.helpers.run_rl import (
     SMALL,
     final_weights,
     informative_overrides,
     make_recipe,
+    read_record,
     run_to_end,
 )
 
@@ -156,6 +163,69 @@ def test_agents_of_one_role_share_its_weights(tmp_path: Path) -> None:
     assert final_weights(tmp_path / "named", "team") == final_weights(tmp_path / "plain")
 
 
+LORA = ("train.method=lora", "train.lora_r=4", "rollout.max_tokens=12", "steps.count=2")
+ONE_BASE = {
+    "two policies": ("rl/grpo", [TWO]),
+    "a frozen role": ("rl/grpo", [TWO, "policies.frozen={b: tiny-exchange}"]),
+    "critics": ("rl/ppo", [TWO, "critic.train.warmup_ratio=0"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ONE_BASE)
+def test_adapters_of_one_base_train_as_on_bases_of_their_own(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, words = ONE_BASE[case]
+    recorded = []
+    for name in ("shared", "copied"):
+        if name == "copied":
+            monkeypatch.setattr(adapters, "share_weights", deepcopy)
+        make_folder(tmp_path / name)
+        recipe = make_recipe(method, [*informative_overrides(tmp_path / name), *LORA, *words])
+        folder = tmp_path / name / "run"
+        records = run_to_end(recipe, folder)
+        timeless = [
+            {key: value for key, value in record.items() if "second" not in key}
+            for record in records.values()
+        ]
+        trained = {path.name for path in (folder / "training").iterdir()}
+        weights = {role: final_weights(folder, role) for role in trained}
+        recorded.append((timeless, weights, read_record(folder)["turn"]))
+    assert recorded[0] == recorded[1]
+    assert len(set(weights.values())) == len(trained), "each role has learned"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_shared"),
+    [
+        (["train.method=lora"], True),
+        (["train.method=lora", "train.dtype=bfloat16"], True),
+        (["train.method=lora", "train.load_in_4bit=true"], True),
+        (["train.method=full"], False),
+    ],
+    ids=["float32", "bfloat16", "4 bits", "full"],
+)
+def test_roles_of_one_model_have_its_weights_in_memory_once(
+    words: list[str], is_shared: bool, tmp_path: Path
+) -> None:
+    """Adapters and frozen roles share the weights; a role that trains all weights has its own."""
+    recipe = make_recipe("rl/grpo", [*SMALL, TWO, "policies.frozen={b: tiny-exchange}", *words])
+    s, ids = recipe.settings, torch.arange(60)[None]
+    with open_run(tmp_path / "run", recipe.name, s) as run:
+        models, objective = recipe.models(run), PolicyGradient(s.loss.at(1.0))
+        config = LearnerConfig("a", 0, ("Alice",), objective, s.policy_training, 1)
+        with open_learner(run, models, 0, config) as learner:
+            frozen, alone = models.load("b", 0).model, models.source("b", 0).load("cpu").model
+            frozen_weights = {weight.data_ptr() for weight in frozen.parameters()}
+            trained = {weight.data_ptr() for weight in learner.trainer.model.parameters()}
+            assert (frozen_weights <= trained) == is_shared
+            assert frozen_weights.isdisjoint(trained) != is_shared
+            with torch.no_grad():
+                assert torch.equal(frozen(ids).logits, alone(ids).logits)
+        recipe.close()
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -274,6 +344,23 @@ def test_measures_of_trees_count_in_the_reward(tmp_path: Path) -> None:
     assert record["measures_missing"] == 1, "roudns alone"
     assert float(record["reward/measures"]) > 0
     assert record["samples_failed"] == 0
+
+
+@pytest.mark.slow
+def test_trees_branch_at_the_turns_of_the_roles_that_train(tmp_path: Path) -> None:
+    words = [*SMALL, TWO, "policies.alternate_steps=1", "steps.count=2", "rollout.max_tokens=8"]
+    recipe = make_recipe("rl/vine", words)
+    run_to_end(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
+        for step, agent in enumerate(("Alice", "Bob")):
+            stage = f"reinforce/{step:05d}"
+            for task, task_rollouts in rollouts(run.store, 0, stage=stage).items():
+                tree = run.store.tree(0, stage, task)
+                for rollout in (rollout for rollout in task_rollouts if rollout.number):
+                    path = tree.path(str(rollout.leaf))
+                    turns = [turn.id for turn in path]
+                    index = turns.index(rollout.start) + 1 if rollout.start in turns else 0
+                    assert path[index].speaker.name == agent
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -374,16 +375,23 @@ class ModelSource:
     """Folder of a value head, or :data:`NEW_HEAD`."""
 
     def load(
-        self, device: str | torch.device, template_args: Mapping[str, Any] | None = None
+        self,
+        device: str | torch.device,
+        template_args: Mapping[str, Any] | None = None,
+        base: LoadedModel | None = None,
     ) -> LoadedModel:
-        loaded = load(
-            self.model,
-            dtype=getattr(torch, self.dtype),
-            device=device,
-            template_args=template_args,
-            attention=self.attention,
-            load_in_4bit=self.load_in_4bit,
-        )
+        """Load the model, or put its adapter and value head on the weights of a loaded ``base``."""
+        if base is not None:
+            loaded = share_weights(base)
+        else:
+            loaded = load(
+                self.model,
+                dtype=getattr(torch, self.dtype),
+                device=device,
+                template_args=template_args,
+                attention=self.attention,
+                load_in_4bit=self.load_in_4bit,
+            )
         if self.adapter is not None and self.merge:
             reload(loaded, self.adapter)
         elif self.adapter is not None:
@@ -394,6 +402,14 @@ class ModelSource:
         elif self.head is not None:
             load_head(loaded.model, Path(self.head))
         return loaded
+
+
+def share_weights(loaded: LoadedModel) -> LoadedModel:
+    """Copy a model's modules but not its weights, so that each copy can have an adapter and a head of its own."""
+    model = deepcopy(loaded.model, {id(weight): weight for weight in loaded.model.parameters()})
+    # A cache may keep a weak reference to the original, which lives as long as a copy of it.
+    vars(model)["shared_from"] = loaded
+    return replace(loaded, model=model)
 
 
 # -- checksums ------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ TIMEOUT = 5.0
 """Timeout of each try to reach the hub, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedModel:
     """A model ready to sample, score or train."""
 

@@ -243,7 +243,7 @@ class Gap(Recipe):
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
         if s.reinforces:
-            return plan_reinforcement(s, super().plan)
+            return plan_reinforcement(s, super().plan, {})
         return super().plan()
 
     def training_tasks(self) -> int:

@@ -33,7 +33,7 @@ from coterie.models.loading import (
 from coterie.recipes.settings import GPU_MEMORY, RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.loop import EVALUATION, check_roles, check_stages
+from coterie.runs.loop import EVALUATION, Role, check_roles, check_stages
 from coterie.training.distributed import accelerate_config, check_launch, launches
 from coterie.training.memory import (
     LIBRARIES,
@@ -47,6 +47,7 @@ from coterie.training.settings import (
     Reads,
     TrainingSettings,
     check_tracker,
+    keeps_bases,
     loads_in_4bit,
     shared_group,
     weight_dtype,
@@ -193,10 +194,9 @@ def make_plan(recipe: "Recipe") -> Plan:
     # The cache must hold the dialogues of an evaluation and of the training.
     dialogues = max(len(heldout), recipe.dialogues())
     length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.turn_tokens)
-    # Roles that share a base need its weights only once.
-    policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
+        policies = [(role, shapes[role.name]) for role in roles if not role.head]
         memory.append(_sampling_memory(s, policies, dialogues, min(length, *contexts)))
     row, rows, items = recipe.longest_rows()
     for name, training in trainings.items():
@@ -252,12 +252,16 @@ def is_elsewhere(s: RecipeSettings) -> bool:
 
 
 def _sampling_memory(
-    s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
+    s: RecipeSettings, policies: Sequence[tuple[Role, ModelShape]], dialogues: int, length: int
 ) -> MemoryPlan:
     """Plan the memory of stages that sample in this process."""
     terms, size = Counter({"libraries": LIBRARIES}), weight_dtype(s).itemsize
-    for shape in shapes:
-        terms["weights"] += shape.weight_memory(size)
+    bases = set[str]()
+    for role, shape in policies:
+        # Roles that share a base need its weights only once.
+        base = role.model if keeps_bases(s) else role.shares or role.name
+        terms["weights"] += shape.weight_memory(size) * (base not in bases)
+        bases.add(base)
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))
     advice = ("a training in bfloat16", "engine.max_batch=16", "engine.cache_gib=1")
     return MemoryPlan("sampling", terms, advice)

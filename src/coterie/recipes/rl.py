@@ -132,7 +132,8 @@ class Reinforce(Recipe):
         # Errors in the user's rows show before torch is imported, which takes seconds.
         self.heldout_tasks()
         check_roles(self.environment, self.settings.policies, self.players(), self.renderers)
-        untrained = {*self.settings.policies.frozen, TEACHER}
+        policies = self.settings.policies
+        untrained = {**policies.frozen, TEACHER: policies.teacher or ""}
         return plan_reinforcement(self.settings, super().plan, untrained)
 
     def training_tasks(self) -> int:

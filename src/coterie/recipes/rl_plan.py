@@ -1,7 +1,7 @@
 """Checks and memory of a stage of reinforcement learning, before it starts."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from coterie.environments.protocol import Environment, agents_of
@@ -19,16 +19,17 @@ from coterie.recipes.plan import (
 )
 from coterie.recipes.rl_settings import TEACHER, PolicySettings, ReinforceRecipeSettings
 from coterie.rewards.dialogue_reward import PathReward
+from coterie.training.distributed import launches
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.settings import Reads, weight_dtype
 
 
 def plan_reinforcement(
-    s: ReinforceRecipeSettings, plan: Callable[[], Plan], frozen: Collection[str] = ()
+    s: ReinforceRecipeSettings, plan: Callable[[], Plan], frozen: Mapping[str, str]
 ) -> Plan:
     """Check the settings of the stage, and add its memory to a run's plan.
 
-    ``frozen`` roles play and are not trained. Raises ``UserError`` if the settings cannot work.
+    ``frozen`` has the models of roles that are not trained. Raises ``UserError`` if the settings cannot work.
     """
     # Imports the user's own reward functions, so that errors in them show first.
     PathReward(s.reward)
@@ -88,7 +89,9 @@ def check_roles(
         raise UserError("policies.frozen has all roles, so nothing is trained", "remove a role")
 
 
-def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[str]) -> MemoryPlan:
+def _training_memory(
+    s: ReinforceRecipeSettings, plan: Plan, frozen: Mapping[str, str]
+) -> MemoryPlan:
     # Without a limit of turns, only the context bounds a dialogue.
     turns = plan.turns or plan.context
     longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
@@ -96,22 +99,30 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[
     attention = engine.attention or "sdpa"
     # The entropy bonus needs gradients of the entropies; without it they are only shown.
     reads: Reads = "entropies" if s.loss.entropy_coef else "entropies_no_grad"
-    policies, critics, sampling = [], [], Counter[str]()
+    policies, critics = list[TrainedModel](), list[TrainedModel]()
+    sampling = Counter[str]()
+    # Adapters in this process have one base in memory; each rank loads one for each role.
+    on_ranks = launches(s.policy_training)
+    one_base = s.train.method == "lora" and not on_ranks
+    bases = {s.model} if one_base else set[str]()
     for role, shape in plan.shapes.items():
         if role in plan.critics:
             training = s.critic_training
             critics.append(TrainedModel(shape, training, length, 1, None, "states", attention))
             continue
-        if role in frozen:
-            sampling["frozen models"] += shape.weights * weight_dtype(s).itemsize
+        if (model := frozen.get(role)) is not None:
+            if model not in bases:
+                sampling["frozen models"] += shape.weights * weight_dtype(s).itemsize
+            bases.add(model)
             continue
-        policies.append(TrainedModel(shape, s.policy_training, length, 1, None, reads, attention))
+        training, is_shared = s.policy_training, one_base and bool(policies)
+        policies.append(TrainedModel(shape, training, length, 1, None, reads, attention, is_shared))
         # A sampler in this process keeps its cache while the policy trains.
         if engine.kind == "inprocess":
             dialogues = max(plan.heldout, s.rollout.tasks_per_round * s.rollout.rollouts_per_task)
             size = weight_dtype(s).itemsize
             sampling.update(cache_memory(shape, engine, size, dialogues, length))
-    # An adapter's base is its reference.
+    # An adapter's base is its reference. In this process, roles share the copy of their initial weights.
     copied = (s.loss.kl_coef or s.reward.kl_coef) and s.train.method == "full"
     ranks, sharded = rank_count(s.policy_training, "train")
     return training_memory(
@@ -121,6 +132,6 @@ def _training_memory(s: ReinforceRecipeSettings, plan: Plan, frozen: Collection[
         device=engine.device_name,
         ranks=ranks,
         sharded=sharded,
-        references=len(policies) if copied else 0,
+        references=(len(policies) if on_ranks else 1) if copied else 0,
         sampling=sampling,
     )

@@ -83,7 +83,6 @@ class RunEngines:
         *,
         role: str = POLICY,
         base: str = "",
-        adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
         send: "Callable[[str, Address], None] | None" = None,
         score: Callable[[Sequence[int]], Sequence[float] | None] | None = None,
@@ -96,7 +95,7 @@ class RunEngines:
         """
         if self.settings.kind == "inprocess":
             loaded = load()
-            engine = self.embedded(loaded, version, role=role, adapter=adapter)
+            engine = self.embedded(loaded, version, role=role)
             return RoleEngine(engine, loaded.renderer, loaded.context_length)
         args = self.settings.template if template_args is None else template_args
         renderer, context = load_renderer(base, args)

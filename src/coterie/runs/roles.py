@@ -3,6 +3,7 @@
 Version 0 of a role is its initial model. Version ``i`` is the result of the training in iteration ``i - 1``: full
 weights or a LoRA adapter of the initial model. In this process an adapter is merged into float32 weights, and stays
 separate beside bfloat16 weights, because merging would round small updates away. Servers serve it as an adapter.
+Roles of one model have its weights in memory once, as long as nobody changes them: each has its own modules.
 """
 
 import shutil
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from peft import PeftModel
@@ -19,14 +21,11 @@ from peft import PeftModel
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
-from coterie.errors import UserError
 from coterie.models.adapters import (
     DEFAULT,
     NEW_HEAD,
     ModelSource,
     add_lora,
-    load_adapter,
-    remove_adapter,
 )
 from coterie.models.loading import LoadedModel, is_adapter
 from coterie.record.rows import Row, Target
@@ -64,8 +63,8 @@ class Roles:
         self.settings = settings
         self.run = run
         self.engines = RunEngines(settings, run.folder / "servers", servers)
-        self._shared: dict[str, LoadedModel] = {}
-        """Base models with the adapters of several roles, by the role that owns the base."""
+        self._bases = WeakValueDictionary[ModelSource, LoadedModel]()
+        """Weights that several roles share, as long as one of them uses them."""
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -78,21 +77,52 @@ class Roles:
         return self.known[name].model
 
     def load(
-        self, name: str, version: int | Path, *, merge: bool = False, trainable: bool = False
+        self,
+        name: str,
+        version: int | Path,
+        *,
+        merge: bool | None = None,
+        trainable: bool = False,
     ) -> LoadedModel:
-        """Load a version of a role. An adapter is merged into float32 weights (``merge``: any), unless trainable."""
-        s, source = self.settings, self.source(name, version, merge=merge, trainable=trainable)
-        return source.load(s.device_name, s.template)
+        """Load a version of a role, as described by :meth:`source`."""
+        source = self.source(name, version, merge=merge, trainable=trainable)
+        return self.load_source(source, keeps_base=not trainable)
+
+    def load_source(self, source: ModelSource, *, keeps_base: bool) -> LoadedModel:
+        """Load a model, whose weights are shared with other roles of the same model.
+
+        Merged weights are not shared, and without ``keeps_base`` none are: the caller may change them all, and
+        otherwise only adapters and value heads.
+        """
+        device, template = self.settings.device_name, self.settings.template
+        is_merged = source.adapter is not None and source.merge
+        count = [role.model for role in self.known.values()].count(source.model)
+        if is_merged or not keeps_base or count < 2:
+            return source.load(device, template)
+        # The weights alone: an adapter or a value head belongs to one role.
+        key = replace(source, adapter=None, merge=False, trainable=False, head=None)
+        base = self._bases.get(key) or key.load(device, template)
+        self._bases[key] = base
+        return source.load(device, template, base)
 
     def source(
-        self, name: str, version: int | Path, *, merge: bool = False, trainable: bool = False
+        self,
+        name: str,
+        version: int | Path,
+        *,
+        merge: bool | None = None,
+        trainable: bool = False,
     ) -> ModelSource:
-        """Return what :meth:`load` loads. ``merge`` loads the base in full, others keep an adapter beside 4 bits."""
+        """Return the weights of a version of a role.
+
+        ``merge`` merges an adapter into its base, loaded in full. Default: into float32 weights, unless trainable.
+        """
         role, path = self.known[name], self.path(name, version)
         adapter, head = is_adapter(path), None
         # Merging into bfloat16 or 4-bit weights would round small updates away.
-        in_float32 = self.dtype == torch.float32 and not self.load_in_4bit
-        merge = not trainable and (merge or in_float32)
+        if merge is None:
+            merge = self.dtype == torch.float32 and not self.load_in_4bit
+        merge = merge and not trainable
         # The initial model has no trained value head. Training starts with a new one.
         if role.head and (version or trainable):
             head = str(path) if version else NEW_HEAD
@@ -111,15 +141,10 @@ class Roles:
 
     async def open_engine(self, name: str, version: int) -> RoleEngine:
         role, path = self.known[name], self.path(name, version)
-        base = self._base(role)
-        if base is None or self.settings.kind != "inprocess":
-            load = partial(self.load, name, version)
-            return await self.engines.open_engine(version, path, load, role=name, base=role.model)
-        # Roles that share a base are adapters of one loaded model.
-        shared = self._with_shared_base(base, role, version)
-        return await self.engines.open_engine(
-            version, path, lambda: shared, role=name, adapter=name
-        )
+        # Merging would copy a base that roles share on request.
+        shares = role.shares or any(r.shares == name for r in self.known.values())
+        load = partial(self.load, name, version, merge=False if shares else None)
+        return await self.engines.open_engine(version, path, load, role=name, base=role.model)
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
         """Return an in-process engine of a version of a role, such as a frozen base."""
@@ -127,39 +152,10 @@ class Roles:
 
     def release_devices(self) -> None:
         """Free the devices for other work, unless servers keep running."""
-        self._shared.clear()
         self.engines.run(self.engines.release_devices())
 
     def close(self) -> None:
-        self._shared.clear()
         self.engines.close()
-
-    def _base(self, role: Role) -> str | None:
-        """Return the role that owns the shared base of a role; ``None`` if it does not share."""
-        if role.shares is not None:
-            return role.shares
-        is_shared = any(sharing_role.shares == role.name for sharing_role in self.known.values())
-        return role.name if is_shared else None
-
-    def _with_shared_base(self, base: str, role: Role, version: int) -> LoadedModel:
-        path = self.path(role.name, version)
-        # Full weights of one role can't be switched on and off as adapters can.
-        if version and not is_adapter(path):
-            problem = f"{role.name!r} shares a base, but its training wrote full weights to {path}"
-            raise UserError(problem, "train it with method=lora, or remove `shares`")
-        if base not in self._shared:
-            self._shared[base] = self.load(base, 0)
-        loaded = self._shared[base]
-        if version:
-            model: Any = load_adapter(loaded.model, Path(path), name=role.name)
-        else:
-            # The initial model is a new adapter, which adds 0 until it is trained.
-            model = loaded.model
-            if isinstance(model, PeftModel) and role.name in model.peft_config:
-                remove_adapter(model, role.name)
-            model = add_lora(model, r=1, alpha=1, name=role.name).eval()
-        self._shared[base] = replace(loaded, model=model)
-        return self._shared[base]
 
 
 SERVED = "served-"
@@ -321,7 +317,8 @@ def open_learner(
     samples = engine.kind == "inprocess" and config.init_from is None
     loaded = None
     if ranks is None or samples:
-        loaded = source.load(engine.device_name, engine.template)
+        # Full training changes the weights themselves, so they are not shared.
+        loaded = models.load_source(source, keeps_base=config.settings.method == "lora")
     trainer: Any
     if ranks is not None:
         # Only trainings on several processes load this module.

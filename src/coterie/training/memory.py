@@ -153,6 +153,8 @@ class TrainedModel:
     """Items (rows or pairs) of the training data; ``None`` if unknown."""
     reads: Reads = "logprobs"
     attention: str = "sdpa"
+    shares_base: bool = False
+    """True if the weights under its adapter are those of an earlier model."""
 
     @property
     def trained(self) -> int:
@@ -186,7 +188,7 @@ class TrainedModel:
 
     def resident(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps."""
-        weights = {"weights": self.shape.weight_memory(self.weight_bytes)}
+        weights = {"weights": self.shape.weight_memory(self.weight_bytes) * (not self.shares_base)}
         adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
         return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
 

@@ -351,6 +351,12 @@ def loads_in_4bit(settings: Settings) -> bool:
     return any(training.load_in_4bit for training in _trainings(settings))
 
 
+def keeps_bases(settings: Settings) -> bool:
+    """Return True if samplers in this process keep all adapters beside their bases, which roles then share."""
+    is_rounded = loads_in_4bit(settings) or weight_dtype(settings).itemsize < 4
+    return is_rounded and all(training.method == "lora" for training in _trainings(settings))
+
+
 def _trainings(settings: Settings) -> Iterator[TrainerSettings]:
     """Yield the groups of a run's settings, at any depth, that have the settings of a training."""
     if isinstance(settings, TrainerSettings):
