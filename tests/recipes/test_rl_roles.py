@@ -14,11 +14,13 @@ from coterie.config.folders import make_folder
 from coterie.errors import UserError
 from coterie.models import adapters
 from coterie.models.loading import load_renderer
+from coterie.progress import Silent
 from coterie.record.tree import ANSWERED, Outcome, Tree
 from coterie.record.turn import Message, PrivilegeError
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.joint_critic import NEXT_TURN, JointReader
+from coterie.runs.loop import run_stages
 from coterie.runs.reinforce_batch import _whole, paths_of
 from coterie.runs.roles import LearnerConfig, open_learner
 from coterie.runs.run import open_run
@@ -277,6 +279,19 @@ class World(Pure):
         is_easy = state.task.id.endswith(("0", "2"))
         return Grade(1.0 if is_easy else len(state.turns[0].text) % 11 / 10)
 """
+
+
+def test_an_agent_that_acts_in_no_dialogue_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = '{"player": "agent", "judge": "agent"}'
+    (tmp_path / "world.py").write_text(WORLD.replace('{"player": "agent"}', actors))
+    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    recipe, progress, lines = make_recipe("rl/grpo", words), Silent(), list[str]()
+    monkeypatch.setattr(progress, "say", lines.append)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_stages(recipe, run, progress, recipe.stage_keys()[:1])
+    assert lines == ["warning: judge acts in no dialogue of evaluate 0"]
 
 
 def test_tasks_are_drawn_by_their_pass_rates_in_earlier_steps(tmp_path: Path) -> None:
