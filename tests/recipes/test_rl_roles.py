@@ -1,7 +1,7 @@
 """Roles of reinforcement learning: agents that share one, roles that only play, rates, and training in turn."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from itertools import pairwise
@@ -178,13 +178,13 @@ ONE_BASE = {
 def test_adapters_of_one_base_train_as_on_bases_of_their_own(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method, words = ONE_BASE[case]
+    method, overrides = ONE_BASE[case]
     recorded = []
     for name in ("shared", "copied"):
         if name == "copied":
             monkeypatch.setattr(adapters, "share_weights", deepcopy)
         make_folder(tmp_path / name)
-        recipe = make_recipe(method, [*informative_overrides(tmp_path / name), *LORA, *words])
+        recipe = make_recipe(method, [*informative_overrides(tmp_path / name), *LORA, *overrides])
         folder = tmp_path / name / "run"
         records = run_to_end(recipe, folder)
         timeless = [
@@ -199,7 +199,7 @@ def test_adapters_of_one_base_train_as_on_bases_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("words", "is_shared"),
+    ("overrides", "is_shared"),
     [
         (["train.method=lora"], True),
         (["train.method=lora", "train.dtype=bfloat16"], True),
@@ -209,10 +209,10 @@ def test_adapters_of_one_base_train_as_on_bases_of_their_own(
     ids=["float32", "bfloat16", "4 bits", "full"],
 )
 def test_roles_of_one_model_have_its_weights_in_memory_once(
-    words: list[str], is_shared: bool, tmp_path: Path
+    overrides: list[str], is_shared: bool, tmp_path: Path
 ) -> None:
     """Adapters and frozen roles share the weights; a role that trains all weights has its own."""
-    recipe = make_recipe("rl/grpo", [*SMALL, TWO, "policies.frozen={b: tiny-exchange}", *words])
+    recipe = make_recipe("rl/grpo", [*SMALL, TWO, "policies.frozen={b: tiny-exchange}", *overrides])
     s, ids = recipe.settings, torch.arange(60)[None]
     with open_run(tmp_path / "run", recipe.name, s) as run:
         models, objective = recipe.models(run), PolicyGradient(s.loss.at(1.0))
@@ -226,6 +226,26 @@ def test_roles_of_one_model_have_its_weights_in_memory_once(
             with torch.no_grad():
                 assert torch.equal(frozen(ids).logits, alone(ids).logits)
         recipe.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sampling", "training"),
+    [
+        (["train.method=lora", "train.dtype=bfloat16"], 1, 1),
+        (["train.method=lora"], 2, 1),  # samplers in float32 merge the adapters of later versions
+        (["train.method=full"], 2, 2),
+    ],
+)
+def test_the_plan_counts_shared_weights_once(overrides, sampling, training) -> None:
+    def terms(*more: str) -> list[Mapping[str, int]]:
+        plan = make_recipe("rl/grpo", [*SMALL, *overrides, *more]).plan()
+        return [memory.terms for memory in plan.memory]
+
+    (sampled, trained), (both_sampled, both_trained) = terms(), terms(TWO)
+    assert both_sampled["weights"] == sampling * sampled["weights"]
+    assert both_trained["weights"] == training * trained["weights"]
+    _, beside_frozen = terms(TWO, "policies.frozen={b: tiny-exchange}")
+    assert ("frozen models" in beside_frozen) == (training > 1)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +306,8 @@ def test_an_agent_that_acts_in_no_dialogue_is_named(
 ) -> None:
     actors = '{"player": "agent", "judge": "agent"}'
     (tmp_path / "world.py").write_text(WORLD.replace('{"player": "agent"}', actors))
-    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
-    recipe, progress, lines = make_recipe("rl/grpo", words), Silent(), list[str]()
+    overrides = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    recipe, progress, lines = make_recipe("rl/grpo", overrides), Silent(), list[str]()
     monkeypatch.setattr(progress, "say", lines.append)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, progress, recipe.stage_keys()[:1])
@@ -363,8 +383,8 @@ def test_measures_of_trees_count_in_the_reward(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_trees_branch_at_the_turns_of_the_roles_that_train(tmp_path: Path) -> None:
-    words = [*SMALL, TWO, "policies.alternate_steps=1", "steps.count=2", "rollout.max_tokens=8"]
-    recipe = make_recipe("rl/vine", words)
+    overrides = [*SMALL, TWO, "policies.alternate_steps=1", "steps.count=2", "rollout.max_tokens=8"]
+    recipe = make_recipe("rl/vine", overrides)
     run_to_end(recipe, tmp_path / "run")
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
         for step, agent in enumerate(("Alice", "Bob")):
