@@ -66,6 +66,12 @@ CTRL_C = f"{CHECKPOINTS}test_ctrl_c_saves_the_newest_step_and_the_run_ends_as_if
 JUDGE_PICKS = f"{SCALING}test_a_judge_picks_one_of_several_dialogues"
 
 
+TAUGHT = (
+    "tests/recipes/test_rl_roles.py::"
+    "test_a_policy_learns_from_itself_with_a_secret_that_its_rows_never_have"
+)
+
+
 def _no_seeds(original, groups, count, rng):
     """Resample tasks within the given seeds, and not the seeds."""
     return sum(original([group], count, rng) for group in groups) / len(groups)
@@ -111,6 +117,10 @@ def _reversed(critics):
 
 
 FAULTS = (
+    # A teacher that knows the answer.
+    Fault(
+        "coterie.runs.reinforce_batch:show_secrets", returns(lambda messages: messages), [TAUGHT]
+    ),
     # Groups of turns.
     Fault("coterie.rewards.turn_advantages:turn_advantages", around(_survivors), [TO_GO]),
     Fault("coterie.rewards.turn_advantages:turn_returns", given(gamma=1.0), [DISCOUNTS]),

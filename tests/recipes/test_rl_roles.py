@@ -1,11 +1,15 @@
 """Roles of reinforcement learning: agents that share one, roles that only play, rates, and training in turn."""
 
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +17,30 @@ import torch
 from coterie.config.folders import make_folder
 from coterie.errors import UserError
 from coterie.models import adapters
-from coterie.models.loading import load_renderer
+from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent
-from coterie.record.tree import ANSWERED, Outcome, Tree
+from coterie.recipes.rl_plan import teacher_secrets
+from coterie.record.rows import prompts
+from coterie.record.tree import ANSWERED, Outcome, Secret, Task, Tree
 from coterie.record.turn import Message, PrivilegeError
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.joint_critic import NEXT_TURN, JointReader
 from coterie.runs.loop import run_stages
-from coterie.runs.reinforce_batch import _whole, paths_of
+from coterie.runs.reinforce_batch import (
+    HELP,
+    _whole,
+    paths_of,
+    with_teacher_of,
+    with_teacher_prompts,
+)
+from coterie.runs.reinforce_trees import group_samples
 from coterie.runs.roles import LearnerConfig, open_learner
 from coterie.runs.run import open_run
 from coterie.runs.search_items import rollouts
 from coterie.training.policy_gradient import PolicyGradient
+from coterie.training.reference import with_teacher
+from coterie.training.settings import TrainingSettings
 from tests.helpers.run_rl import (
     SMALL,
     final_weights,
@@ -312,6 +327,116 @@ def test_an_agent_that_acts_in_no_dialogue_is_named(
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, progress, recipe.stage_keys()[:1])
     assert lines == ["warning: judge acts in no dialogue of evaluate 0"]
+
+
+HINTED = WORLD.replace("Ending, Message, Task", "Ending, Message, Secret, Task").replace(
+    "{})", '{}, {"hint": Secret("zanzibar", name="hint", readers=frozenset({"teacher"}))})'
+)
+
+
+def log_likelihoods(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
+    """Log-probs of ``ids`` after a prompt by a plain forward pass."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(ids)), list(ids)].tolist()
+
+
+def taught(tree: Tree, leaf: str, agent: str, secret: str, loaded: Any) -> dict[str, list[float]]:
+    """Log-probs of the agent's turns by id, after prompts that Transformers' template writes with the secret."""
+    turns = prompts(tree, leaf, agent)
+    start = turns[0][0]
+    chat = []
+    for message in tree.messages(tree.requests[turns[0][1].prompt]):
+        text = "".join(part.text for part in message.parts)
+        text += tree.turns[message.turn].text if message.turn else ""
+        chat.append({"role": message.role, "content": text})
+    chat[0]["content"] += f"{HELP}\n{secret}"
+    tokenizer = loaded.renderer.tokenizer
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    shown = tokenizer(text, add_special_tokens=False).input_ids
+    return {
+        # Later prompts go on from the first, which alone has the secret.
+        turn.id: log_likelihoods(loaded.model, [*shown, *prompt[len(start) :]], turn.ids)
+        for prompt, turn in turns
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("rl/grpo", ["policies.weights=each"]),
+        ("rl/ppo", ["critic.view=joint"]),
+        ("rl/at_grpo", ["environment.turns=2"]),
+    ],
+)
+def test_a_privileged_teacher_is_the_policy_after_a_prompt_with_the_answer(
+    method: str, words: Sequence[str], tmp_path: Path
+) -> None:
+    words = [*SMALL, *words, "policies.teacher=privileged", "loss.kl_coef=0", "steps.count=1"]
+    words += ["rollout.max_tokens=24", "reward.team_weight=0", "steps.epochs=1"]
+    words += ["rollout.tasks=1", "rollout.rollouts_per_task=2", "steps.minibatches_per_step=1"]
+    recipe = make_recipe(method, words)
+    assert ("secrets of the teacher", "answer") in recipe.plan().lines()
+    (record,) = run_to_end(recipe, tmp_path / "run").values()
+    loaded, stage, agents = load("tiny-exchange"), "reinforce/00000", ("Alice", "Bob")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
+        tasks = run.store.tree_tasks(0, stage)
+        trees = {task: run.store.tree(0, stage, task) for task in tasks}
+        answers = {task: run.store.task(task).secrets["answer"].reveal("grader") for task in tasks}
+        paths = group_samples(run.store, 0, stage, tasks, agents, recipe.settings)
+        renderers = dict.fromkeys(agents, loaded.renderer)
+        shown = with_teacher_prompts(paths, run.store, 0, [stage], renderers)
+    terms: dict[str, list[float]] = {}
+    for path, path_shown in zip(paths, shown, strict=True):
+        secret = f"answer: {answers[path.task]}"
+        expected = taught(trees[path.task], path.outcome.leaf, path.agent, secret, loaded)
+        scored = with_teacher(
+            loaded.model, path_shown.teacher_rows, TrainingSettings(), temperature=1
+        )
+        aligned = with_teacher_of(path, replace(path, rows=tuple(scored)))
+        assert [(row.ids, row.targets) for row in aligned.rows] == [
+            (row.ids, row.targets) for row in path.rows
+        ]
+        for row in aligned.rows:
+            numbers = [number for target in row.targets for number in expected[target.turn]]
+            assert row.teacher == pytest.approx(numbers, abs=1e-4)
+            ratios = [after - before for after, before in zip(numbers, row.logprobs, strict=True)]
+            role = path.agent if "policies.weights=each" in words else "policy"
+            terms.setdefault(role, []).extend(math.exp(ratio) - 1 - ratio for ratio in ratios)
+    for role, values in terms.items():
+        assert record[f"{role}/teacher_kl"] == pytest.approx(fmean(values), rel=1e-3)
+
+
+def test_a_policy_learns_from_itself_with_a_secret_that_its_rows_never_have(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(HINTED)
+    words = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "policies.teacher=privileged"]
+    words += ["rollout.tasks=1", "rollout.rollouts_per_task=32", "rollout.max_tokens=3"]
+    words += ["loss.kl_coef=0", "reward.team_weight=0", "steps.count=6", "steps.patience=2"]
+    words += ["train.learning_rate=5e-4"]
+    recipe = make_recipe("rl/grpo", words)
+    records = run_to_end(recipe, tmp_path / "run")
+    divergences = [float(record["policy/teacher_kl"]) for record in records.values()]
+    assert divergences[0] > 1 and divergences[-1] < divergences[0] / 10
+    assert not any(record["groups_informative"] for record in records.values()), "no other signal"
+    renderer, _ = load_renderer("tiny-exchange")
+    stage, reward = "reinforce/00000", PathReward(recipe.settings.reward)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
+        paths = paths_of(run.store, 0, stage, run.store.tree_tasks(0, stage), ["player"], reward)
+        shown = with_teacher_prompts(paths, run.store, 0, [stage], {"player": renderer})
+    assert shown
+    for path in shown:
+        assert "zanzibar" not in "".join(renderer.decode(row.ids) for row in path.rows)
+        assert all("zanzibar" in renderer.decode(row.ids) for row in path.teacher_rows)
+    too_long = [*words, f"train.max_length={max(len(row.ids) for row in paths[0].rows) + 2}"]
+    with pytest.raises(UserError, match="longer than the training's maximum"):
+        run_to_end(make_recipe("rl/grpo", too_long), tmp_path / "long")
+
+
+def test_a_privileged_teacher_needs_a_secret_that_it_may_read() -> None:
+    environment = make_recipe("rl/grpo", SMALL).environment
+    gold = Secret("42", name="gold", readers=frozenset({"grader"}))
+    with pytest.raises(UserError, match="exchange has none for the reader `teacher`"):
+        teacher_secrets(environment, [Task("a", {}, {"gold": gold}), Task("b", {})])
 
 
 def test_tasks_are_drawn_by_their_pass_rates_in_earlier_steps(tmp_path: Path) -> None:

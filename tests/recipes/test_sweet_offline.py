@@ -92,7 +92,7 @@ def test_dialogues_of_a_file_are_those_of_round_0(tmp_path: Path) -> None:
         for tree in run.store.trees(0, "rollout"):
             task = run.store.task(tree.task)
             assert "12" not in str(task.public) and len(hidden_calls(task)) == 10
-            assert task.secrets[REFERENCE].readers == {CRITIC, PERSON, "grader"}
+            assert task.secrets[REFERENCE].readers == {CRITIC, PERSON, "grader", "teacher"}
             assert {turn.writer for turn in tree.turns.values()} == {"import:theirs.jsonl"}
             for outcome, path in tree.trajectories():
                 assert [turn.speaker.name for turn in path] == ([PERSON, AGENT] * 4)[: len(path)]

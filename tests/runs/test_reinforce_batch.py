@@ -24,6 +24,7 @@ from coterie.runs.reinforce_settings import (
     ReinforceSettings,
     StepSettings,
 )
+from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import PolicyLossSettings, TrainingSettings
 
 TRAINING = TrainingSettings(max_length=64, tokens_per_microbatch=4096)
@@ -64,7 +65,9 @@ class Policy:
         self, version: str = "0", role: str = "policy", init_from: str | None = None
     ) -> None:
         self.version, self.role = version, role
-        self.config = SimpleNamespace(agents=("Ann",), init_from=init_from)
+        self.config = SimpleNamespace(
+            agents=("Ann",), init_from=init_from, objective=PolicyGradient()
+        )
         self.trainer = self
         self.steps: list[list[Row]] = []
 

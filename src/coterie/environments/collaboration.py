@@ -25,7 +25,7 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.qa_metrics import GRADER
+from coterie.environments.qa_metrics import GRADER, TEACHER
 from coterie.environments.settings import PersonSettings
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.record.tree import ANSWERED, TURNS, Ending, Secret, Task
@@ -153,8 +153,8 @@ class Collaboration(Answers, Pure, ABC):
 def collaboration_task(
     id_: str, request: str, reference: str, extra_secrets: Mapping[str, Secret] | None = None
 ) -> Task:
-    """Return a task whose reference the user, the critic and the grader may read."""
-    readers = frozenset({PERSON, CRITIC, GRADER})
+    """Return a task whose reference the user, the critic, the teacher and the grader may read."""
+    readers = frozenset({PERSON, CRITIC, GRADER, TEACHER})
     secrets = {REFERENCE: Secret(reference, name=REFERENCE, readers=readers)}
     return Task(id_, {"question": request}, {**secrets, **(extra_secrets or {})})
 

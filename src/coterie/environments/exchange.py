@@ -14,7 +14,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.dialogue import Dialogue, FormatSettings
 from coterie.environments.protocol import State, Transition
-from coterie.environments.qa_metrics import exact_match, gold_answer, grader_secret
+from coterie.environments.qa_metrics import TEACHER, exact_match, gold_answer, grader_secret
 from coterie.environments.settings import (
     MicroSplit,
     series,
@@ -279,7 +279,7 @@ def as_task(task: ExchangeTask) -> Task:
             for agent, facts in task.facts.items()
         },
     }
-    return Task(task.task_id, public, grader_secret("answer", task.answer))
+    return Task(task.task_id, public, grader_secret("answer", task.answer, TEACHER))
 
 
 class ExchangeAlone(Exchange):

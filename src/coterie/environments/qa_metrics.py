@@ -17,17 +17,21 @@ from coterie.datasets.rows import QuestionRow
 from coterie.record.tree import Secret, Task
 
 GRADER = "grader"
-"""The only role that may read a gold answer."""
+"""Role that grades, and may read all gold answers."""
+TEACHER = "teacher"
+"""Role whose log-probs a policy distills. It may read what helps to solve a task."""
 
 
-def grader_secret(name: str, text: str) -> dict[str, Secret]:
-    return {name: Secret(text, name=name, readers=frozenset({GRADER}))}
+def grader_secret(name: str, text: str, *readers: str) -> dict[str, Secret]:
+    """Return a secret of the grader and further ``readers``, by name."""
+    return {name: Secret(text, name=name, readers=frozenset({GRADER, *readers}))}
 
 
 def secret_answers(row: QuestionRow) -> dict[str, Secret]:
     aliases = getattr(row, "aliases", ())
     text = json.dumps(aliases, ensure_ascii=False)
-    return grader_secret("answer", row.answer) | (grader_secret("aliases", text) if aliases else {})
+    answer = grader_secret("answer", row.answer, TEACHER)
+    return answer | (grader_secret("aliases", text) if aliases else {})
 
 
 def gold_answer(task: Task) -> str:

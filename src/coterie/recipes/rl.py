@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING
 
 from coterie.engines.protocol import POLICY
 from coterie.environments.protocol import agents_of
+from coterie.environments.qa_metrics import TEACHER
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.rl_plan import check_roles, plan_reinforcement
-from coterie.recipes.rl_settings import TEACHER, PolicySettings, RLSettings, critic_roles
+from coterie.recipes.rl_plan import check_roles, plan_reinforcement, teacher_secrets
+from coterie.recipes.rl_settings import PRIVILEGED, PolicySettings, RLSettings, critic_roles
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.page import Section
@@ -73,6 +74,7 @@ from coterie.runs.reinforce_batch import (
     group_counts,
     informative_tasks,
     with_kl_cost,
+    with_teacher_of,
 )
 from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings, StepSettings
 from coterie.runs.run import Run
@@ -115,7 +117,9 @@ class Reinforce(Recipe):
         policies = [Role(name, frozen.get(name, s.model)) for name in names]
         critics = [Role(name, s.model, head=True) for name in critic_roles(self.learning_roles, s)]
         teacher = s.policies.teacher
-        return (*policies, *critics, *((Role(TEACHER, teacher),) if teacher else ()))
+        # A privileged teacher is each role itself.
+        models = [] if teacher in (None, PRIVILEGED) else [Role(TEACHER, str(teacher))]
+        return (*policies, *critics, *models)
 
     @property
     def learning_roles(self) -> tuple[str, ...]:
@@ -134,7 +138,11 @@ class Reinforce(Recipe):
         check_roles(self.environment, self.settings.policies, self.players(), self.renderers)
         policies = self.settings.policies
         untrained = {**policies.frozen, TEACHER: policies.teacher or ""}
-        return plan_reinforcement(self.settings, super().plan, untrained)
+        plan = plan_reinforcement(self.settings, super().plan, untrained)
+        if policies.teacher == PRIVILEGED:
+            names = teacher_secrets(self.environment, self.train_tasks())
+            plan = replace(plan, details=(*plan.details, ("secrets of the teacher", names)))
+        return plan
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count
@@ -207,7 +215,10 @@ async def reinforce(
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
             heldout_temperature=recipe.settings.evaluate.temperature,
             frozen={a: player for a, player in players.items() if player in policies.frozen},
-            teacher=None if policies.teacher is None else TEACHER,
+            teacher=TEACHER if policies.teacher not in (None, PRIVILEGED) else None,
+            teacher_renderers={agent: recipe.renderer(agent) for agent in players}
+            if policies.teacher == PRIVILEGED
+            else {},
             alternate_steps=policies.alternate_steps,
         )
         return await work.learn(progress)
@@ -273,14 +284,17 @@ def prepare(
     if s.loss.kl_coef or s.reward.kl_coef:
         fresh = by_role(fresh, policies, lambda role, rows: role.with_reference(rows, temperature))
     # On-policy distillation: log p_teacher - log p_old is added to each token's advantage.
-    if samples.teacher is not None:
+    if samples.teacher is not None or any(path.teacher_rows for path in fresh):
         from coterie.training.reference import with_teacher
 
         def distill(role: "Learner", rows: Sequence[Row]) -> Sequence[Row]:
-            training = role.config.settings
-            return with_teacher(samples.teacher, rows, training, temperature=temperature)
+            # Without a model of its own the teacher is the role, which reads other prompts.
+            teacher = role.scorer if samples.teacher is None else samples.teacher
+            return with_teacher(teacher, rows, role.config.settings, temperature=temperature)
 
-        fresh = by_role(fresh, policies, distill)
+        taught = [replace(path, rows=path.teacher_rows or path.rows) for path in fresh]
+        scored = by_role(taught, policies, distill)
+        fresh = [with_teacher_of(*both) for both in zip(fresh, scored, strict=True)]
     # Before its first update a policy equals its reference, so the divergence costs nothing.
     moved = {agent for role in policies if role.is_trained for agent in role.config.agents}
     before_kl = fresh
@@ -475,6 +489,9 @@ def update(
             # All rows of a group are in one minibatch, since their advantages are relative to it.
             every = _rows(paths, learner.config.agents, tasks)
             rows = [row for row in every if len(row.ids) <= learner.trainer.longest]
+            # The teacher's prompt may be too long where the policy's is not.
+            if "teacher" in learner.config.objective.needs:
+                rows = [row for row in rows if row.teacher is not None]
             too_long += len(every) - len(rows)
             learner.trainer.leave_out(len(every) - len(rows), 0)
             fits = fits or bool(rows)

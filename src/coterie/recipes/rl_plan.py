@@ -1,10 +1,11 @@
 """Checks and memory of a stage of reinforcement learning, before it starts."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from coterie.environments.protocol import Environment, agents_of
+from coterie.environments.qa_metrics import TEACHER
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.plan import (
@@ -17,7 +18,8 @@ from coterie.recipes.plan import (
     planned,
     rank_count,
 )
-from coterie.recipes.rl_settings import TEACHER, PolicySettings, ReinforceRecipeSettings
+from coterie.recipes.rl_settings import PRIVILEGED, PolicySettings, ReinforceRecipeSettings
+from coterie.record.tree import Task
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.training.distributed import launches
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
@@ -78,7 +80,7 @@ def check_roles(
             f"policies has settings of the role {unknown[0]}, which plays no agent",
             f"the roles are {', '.join(sorted(roles))}; map agents to roles with policies.roles",
         )
-    if policies.teacher is not None:
+    if policies.teacher not in (None, PRIVILEGED):
         teacher, *others = (renderers[role].tokenizer.get_vocab() for role in (TEACHER, *roles))
         if any(vocabulary != teacher for vocabulary in others):
             raise UserError(
@@ -87,6 +89,19 @@ def check_roles(
             )
     if roles <= frozen.keys():
         raise UserError("policies.frozen has all roles, so nothing is trained", "remove a role")
+
+
+def teacher_secrets(environment: Environment, tasks: Iterable[Task]) -> str:
+    """Return the names of the secrets that a privileged teacher reads; raise ``UserError`` if there are none."""
+    secrets = (item for task in tasks for item in task.secrets.items())
+    names = sorted({name for name, secret in secrets if TEACHER in secret.readers})
+    if not names:
+        raise UserError(
+            f"policies.teacher={PRIVILEGED} shows the task's secrets, and {environment.name} has none for the reader "
+            f"`{TEACHER}`",
+            f"add `{TEACHER}` to the readers of a Secret of its tasks, or give a model as the teacher",
+        )
+    return ", ".join(names)
 
 
 def _training_memory(

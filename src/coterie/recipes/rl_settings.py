@@ -10,8 +10,8 @@ from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import MODEL, RecipeSettings, methods
 from coterie.runs.reinforce_settings import CRITIC, PolicyTrainingSettings, ReinforceSettings
 
-TEACHER = "teacher"
-"""Role of the model that is distilled."""
+PRIVILEGED = "privileged"
+"""Teacher that is the policy itself, under prompts with the task's secrets."""
 
 
 def critic_roles(roles: Sequence[str], settings: ReinforceSettings) -> list[str]:
@@ -62,9 +62,11 @@ class PolicySettings(Settings):
         {},
         "Roles that play and are not trained, with their models, such as {checker: Qwen/Qwen2.5-7B-Instruct}.",
     )
-    teacher: ModelName | None = key(
+    teacher: Literal["privileged"] | ModelName | None = key(
         None,
-        "Model with the same tokenizer whose log-probs the trained roles distill on the tokens that they sample.",
+        "Model with the same tokenizer whose log-probs the trained roles distill on the tokens that they sample. "
+        "`privileged`: each role itself, with the weights of the step, under prompts that also show the task's secrets "
+        "for the reader `teacher`.",
         source="on-policy distillation",
     )
     distill_coef: float = key(

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment, draw_tasks
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
 from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
@@ -40,6 +41,7 @@ from coterie.runs.reinforce_batch import (
     running_means,
     standard_error,
     step_stage,
+    with_teacher_prompts,
 )
 from coterie.runs.reinforce_record import (
     HELDOUT,
@@ -47,6 +49,7 @@ from coterie.runs.reinforce_record import (
     describe_step,
     heldout_means,
     is_constant,
+    is_distilled,
     kept_steps,
     learning_warnings,
     no_signal_error,
@@ -101,6 +104,8 @@ class ReinforcementLoop:
     """Agents that are played by a role that is not trained, with its name."""
     teacher: str | None = None
     """Role whose log-probs the policies distill."""
+    teacher_renderers: Mapping[str, ChatRenderer] = field(default_factory=dict)
+    """Renderer of each agent, to distill each policy from itself under prompts with the task's secrets."""
     alternate_steps: int | None = None
     """Number of steps for which one policy trains at a time; ``None`` if all train in each step."""
     _progress: Progress = field(init=False)
@@ -174,6 +179,13 @@ class ReinforcementLoop:
             samples = await queue.take(groups_taken(self._records.get(step, {})))
         samples.means = running_means(self._records.get(step - 1, {}))
         samples.trained_roles, samples.teacher = self._trained_roles(step), self._teacher
+        # Without a queue each step has its own stage of samples, with the step's number.
+        draws = {draw for draw, _ in samples.groups} or {step}
+        if self.teacher_renderers:
+            stages = [step_stage(REINFORCE, draw) for draw in sorted(draws)]
+            samples.paths = with_teacher_prompts(
+                samples.paths, self.run.store, self.iteration, stages, self.teacher_renderers
+            )
         middle = time.monotonic()
         flat = self._flat_roles([self._records[n] for n in range(step)], samples)
         batch, updates = await self._run(lambda: self._update(step, samples, flat))
@@ -182,8 +194,7 @@ class ReinforcementLoop:
         sampled = samples.sampled_tokens
         if sampled is None:
             sampled = sum(path.tokens for path in samples.paths)
-        # Without a queue each step has its own stage of samples, with the step's number.
-        unmeasured = self._unmeasured({draw for draw, _ in samples.groups} or {step})
+        unmeasured = self._unmeasured(draws)
         metrics = {
             **step_metrics(samples, batch, updates),
             **{updates_of(learner.role): learner.trainer.done for learner in self._learners},
@@ -555,7 +566,7 @@ class ReinforcementLoop:
     def _check_learning_signal(self, step: int) -> None:
         patience = self.settings.steps.patience
         recent = [self._records[n] for n in range(max(0, step + 1 - patience), step + 1)]
-        if len(recent) < patience:
+        if len(recent) < patience or is_distilled(recent):
             return
         discounted = self.settings.advantage.gamma < 1  # returns differ even if rewards are equal
         has_signal = any(step["groups_informative"] and step["paths"] for step in recent)

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from coterie.record.rows import Row, rows, view
+from coterie.environments.qa_metrics import TEACHER
+from coterie.models.chat import ChatRenderer
+from coterie.record.rows import Edit, Row, recontext, rows, view
 from coterie.record.store import Store
-from coterie.record.tree import Metrics, Outcome, Tree
-from coterie.record.turn import Turn
+from coterie.record.tree import Metrics, Outcome, Task, Tree
+from coterie.record.turn import Message, Part, Turn
 from coterie.rewards.advantages import (
     GroupAdvantages,
     SampledPath,
@@ -47,6 +51,8 @@ class AgentPath:
     """What the agent observed last before each of its trained turns."""
     joint: JointPath | None = None
     """States of all agents, for the critic of the joint state."""
+    teacher_rows: tuple[Row, ...] = ()
+    """The same turns after prompts with secrets, for a privileged teacher. They are never trained on."""
 
     @property
     def tokens(self) -> int:
@@ -231,6 +237,76 @@ class StepSamples:
     """Roles that train in this step."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Running mean of each agent's rewards in earlier steps, for ``advantage.group=role``."""
+
+
+HELP = "\n\nFor you alone, to help with your answer:"
+"""Text before the secrets in the prompt of a privileged teacher."""
+
+
+def show_secrets(task: Task) -> Edit:
+    """Return the recontext rule that appends the task's secrets for the teacher to the first message."""
+    secrets = sorted(item for item in task.secrets.items() if TEACHER in item[1].readers)
+    parts = [part for name, s in secrets for part in (Part(f"\n{name}: "), s.part(TEACHER))]
+
+    def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        if not parts:
+            return messages
+        # Parts of a turn's message would replace its text, and an agent's own message has none.
+        is_free = messages and messages[0].turn is None and messages[0].role != "assistant"
+        first, *rest = messages if is_free else (Message("system"), *messages)
+        return (replace(first, parts=(*first.parts, Part(HELP), *parts)), *rest)
+
+    return edit
+
+
+def with_teacher_prompts(
+    paths: Sequence[AgentPath],
+    store: Store,
+    iteration: int,
+    stages: Sequence[str],
+    renderers: Mapping[str, ChatRenderer],
+) -> list[AgentPath]:
+    """Set ``teacher_rows`` of each path, whose trees are in ``stages``; ``renderers`` by agent."""
+    trees: dict[str, list[Tree]] = {}
+    result = list[AgentPath]()
+    for path in paths:
+        if path.task not in trees:
+            keys = (key for stage in stages for key in store.tree_keys(iteration, stage, path.task))
+            trees[path.task] = [store.read_tree(key) for key in keys]
+        tree = next(tree for tree in trees[path.task] if path.outcome.leaf in tree.turns)
+        render = partial(renderers[path.agent].render, privileges=TEACHER)
+        edit = show_secrets(store.task(path.task))
+        shown = recontext(
+            tree, path.outcome.leaf, path.agent, name=TEACHER, edit=edit, render=render
+        )
+        # A path of a tree may be a single turn, so later turns are not scored.
+        turns = {target.turn for row in path.rows for target in row.targets}
+        kept = ((row, tuple(t for t in row.targets if t.turn in turns)) for row in rows(shown))
+        teacher_rows = (
+            replace(row, ids=row.ids[: targets[-1].stop], targets=targets)
+            for row, targets in kept
+            if targets
+        )
+        result.append(replace(path, teacher_rows=tuple(teacher_rows)))
+    return result
+
+
+def with_teacher_of(path: AgentPath, scored: AgentPath) -> AgentPath:
+    """Set ``teacher`` of a path's rows from the rows that the teacher scored, turn by turn.
+
+    A row with a turn that the teacher could not score gets none.
+    """
+    by_turn: dict[str, list[float]] = {}
+    for row in scored.rows:
+        numbers = iter(row.teacher or ())
+        for target in row.targets if row.teacher else ():
+            by_turn[target.turn] = [next(numbers) for _ in range(target.start, target.stop)]
+    path_rows = list[Row]()
+    for row in path.rows:
+        turns = [by_turn[target.turn] for target in row.targets if target.turn in by_turn]
+        teacher = tuple(chain(*turns)) if len(turns) == len(row.targets) else None
+        path_rows.append(replace(row, teacher=teacher))
+    return replace(path, rows=tuple(path_rows))
 
 
 def role_metrics(

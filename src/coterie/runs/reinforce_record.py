@@ -74,6 +74,11 @@ def is_constant(recent: Sequence[Metrics]) -> bool:
     return is_same and not any(metrics["reward_error"] for metrics in recent)
 
 
+def is_distilled(recent: Sequence[Metrics]) -> bool:
+    """Return True if a policy learns from a teacher, also where all rewards are equal."""
+    return any(name.endswith("/teacher_kl") for metrics in recent for name in metrics)
+
+
 def no_signal_error(recent: Sequence[Metrics]) -> UserError:
     if not any(metrics["paths"] for metrics in recent) and (missing := left_out(recent)):
         return UserError(
@@ -133,7 +138,7 @@ def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
                 f"in the last {len(recent)} steps all rollouts of a task had the same reward for "
                 f"{' and '.join(equal)}, so nothing was learned from them; the other roles learned"
             )
-    elif without != roles:
+    elif without != roles and not is_distilled(recent):
         # If no role had any reward, the warning above says so.
         error = no_signal_error(recent)
         warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")

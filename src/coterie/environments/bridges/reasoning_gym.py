@@ -17,7 +17,7 @@ from typing import Any
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import WELL_FORMED, Answers, Grade, State
-from coterie.environments.qa_metrics import grader_secret
+from coterie.environments.qa_metrics import TEACHER, grader_secret
 from coterie.environments.question import OneReply
 from coterie.environments.settings import (
     EnvironmentSettings,
@@ -76,7 +76,7 @@ def items(split: Split, dataset: str, config: str, seed: int) -> Iterator[Task]:
             return None
         public = {"question": question, "number": number}
         # Some data sets accept several answers and have only a scorer.
-        secrets = grader_secret("answer", answer) if answer else {}
+        secrets = grader_secret("answer", answer, TEACHER) if answer else {}
         return Task(f"{dataset}-{number}", public, secrets)
 
     return distinct(split, draw, lambda task: str(task.public["question"]))

@@ -26,7 +26,7 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.qa_metrics import grader_secret
+from coterie.environments.qa_metrics import TEACHER, grader_secret
 from coterie.environments.settings import (
     SPLIT_SHARES,
     MicroSplit,
@@ -455,7 +455,7 @@ class EncyclopediaQuestions(Workflow):
         ):
             name = f"encyclopedia-{question.question_id}"
             public = {"question": question.text, "type": question.kind}
-            tasks.append(Task(name, public, grader_secret("answer", question.answer)))
+            tasks.append(Task(name, public, grader_secret("answer", question.answer, TEACHER)))
             self._questions[name] = question
         return tasks
 
