@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
-from coterie.record.rows import Pair, Row
+from coterie.record.rows import LabeledTrajectory, Pair, Row
 from coterie.training.losses import DPOSettings
 
 SIDES = ("chosen", "rejected")
@@ -40,6 +40,13 @@ class InOrder:
 
 class Pairs(InOrder, DPOTrainer):
     """DPO on our pairs, with the reference log-probs that they bring."""
+
+    def _precompute_ref_logps(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
+        return dataset
+
+
+class Sides(InOrder, KTOTrainer):
+    """KTO on our sides of pairs, with the mismatched completions and reference log-probs that they bring."""
 
     def _precompute_ref_logps(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
         return dataset
@@ -105,6 +112,31 @@ def dpo_trainer(
     return trainer
 
 
+def kto_trainer(
+    model: Any,
+    tokenizer: Any,
+    sides: Sequence[LabeledTrajectory],
+    objective: DPOSettings,
+    options: dict[str, Any],
+) -> Sides:
+    """KTO, whose divergence TRL takes over the ranks' batches of a step."""
+    config = KTOConfig(
+        **options,
+        beta=objective.beta,
+        precompute_ref_log_probs=True,
+        train_sampling_strategy="sequential",
+    )
+    trainer = Sides(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list([_side(side) for side in sides]),
+        processing_class=tokenizer,
+        data_collator=collate_sides,
+    )
+    trainer.losses = []
+    return trainer
+
+
 def sft_trainer(model: Any, tokenizer: Any, rows: Sequence[Row], options: dict[str, Any]) -> Rows:
     """SFT on targets only."""
     examples = [{"input_ids": list(row.ids), "labels": _labels(row)} for row in rows]
@@ -129,6 +161,39 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "ref_chosen_logps": pair.reference[0],
         "ref_rejected_logps": pair.reference[1],
     }
+
+
+def _side(side: LabeledTrajectory) -> dict[str, Any]:
+    assert side.reference is not None
+    (row,), (mismatched,) = side.rows, side.mismatched
+    return {
+        "label": side.success,
+        "ids": list(row.ids),
+        "mask": [int(target) for target in row.mask],
+        "KL_ids": list(mismatched.ids),
+        "KL_mask": [int(target) for target in mismatched.mask],
+        "ref_logps": side.reference[0],
+        "ref_KL_logps": side.reference[1],
+    }
+
+
+def collate_sides(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """TRL's batch of sides with their mismatched completions."""
+    batch: dict[str, Any] = {"label": torch.tensor([example["label"] for example in examples])}
+    for prefix in ("", "KL_"):
+        rows = [(example[f"{prefix}ids"], example[f"{prefix}mask"]) for example in examples]
+        width = max(len(ids) for ids, _ in rows)
+        padding = [[0] * (width - len(ids)) for ids, _ in rows]
+        padded = list(zip(rows, padding, strict=True))
+        batch[f"{prefix}input_ids"] = torch.tensor([ids + rest for (ids, _), rest in padded])
+        batch[f"{prefix}attention_mask"] = torch.tensor(
+            [[1] * len(ids) + rest for (ids, _), rest in padded]
+        )
+        batch[f"{prefix}completion_mask"] = torch.tensor(
+            [mask + rest for (_, mask), rest in padded]
+        )
+        batch[f"ref_{prefix}logps"] = torch.tensor([e[f"ref_{prefix}logps"] for e in examples])
+    return batch
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bench.trl_grpo_side import grpo_trainer
-from bench.trl_side import arguments, dpo_trainer, sft_trainer
+from bench.trl_side import arguments, dpo_trainer, kto_trainer, sft_trainer
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row
 from coterie.training.batches import Order, make_batch
-from coterie.training.losses import DPO, SFT, DPOSettings
+from coterie.training.losses import DPO, KTO, SFT, DPOSettings
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.reference import row_logprobs, with_reference
+from coterie.training.reference import row_logprobs, unpair_with_reference, with_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
 from tests.helpers.compare_weights import weight_bounds
@@ -44,6 +44,7 @@ OBJECTIVES = {
     "dpo-normalised": DPOSettings(beta=2.0, reduction="tokens"),
     "dpo-nll": DPOSettings(beta=0.5, nll_coef=0.3),
     "ipo": DPOSettings(kind="ipo", beta=0.5, reduction="tokens"),
+    "kto": DPOSettings(kind="kto", beta=0.5),
 }
 GRPO = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence"}
 DAPO = {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token"}
@@ -157,12 +158,14 @@ def main(side: str, kind: str, folder: Path) -> None:
         objective = PolicyGradient(POLICIES[kind])
         items = sampled_rows("turns" in kind, POLICIES[kind].temperature)
     else:
-        objective = DPO(OBJECTIVES[kind])
+        is_kto = kind == "kto"
+        objective = KTO(OBJECTIVES[kind]) if is_kto else DPO(OBJECTIVES[kind])
         reference = start_model(4).model
         pairs = [replace(pair, weight=1.0) for pair in make_pairs(8, vocabulary=290)]
         stored = folder / f"reference-{state.process_index}"
         reduction = OBJECTIVES[kind].reduction if side == "ours" else "none"  # TRL's are sums
-        items = with_reference(reference, pairs, SETTINGS, stored, reduction=reduction)
+        compute = unpair_with_reference if is_kto else with_reference
+        items = compute(reference, pairs, SETTINGS, stored, reduction=reduction)
     if side == "ours":
         with first_gradient(policy) as gradients, weight_bounds(policy) as bounds:
             train(policy, items, SETTINGS, folder / "train", objective=objective)
@@ -179,6 +182,8 @@ def main(side: str, kind: str, folder: Path) -> None:
             trainer = sft_trainer(policy, tokenizer, chosen, options)
         elif kind in POLICIES:
             trainer = grpo_trainer(policy, tokenizer, chosen, POLICIES[kind], options, ROWS)
+        elif kind == "kto":
+            trainer = kto_trainer(policy, tokenizer, chosen, OBJECTIVES[kind], options)
         else:
             trainer = dpo_trainer(policy, tokenizer, chosen, OBJECTIVES[kind], options)
         with first_gradient(policy) as gradients, weight_bounds(policy) as bounds:

@@ -29,6 +29,7 @@ DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_t
 DROPPED = "tests/contract/test_05_preferences.py::test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused"
 HEAD = "tests/training/test_value_head.py::"
 OTHERS = f"{HEAD}test_other_losses_of_pairs_are_those_worked_out_by_hand"
+KTO = f"{HEAD}test_kto_compares_with_the_divergence_of_the_whole_step_however_it_is_split[64]"
 HEADS = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
 POLICY = f"{T}policy_gradient:PolicyGradient.__init__"
 FORMULA = "tests/training/test_policy_terms.py::test_the_loss_is_that_of_the_formula[0.5]"
@@ -135,6 +136,7 @@ FAULTS = (
     Fault(f"{T}losses:DPO.__init__", settings(label_smoothing=0.0), [DPO]),
     Fault(f"{T}losses:DPO.__init__", settings(nll_coef=lambda n: -n), [DPO]),
     Fault(f"{T}losses:DPO.__init__", settings(simpo_gamma=lambda gamma: -gamma), [OTHERS]),
+    Fault(f"{T}losses:KTO.prepare_step", returns(None), [KTO]),
     Fault(f"{T}losses:_log_odds", around(lambda f, logprob: logprob), [OTHERS]),
     Fault(f"{T}losses:side_statistic", given(reduction="tokens"), [MARGIN]),
     Fault(

@@ -107,6 +107,7 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
         (),
         ("reduction=tokens", "beta=2", "label_smoothing=0.1", "nll_coef=0.5"),
         ("kind=simpo", "reduction=tokens", "beta=2"),
+        ("kind=kto",),
     ],
 )
 def test_dpo_prefers_held_out_replies_of_the_chosen_kind(

@@ -1,8 +1,8 @@
 """On equal rows TRL and coterie take the same steps: losses, first gradients and weights differ by rounding in float32.
 
-SFT, DPO, its length-normalised form and with the NLL term, IPO, GRPO, DAPO, Dr. GRPO, GSPO and CISPO on paths of one
-turn and of several, on one rank and on two (gloo), all started by ``accelerate launch``. SimPO and ORPO, whose trainers
-in TRL tokenize text, are compared as functions of log-probs.
+SFT, DPO, its length-normalised form and with the NLL term, IPO, KTO, GRPO, DAPO, Dr. GRPO, GSPO and CISPO on paths of
+one turn and of several, on one rank and on two (gloo), all started by ``accelerate launch``. SimPO and ORPO, whose
+trainers in TRL tokenize text, are compared as functions of log-probs.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Losses of critics: preferences by hand, value heads and PPO's value loss on a Llama of some random weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,12 @@ from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, add_head, load_adapter, load_head, token_values
 from coterie.models.prefix_trie import CostRule
 from coterie.progress import Silent
-from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
+from coterie.record.rows import LabeledTrajectory, Pair, Row, Target, mismatched_row, unpair
 from coterie.training.batches import make_batch
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import (
     DPO,
+    KTO,
     Classifier,
     DPOSettings,
     Regression,
@@ -26,9 +28,14 @@ from coterie.training.losses import (
     ValueLossSettings,
     side_statistic,
 )
-from coterie.training.reference import LossModule, row_logprobs, with_values
+from coterie.training.reference import (
+    LossModule,
+    row_logprobs,
+    unpair_with_reference,
+    with_values,
+)
 from coterie.training.settings import TrainingSettings
-from coterie.training.trainer import train
+from coterie.training.trainer import Trainer, train
 from tests.helpers.training_models import SETTINGS, make_pairs, make_rows, tiny_llama
 
 ALWAYS = CostRule(0.0)
@@ -422,11 +429,70 @@ def test_a_side_of_probability_one_has_finite_odds():
         ({"kind": "simpo", "reduction": "turns"}, "set reduction=tokens"),
         ({"kind": "orpo", "reduction": "tokens"}, "set nll_coef=1"),
         ({"kind": "ipo", "reduction": "tokens", "label_smoothing": 0.1}, "set label_smoothing=0"),
+        ({"kind": "kto", "reduction": "tokens"}, "leave out reduction"),
+        ({"kind": "kto", "nll_coef": 1.0}, "leave out reduction"),
     ],
 )
 def test_settings_of_pairs_that_would_be_another_loss_are_refused(settings, fix):
     with pytest.raises(ValidationError, match=fix):
         DPOSettings(**settings)
+
+
+def test_sides_have_the_completion_of_the_nearest_earlier_pair_with_another_prompt():
+    def pair(prompt: list[int], chosen: list[int], group: str = "") -> Pair:
+        start, rejected = len(prompt), [*prompt, 9]
+        sides = (
+            row([*prompt, *chosen], (start, start + len(chosen))),
+            row(rejected, (start, start + 1)),
+        )
+        return Pair((sides[0],), (sides[1],), weight=2.0, group=group)
+
+    pairs = [pair([1, 2], [3, 4], "tree"), pair([1, 2], [5]), pair([6], [7, 7, 7]), pair([6], [9])]
+    sides = unpair(pairs, 4)
+    assert [side.success for side in sides] == [True, False] * 3, "equal sides are left out"
+    assert [side.group for side in sides[::2]] == ["tree", "pair 1", "pair 2"]
+    completions = [[mismatched.ids for mismatched in side.mismatched] for side in sides]
+    # The chosen completion of 7s is too long after a prompt of two tokens.
+    assert completions == [[], [(1, 2, 9)], [], [(1, 2, 9)], [(6, 5)], [(6, 9)]]
+    assert sides[4].mismatched[0].targets[0].start == 1
+    turns = row([1, 2, 3, 8, 4], (2, 3), (4, 5))
+    shifted = mismatched_row((row([6, 7], (1, 2)),), (turns,))
+    assert shifted and shifted.ids == (6, 3, 8, 4)
+    assert [(target.start, target.stop) for target in shifted.targets] == [(1, 2), (3, 4)]
+    assert mismatched_row((turns, turns), (turns,)) is None
+
+
+@pytest.mark.parametrize("tokens", [64, 4096])
+def test_kto_compares_with_the_divergence_of_the_whole_step_however_it_is_split(tokens, tmp_path):
+    settings = SETTINGS.model_copy(update={"tokens_per_microbatch": tokens, "batch_size": 12})
+    model, pairs = tiny_llama(), make_pairs(4)
+    sides = unpair_with_reference(tiny_llama(1), pairs, settings, tmp_path, reduction="none")
+
+    def log_ratio(rows: Sequence[Row], reference: float) -> float:
+        with torch.no_grad():
+            return sum(float(values.sum()) for values in row_logprobs(model, rows)) - reference
+
+    def expected(step: Sequence[LabeledTrajectory]) -> tuple[float, float]:
+        """Equations 7 and 8 of the paper, written out."""
+        divergences = [log_ratio(side.mismatched, side.reference[1]) for side in step]
+        divergence = max(0.0, sum(divergences) / len(divergences))
+        loss = weights = 0.0
+        for side in step:
+            reward = log_ratio(side.rows, side.reference[0]) - divergence
+            value = 1 / (1 + math.exp(-0.3 * (reward if side.success else -reward)))
+            loss, weights = loss + side.weight * (1 - value), weights + side.weight
+        return loss / weights, divergence
+
+    objective = KTO(DPOSettings(kind="kto", beta=0.3))
+    with Trainer(model, objective, settings, tmp_path / "train", steps=2) as trainer:
+        for step in (sides[:12], sides[12:]):
+            loss, divergence = expected(step)
+            assert trainer.measure(step) == pytest.approx(loss, rel=1e-5)
+            metrics = trainer.step(step)
+            assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+            assert metrics["divergence"] == pytest.approx(divergence, rel=1e-4)
+    with pytest.raises(UserError, match="use the objective KTO"):
+        DPO(objective.settings)
 
 
 def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():

@@ -40,7 +40,7 @@ from coterie.recipes.file_training_settings import (
 from coterie.recipes.plan import Plan
 from coterie.recipes.report import EXAMPLES
 from coterie.recipes.trainings import TrainingJob
-from coterie.record.rows import Pair, Row
+from coterie.record.rows import LabeledTrajectory, Pair, Row, unpair
 from coterie.record.tree import ItemKey, Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, ExampleSample, example
@@ -48,7 +48,7 @@ from coterie.reports.page import Headline, Section, signed
 from coterie.runs.loop import Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.training.chat_rows import conversation_rows, preference_pair
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 MEASURE = "measure"
 SHOWN = 3
@@ -355,8 +355,12 @@ class DPOOnFile(FileTraining):
         from coterie.training.losses import DPO
 
         s = self.settings.objective
-        pairs, objective = self.heldout_items, DPO(s)
+        # The implicit rewards of KTO are those of DPO.
+        is_kto, as_dpo = s.kind == "kto", s.model_copy(update={"kind": "dpo"})
+        pairs, objective = self.heldout_items, DPO(as_dpo if is_kto else s)
         rows = [row for pair in pairs for row in self.rows_of(pair)]
+        sides = unpair(pairs, self._limit("heldout")) if is_kto else []
+        rows += [row for side in sides for row in side.mismatched]
         logprobs = []
         # Implicit rewards compare with the base model, or are log-probs of a loss without a
         # reference. For version 0 both models are the same.
@@ -381,6 +385,8 @@ class DPOOnFile(FileTraining):
             # A measurement that is resumed finds the items of its first attempt.
             if not run.store.finished(key):
                 run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
+        if is_kto:
+            losses = _kto_losses(s, sides, logprobs[0], logprobs[-1])
         right = [float(margin > 0) for margin in margins]
         low, high = mean_interval(right, seed=0)
         return {
@@ -391,6 +397,33 @@ class DPOOnFile(FileTraining):
             "accuracy_high": high,
             "margin": sum(margins) / len(margins),
         }
+
+
+def _kto_losses(
+    settings: DPOSettings,
+    sides: Sequence[LabeledTrajectory],
+    base: Sequence[Any],
+    trained: Sequence[Any],
+) -> list[float]:
+    """Return the mean KTO loss of the sides of each pair.
+
+    ``base`` and ``trained`` have the log-probs of the rows of all sides, then of their mismatched rows.
+    """
+    from coterie.training.losses import KTO
+
+    objective, count = KTO(settings), sum(len(side.rows) for side in sides)
+    totals = [float(row.sum()) for row in base]
+    of_sides, of_mismatched, read = iter(totals), iter(totals[count:]), iter(trained)
+    scored = []
+    for side in sides:
+        reference = sum(next(of_sides) for _ in side.rows)
+        mismatched = sum(next(of_mismatched) for _ in side.mismatched)
+        scored.append(replace(side, reference=(reference, mismatched)))
+    objective.prepare_step(scored, lambda _: [row.tolist() for row in trained[count:]])
+    losses = [float(objective.loss(side, [next(read) for _ in side.rows])) for side in scored]
+    return [
+        (chosen + rejected) / 2 for chosen, rejected in zip(losses[::2], losses[1::2], strict=True)
+    ]
 
 
 POINTS = 100

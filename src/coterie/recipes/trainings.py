@@ -112,15 +112,15 @@ class TrainingJob:
 
         ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the
         rejected side l; ``objective.kind`` names other losses. Log-probs of the reference, if the loss needs them, are
-        stored next to the training.
+        stored next to the training. KTO trains on each side alone.
         """
         from peft import PeftModel
 
-        from coterie.training.losses import DPO
+        from coterie.training.losses import DPO, KTO
         from coterie.training.ranks import RankScorer
-        from coterie.training.reference import with_reference
+        from coterie.training.reference import unpair_with_reference, with_reference
 
-        model, settings = self.model.model, self.settings
+        model, settings, is_kto = self.model.model, self.settings, objective.kind == "kto"
         # The reference has the adapter that the policy has before this training.
         adapter = model.active_adapter if isinstance(model, PeftModel) else None
         named: dict[str, Any] = {"adapter": adapter, "reduction": objective.reduction}
@@ -129,16 +129,24 @@ class TrainingJob:
         with self.open_ranks() as ranks:
             with RankScorer(*ranks, settings) if ranks else nullcontext() as scorer:
 
-                def referenced(split: Sequence[Pair], name: str) -> Sequence[Pair]:
+                def referenced(split: Sequence[Pair], name: str) -> Sequence[Any]:
                     if not split or not objective.needs_reference:
                         return split
-                    folder = self.folder / name
-                    return with_reference(model, split, settings, folder, scorer=scorer, **named)
+                    compute = unpair_with_reference if is_kto else with_reference
+                    return compute(
+                        model, split, settings, self.folder / name, scorer=scorer, **named
+                    )
 
                 training_pairs = referenced(pairs, "reference")
                 measured = referenced(heldout, "reference-heldout")
+            if is_kto and not any(item.mismatched for item in training_pairs):
+                raise UserError(
+                    "kto compares with completions of other prompts, and no pair has another prompt and one row",
+                    "give pairs of different prompts, or use objective.kind=dpo",
+                )
             measures: dict[str, Any] = {"heldout": measured, "measure_every": measure_every}
-            return self.train(training_pairs, DPO(objective), ranks=ranks, **measures)
+            loss = KTO(objective) if is_kto else DPO(objective)
+            return self.train(training_pairs, loss, ranks=ranks, **measures)
 
     @contextmanager
     def open_ranks(self) -> "Iterator[tuple[Ranks, ModelSource] | None]":

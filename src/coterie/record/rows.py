@@ -8,6 +8,7 @@ context. :func:`recontext` is the only way to put sampled tokens under another c
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 from coterie.record.tree import Tree
@@ -264,6 +265,10 @@ class LabeledTrajectory:
     weight: float = 1.0
     group: str = ""
     """Trajectories of one group (a tree's) are trained in one step, so that shared prefixes are computed once."""
+    mismatched: tuple[Row, ...] = ()
+    """Row of the same prompt with the completion of another prompt, if there is one (KTO)."""
+    reference: tuple[float, float] | None = None
+    """Log-probs (nats) of the rows' targets, and of the mismatched ones, under the reference model (KTO)."""
 
     @property
     def name(self) -> str:
@@ -277,6 +282,47 @@ def labeled_trajectory(
     return LabeledTrajectory(
         tuple(row for row in rows(view) if row.targets), success, weight, group
     )
+
+
+MISMATCHES = 100
+"""Maximum number of earlier pairs in which a mismatched completion is looked for."""
+
+
+def unpair(pairs: Sequence[Pair], longest: int) -> list[LabeledTrajectory]:
+    """Return the chosen (success) and the rejected side of each pair, each with a mismatched completion.
+
+    That is the completion of the same side of the nearest earlier pair (the last pair precedes the first) with another
+    prompt, if the row has at most ``longest`` tokens. A pair without a group is a group. Pairs of equal sides are left
+    out.
+    """
+    pairs = [pair for pair in pairs if not pair.equal_sides]
+    items = []
+    for number, pair in enumerate(pairs):
+        # A negative index counts from the end.
+        earlier = [pairs[number - n] for n in range(1, min(len(pairs), MISMATCHES + 1))]
+        for side, is_chosen in ((pair.chosen, True), (pair.rejected, False)):
+            others = (other.chosen if is_chosen else other.rejected for other in earlier)
+            mismatched = (mismatched_row(side, other) for other in others)
+            fitting = islice((row for row in mismatched if row and len(row.ids) <= longest), 1)
+            group = pair.group or f"pair {number}"
+            items.append(LabeledTrajectory(side, is_chosen, pair.weight, group, tuple(fitting)))
+    return items
+
+
+def mismatched_row(side: Sequence[Row], other: Sequence[Row]) -> Row | None:
+    """Return the prompt of a side with the completion of another one.
+
+    ``None`` if their prompts are equal or empty, or if a side has several rows, each with a prompt of its own.
+    """
+    if len(side) != 1 or len(other) != 1:
+        return None
+    (row,), (source,) = side, other
+    start, source_start = row.targets[0].start, source.targets[0].start
+    if not start or row.ids[:start] == source.ids[:source_start]:
+        return None
+    shift = start - source_start
+    targets = (replace(t, start=t.start + shift, stop=t.stop + shift) for t in source.targets)
+    return Row(row.ids[:start] + source.ids[source_start:], tuple(targets), origin=row.origin)
 
 
 class Render(Protocol):

@@ -45,7 +45,7 @@ step. The value of a state is read at the token before the sampled token, so it 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -135,6 +135,14 @@ class Objective(ABC, Generic[Item]):
         if isinstance(item, Pair):
             return (*item.chosen, *item.rejected)
         return (item,) if isinstance(item, Row) else item.rows
+
+    def prepare_step(
+        self, items: Sequence[Item], score: Callable[[Sequence[Row]], Sequence[Sequence[float]]]
+    ) -> None:
+        """Compute what the losses of a step's items share, on all ranks, before any of them.
+
+        ``score`` computes the log-probs (nats) of rows' targets under the current weights.
+        """
 
     @abstractmethod
     def count(self, item: Item) -> float:
@@ -230,6 +238,8 @@ class DPO(OnPairs):
 
     def __init__(self, settings: DPOSettings | None = None) -> None:
         self.settings = settings or DPOSettings()
+        if self.settings.kind == "kto":
+            raise UserError("kind=kto has a loss of single sides", "use the objective KTO")
         self.name = self.settings.kind
 
     def count(self, item: Pair) -> float:
@@ -281,6 +291,52 @@ class DPO(OnPairs):
             chosen_mean = side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
             loss = loss - s.nll_coef * chosen_mean
         return item.weight * loss
+
+
+class KTO(Objective[LabeledTrajectory]):
+    """KTO on :class:`LabeledTrajectory` items with a ``reference``, such as the sides of pairs (:func:`unpair`).
+
+    Its divergence is that of all mismatched completions of the step, however the step is split.
+    """
+
+    name = "kto"
+
+    def __init__(self, settings: DPOSettings | None = None) -> None:
+        self.settings = settings or DPOSettings(kind="kto")
+        self.divergence = 0.0
+        """Estimate of KL(p, p_ref) in the current step, in nats."""
+
+    def count(self, item: LabeledTrajectory) -> float:
+        """Return the item's weight; 0 without targets. Raises ``UserError`` without reference log-probs."""
+        weight = self.weight(item) if any(row.predicted for row in item.rows) else 0.0
+        if weight and item.reference is None:
+            raise UserError(f"{item.name} has no reference log-probs", "compute them first")
+        return weight
+
+    def prepare_step(
+        self,
+        items: Sequence[LabeledTrajectory],
+        score: Callable[[Sequence[Row]], Sequence[Sequence[float]]],
+    ) -> None:
+        matched = [item for item in items if item.mismatched]
+        logprobs = score([item.mismatched[0] for item in matched])
+        references = [item.reference[1] for item in matched if item.reference]
+        ratios = [sum(row) - ref for row, ref in zip(logprobs, references, strict=True)]
+        # An estimate from few samples may be negative, but a divergence is not.
+        self.divergence = max(0.0, sum(ratios) / max(1, len(ratios)))
+
+    def loss(self, item: LabeledTrajectory, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        assert item.reference is not None, "count() raises without a reference"
+        ratio = side_statistic(item.rows, read, "none") - item.reference[0]
+        margin = self.settings.beta * (ratio - self.divergence)
+        # 1 - sigmoid(x) = sigmoid(-x), which does not round to 0 for a large x.
+        return item.weight * (-margin if item.success else margin).sigmoid()
+
+    def measures(
+        self, items: Sequence[LabeledTrajectory], read: Sequence[Sequence[torch.Tensor]]
+    ) -> dict[str, Measure]:
+        """Return ``divergence``, which is constant in a step."""
+        return {"divergence": Measure(torch.full((len(items),), self.divergence))}
 
 
 def _log_odds(logprob: torch.Tensor) -> torch.Tensor:

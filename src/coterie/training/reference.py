@@ -31,7 +31,7 @@ from coterie.models.loading import reading, writing
 from coterie.models.logprobs import sequence_logprobs, token_entropies
 from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.progress import Progress, Silent
-from coterie.record.rows import UNPREDICTED, Pair, Row
+from coterie.record.rows import UNPREDICTED, LabeledTrajectory, Pair, Row, unpair
 from coterie.training.batches import max_row_length, rank_microbatches
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.losses import OF_A_HEAD, Item, Objective, Tally, side_statistic
@@ -330,6 +330,17 @@ def with_reference(
         else replace(pair, reference=(chosen, rejected))
         for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True)
     ]
+
+
+def unpair_with_reference(
+    model: Any, pairs: Sequence[Pair], settings: TrainingSettings, folder: Path, **options: Any
+) -> list[LabeledTrajectory]:
+    """Return the sides of pairs (:func:`unpair`) with ``reference``; options as for :func:`with_reference`."""
+    sides = unpair(pairs, max_row_length(model, settings))
+    # Log-probs of a side and of its mismatched completion are computed and stored as those of a pair.
+    scored = [Pair(side.rows, side.mismatched or side.rows) for side in sides]
+    scored = with_reference(model, scored, settings, folder, **options)
+    return [replace(side, reference=p.reference) for side, p in zip(sides, scored, strict=True)]
 
 
 def _compute(

@@ -27,7 +27,7 @@ Precision = Literal["no", "bf16", "auto"]
 DType = Literal["float32", "bfloat16"]
 Reduction = Literal["none", "tokens", "turns"]
 """``none``: sum over tokens. ``tokens``: their mean. ``turns``: sum over turns of the mean over a turn's tokens."""
-PairLoss = Literal["dpo", "ipo", "simpo", "orpo"]
+PairLoss = Literal["dpo", "ipo", "simpo", "orpo", "kto"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k2", "k3", "k3_forward"]
 OldLogprobs = Literal["behavior", "recomputed"]
@@ -194,16 +194,17 @@ def shared_group(settings: Settings, training: str) -> str:
 
 
 class DPOSettings(Settings):
-    """Settings of DPO, and of IPO, SimPO and ORPO on the same pairs."""
+    """Settings of DPO, and of IPO, SimPO, ORPO and KTO on the same pairs."""
 
     kind: PairLoss = key(
         "dpo",
-        "loss of a pair: dpo or ipo (relative to the reference), simpo or orpo (no reference)",
+        "loss of a pair: dpo or ipo (relative to the reference), simpo or orpo (no reference); kto: of each side alone "
+        "(relative to the reference)",
     )
     beta: float = key(
         0.1,
-        "dpo: strength of the pull towards the reference; ipo: inverse of twice the target margin; simpo: scale of the "
-        "mean log-probs; orpo: weight of the odds ratio",
+        "dpo, kto: strength of the pull towards the reference; ipo: inverse of twice the target margin; simpo: scale "
+        "of the mean log-probs; orpo: weight of the odds ratio",
         source="SimPO: 2 to 10",
         gt=0,
     )
@@ -224,12 +225,18 @@ class DPOSettings(Settings):
     @property
     def needs_reference(self) -> bool:
         """True if the loss compares with a reference model."""
-        return self.kind in ("dpo", "ipo")
+        return self.kind in ("dpo", "ipo", "kto")
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
+        if self.kind == "kto":
+            if self.reduction != "none" or self.label_smoothing or self.nll_coef:
+                raise ValueError(
+                    "kind=kto compares sums of log-probs with their divergence; leave out reduction, label_smoothing "
+                    "and nll_coef"
+                )
         # These losses are defined on means: sums would make the loss depend on the sides' lengths.
-        if self.kind != "dpo" and self.reduction != "tokens":
+        elif self.kind != "dpo" and self.reduction != "tokens":
             raise ValueError(f"kind={self.kind} compares means over tokens; set reduction=tokens")
         if self.kind in ("ipo", "orpo") and self.label_smoothing:
             raise ValueError(

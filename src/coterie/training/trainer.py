@@ -348,6 +348,7 @@ class Trainer(Generic[Item]):
 
     def _batch(self, items: Sequence[Item]) -> tuple[Batch[Item], Splitter, list[Family]]:
         batch = make_batch(items, self.objective, self._max_length)
+        self.objective.prepare_step(batch.items, self._logprobs)
         splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
         return batch, splitter, splitter.families(range(len(batch.items)))
 
@@ -365,6 +366,12 @@ class Trainer(Generic[Item]):
         with using(model, None) if kind == "reference" else nullcontext():
             arguments = kind, rows, self.settings, temperature, rank_and_count, sharded
             return list(rank_row_values(model, *arguments))
+
+    def _logprobs(self, rows: Sequence[Row]) -> list[tuple[float, ...]]:
+        """Return the log-probs of rows' targets under the current weights, on all ranks."""
+        parts = gather_object([self.row_values("logprobs", rows, self.objective.temperature)])
+        values = {i: logprobs for part in parts for i, logprobs in part}
+        return [values[i] for i in range(len(rows))]
 
     def leave_out(self, too_long: int, empty: int) -> None:
         """Add to the counts of dropped items."""
