@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.record.tree import Tree
+from coterie.record.tree import LeftOut, Tree
 from coterie.record.turn import Turn
 
 # Recipes have different classes for these; only the named attributes are read.
@@ -75,6 +75,25 @@ def best_demonstrations(
     # The shares are of the tasks that passed the threshold; the released code takes them of all.
     start, stop = (round(len(passed) * s) for s in (settings.skip_share, settings.top_share))
     return passed[start:stop]
+
+
+def without_demonstration(
+    rewards: Mapping[str, Sequence[Rewarded]],
+    selected: Sequence[tuple[str, Rewarded]],
+    settings: SelectSettings,
+) -> list[LeftOut]:
+    """Return the trajectories that :func:`best_demonstrations` did not select, with their rewards."""
+    best, left_out = dict(selected), list[LeftOut]()
+    for task, trajectories in rewards.items():
+        for trajectory in trajectories:
+            reason = "not_best" if task in best else "outside_share"
+            if trajectory.score < settings.min_score:
+                reason = "below_min_score"
+            elif trajectory.total < settings.threshold:
+                reason = "below_threshold"
+            if trajectory is not best.get(task):
+                left_out.append(LeftOut(task, trajectory.leaf, reason, number=trajectory.total))
+    return left_out
 
 
 class PairSettings(Settings):
@@ -144,6 +163,47 @@ def sibling_pairs(
     pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
     # The top share is of one tree, so that easy tasks do not supply all pairs.
     return pairs[: max(int(len(pairs) * settings.top_share), 1)]
+
+
+def unpaired(
+    tree: Tree,
+    values: Mapping[str, NodeValue],
+    pairs: Sequence[Preference],
+    reason_of: Callable[[Preference], tuple[str, float | None]],
+) -> list[LeftOut]:
+    """Return the turns with siblings that are in no pair.
+
+    ``reason_of`` returns why a turn is no pair with its most different sibling, and the number that decided.
+    """
+    paired = {turn.id for pair in pairs for turn in (pair.chosen, pair.rejected)}
+    left_out = list[LeftOut]()
+    for parent in (tree.root, *tree.turns):
+        siblings = [turn for turn in tree.children(parent) if turn.id in values]
+        siblings.sort(key=lambda turn: -values[turn.id].mean)
+        for turn in siblings if len(siblings) > 1 else ():
+            sides = [(siblings[0], turn), (turn, siblings[-1])]
+            means = [(values[better.id].mean, values[worse.id].mean) for better, worse in sides]
+            candidates = [
+                Preference(*turns, value, value - other)
+                for turns, (value, other) in zip(sides, means, strict=True)
+            ]
+            if turn.id not in paired:
+                reason, number = reason_of(max(candidates, key=lambda pair: pair.difference))
+                left_out.append(LeftOut(tree.task, turn.id, reason, turn.speaker.name, number))
+    return left_out
+
+
+def sibling_reason(
+    settings: PairSettings, score: Callable[[str], float], pair: Preference
+) -> tuple[str, float | None]:
+    """Return why two siblings are no pair of :func:`sibling_pairs`."""
+    if pair.value <= settings.theta_filter:
+        return "below_filter", pair.value
+    if pair.difference <= settings.theta_diff:
+        return "small_difference", pair.difference
+    if settings.min_score and score(pair.chosen.id) < settings.min_score:
+        return "below_min_score", score(pair.chosen.id)
+    return ("outside_share" if settings.rule == "all" else "not_best_or_worst"), None
 
 
 class RankedPairSettings(Settings):
@@ -270,6 +330,18 @@ def dense_pairs(
                     )
                 )
     return pairs
+
+
+def dense_reason(
+    values: Mapping[str, NodeValue], settings: DensePairSettings, pair: Preference
+) -> tuple[str, float | None]:
+    """Return why two siblings are no pair of :func:`dense_pairs`."""
+    better, worse = values[pair.chosen.id], values[pair.rejected.id]
+    if pair.difference < settings.margin:
+        return "small_margin", pair.difference
+    if not qualify(better, worse, settings):
+        return "few_visits", min(better.visits, worse.visits)
+    return "equal_text", None
 
 
 def first_differences(

@@ -26,6 +26,9 @@ ORDER = f"{BATCH}test_the_minibatches_of_an_epoch_have_each_group_once"
 STALE = f"{BATCH}test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
 CRITIC = f"{BATCH}test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off"
 COST = f"{BATCH}test_a_divergence_costs_each_token_what_it_is_likelier_than_its_reference"
+TRAINED = (
+    f"{REINFORCE}test_the_record_names_every_trained_token_with_the_numbers_that_the_loss_used"
+)
 DYNAMIC = f"{BATCH}test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones"
 LONG = f"{BATCH}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
 PATH_CUT = f"{BATCH}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
@@ -177,6 +180,19 @@ FAULTS = (
     Fault("coterie.recipes.rl:critics_batch", given(critics=_reversed), [CRITICS]),
     Fault("coterie.recipes.rl:critic_batch", settings(normalize=False), [WHITENING]),
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
+    Fault(
+        "coterie.runs.reinforce_batch:group_left_out",
+        result(lambda left_out: left_out[1:]),
+        [DYNAMIC],
+    ),
+    Fault(
+        "coterie.training.policy_gradient:PolicyGradient.facts",
+        result(lambda facts: [{**row, "logprob": row["entropy"]} for row in facts]),
+        [TRAINED],
+    ),
+    Fault(
+        "coterie.runs.reinforce_batch:step_credit", result(lambda credit: credit[:-1]), [TRAINED]
+    ),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(
         "coterie.cli.data_rows:step_records",

@@ -55,6 +55,26 @@ def run(grown: Path) -> Iterator[Run]:
         yield found
 
 
+def test_a_turn_with_siblings_is_in_a_pair_or_left_out_with_a_reason(run: Run) -> None:
+    recipe, s = dense(), dense().settings.pairs
+    left_out = {entry.node: entry for _, entry in run.store.left_out(0, "select")}
+    chosen = [selection for _, selection in run.store.selections(0, "select")]
+    selected = {node for one in chosen for node in (one.leaf, one.rejected)}
+    assert not selected & left_out.keys()
+    for tree in run.store.trees(0, "rollout"):
+        values = recipe.values(run, tree)
+        for parent in (tree.root, *tree.turns):
+            siblings = [turn.id for turn in tree.children(parent) if turn.id in values]
+            for node in siblings if len(siblings) > 1 else ():
+                assert node in selected or node in left_out
+                means = [abs(values[node].mean - values[other].mean) for other in siblings]
+                if node in left_out and left_out[node].reason == "small_margin":
+                    assert left_out[node].number == max(means) < s.margin
+                elif node in left_out:
+                    assert left_out[node].reason in ("few_visits", "equal_text", "outside_budget")
+    assert "small_margin" in {entry.reason for entry in left_out.values()}
+
+
 def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
     recipe, s = dense(), dense().settings
     found = list(load_selections(run, 0))

@@ -137,8 +137,8 @@ def test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out
     for sample, (turn, score) in enumerate(zip(acts, (1.0, 0.5), strict=True)):
         tree.end(Outcome(turn.id, sample, Ending("answered"), None, score))
     assert [moat_recipe._success(tree, plan) for plan in plans] == [0.75, 0.0]
-    valid, counts = moat_recipe.valid_plans(tree, task, leak_guard=True)
-    assert valid == plans[:1] and counts["leaks"] == 1
+    valid, left_out = moat_recipe.valid_plans(tree, task, leak_guard=True)
+    assert valid == plans[:1] and [entry.reason for entry in left_out] == ["leaks"]
     assert moat_recipe.valid_plans(tree, task, leak_guard=False)[0] == plans
 
 

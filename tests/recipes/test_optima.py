@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from coterie.rollout.tree_search import Rollout
 from coterie.runs.loop import run_stages
 from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.search_items import TreeWriter, rollouts
+from coterie.selection import SelectSettings, best_demonstrations, without_demonstration
 from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
 from tests.conftest import SMALL, Cli, once
@@ -302,6 +304,40 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
 
 
 # -- selection and training -------------------------------------------------------------------
+
+
+def test_what_is_not_selected_is_named_with_a_reason(walk: Walk) -> None:
+    """Dialogues in iteration 0, utterances with siblings in iteration 1: each is selected or left out."""
+    store, nodes = walk.run.store, list[set[str]]()
+    nodes.append({outcome.leaf for tree in walk.trees(0) for outcome, _ in tree.graded()})
+    values = {
+        node: v for tree in walk.trees(1) for node, v in walk.recipe.values(walk.run, tree).items()
+    }
+    of_tree = [
+        {turn.id for turn in tree.children(parent) if turn.id in values}
+        for tree in walk.trees(1)
+        for parent in (tree.root, *tree.turns)
+    ]
+    nodes.append({node for siblings in of_tree if len(siblings) > 1 for node in siblings})
+    for iteration, expected in enumerate(nodes):
+        chosen = [selection for _, selection in store.selections(iteration, "select")]
+        selected = {node for s in chosen for node in (s.leaf, s.rejected) if node}
+        left_out = [entry for _, entry in store.left_out(iteration, "select")]
+        assert len({entry.node for entry in left_out}) == len(left_out)
+        assert selected & expected == expected - {entry.node for entry in left_out}
+    s = SelectSettings(threshold=0.5, top_share=0.5, min_score=0.5)
+    rewards = {
+        task: [SimpleNamespace(leaf=f"{task}{n}", sample=n, total=total, score=score)]
+        for n, (task, total, score) in enumerate(
+            [("a", 0.9, 1.0), ("b", 0.8, 1.0), ("c", 0.4, 1.0), ("d", 1.0, 0.0)]
+        )
+    }
+    rewards["a"].append(SimpleNamespace(leaf="a9", sample=9, total=0.6, score=1.0))
+    selected = best_demonstrations(rewards, s)
+    reasons = {one.node: one.reason for one in without_demonstration(rewards, selected, s)}
+    assert reasons == {
+        "a9": "not_best", "b1": "outside_share", "c2": "below_threshold", "d3": "below_min_score"
+    }  # fmt: skip
 
 
 def test_pairs_are_siblings_and_prefer_the_higher_mean_of_rollouts(

@@ -1,18 +1,22 @@
 """The store: what goes in comes out, what does not fit is refused, nothing grows."""
 
 import random
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.rows import TrainedRow, Update
 from coterie.record.store import Credit, Selection, Store, copy_step
 from coterie.record.tables import write_tree
 from coterie.record.tree import (
     Ending,
     ItemKey,
+    LeftOut,
     Outcome,
     Secret,
     Task,
@@ -319,3 +323,96 @@ def test_the_cost_of_a_turn_does_not_depend_on_the_size_of_the_store(tmp_path):
                 assert store.finished(item)
     for counts in costs.values():
         assert max(counts) <= 1.05 * counts[0], costs
+
+
+# Rows of optimizer steps
+
+
+def rows_of_a_step() -> list[TrainedRow]:
+    tree = random_tree(1, "t")
+    leaf = next(iter(tree.outcomes))
+    tokens = np.array([-0.5, -1.25, -8.0])
+    of_policy = {
+        "advantage": np.array([0.1, 0.1, 0.1]), "logprob": tokens, "entropy": tokens + 9,
+        "clipped": np.array([False, True, False]),
+    }  # fmt: skip
+    varied = {"advantage": np.array([1.0, -1.0, 0.5]), "reference": tokens}
+    margin = {"loss": 0.5, "margin": 1.5}
+    return [
+        TrainedRow(f"{leaf}/Ann/0", None, None, 1.0, 3, {"loss": 0.5}, arrays=of_policy),
+        TrainedRow(f"{leaf}/Ann/1", leaf, "plain", 0.5, 3, {}, arrays=varied),
+        TrainedRow("rows.jsonl:3/1", None, None, 1.0, 3, margin, "chosen", 0),
+        TrainedRow("rows.jsonl:4", None, None, 1.0, 3, margin, "rejected", 0),
+    ]
+
+
+def test_rows_of_an_optimizer_step_come_back_and_replace_those_of_an_earlier_attempt(tmp_path):
+    rows = rows_of_a_step()
+    reason = LeftOut("t", "leaf", "groups_equal", "Ann", 0.5)
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish(item_key("t"), tree=random_tree(1, "t"))
+        step = Update(0, "reinforce", "policy", 1, rows, 7)
+        key = ItemKey(0, "reinforce", "", "step-00007")
+        store.finish(key, updates=[step], left_out=[reason, replace(reason, number=None)])
+        for number, weight in ((1, 0.5), (1, 1.0), (2, 2.0)):
+            attempt = [replace(rows[2], weight=weight)]
+            store.put_update(Update(0, "train", "policy", number, attempt))
+    with Store.open(tmp_path / "copy.db") as copied, copied.beside(tmp_path / "s.db") as db:
+        copy_step(db, 0, "rollout", {}, marks=True)
+        copy_step(db, 0, "reinforce", {}, marks=True)
+    for name in ("s.db", "copy.db"):
+        with Store.open(tmp_path / name, read_only=True) as store:
+            stored = store.update(0, "reinforce", "policy", 1)
+            assert stored.step == 7
+            for row, before in zip(stored.rows, rows, strict=True):
+                assert replace(row, arrays={}) == replace(before, arrays={})
+                assert row.arrays.keys() == before.arrays.keys()
+                for array, values in before.arrays.items():
+                    assert row.arrays[array].tolist() == pytest.approx(values.tolist(), rel=1e-3)
+            left_out = [(key, reason), (key, replace(reason, number=None))]
+            assert store.left_out(0, "reinforce") == left_out
+            numbers = [n for n in (1, 2, 3) if store.update(0, "train", "policy", n).rows]
+            assert numbers == ([1, 2] if name == "s.db" else [])
+    with Store.open(tmp_path / "s.db") as store:
+        assert store.update(0, "train", "policy", 1).rows[0].weight == 1.0
+
+
+def test_a_row_of_a_step_takes_few_bytes(tmp_path):
+    """With constant advantages and no clipped token, 6 bytes a token and the names of the row."""
+    count = 60
+    tokens = np.linspace(-8, 0, count)
+    arrays = dict.fromkeys(("logprob", "reference", "entropy"), tokens)
+    arrays |= {"advantage": np.ones(count), "clipped": np.zeros(count, bool)}
+    row = TrainedRow("rows.jsonl:1", None, None, 1.0, count, {"loss": 0.5}, arrays=arrays)
+    with Store.open(tmp_path / "s.db") as store:
+        for number in range(1, 101):
+            store.put_update(Update(0, "train", "policy", number, [row] * 4))
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        (size,) = db.execute(
+            "SELECT sum(pgsize) FROM dbstat WHERE name LIKE '%trained%'"
+        ).fetchone()
+    assert size / (100 * 4 * count) < 12
+
+
+def test_damage_in_rows_of_a_step_is_named_and_dropped(tmp_path):
+    path = tmp_path / "s.db"
+    for change, said in (
+        ("UPDATE trained SET logprob = zeroblob(6) WHERE position = 0", "optimizer step 1 of policy"),
+        ("DELETE FROM trained WHERE position = 2", "3 of 4 rows of 'trained 0 reinforce policy 1'"),
+        ("UPDATE left_out SET reason = 'x'", "what reinforce 0 left out"),
+        ("DELETE FROM left_out", "0 of 1 rows of 'left_out 2'"),
+    ):  # fmt: skip
+        path.unlink(missing_ok=True)
+        with Store.open(path) as store:
+            store.finish(item_key("t"), tree=random_tree(1, "t"))
+            step = Update(0, "reinforce", "policy", 1, rows_of_a_step())
+            reason = LeftOut("t", "leaf", "groups_equal")
+            store.finish(ItemKey(0, "reinforce", ""), updates=[step], left_out=[reason])
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            assert db.execute(change).rowcount
+        with Store.open(path) as store, pytest.raises(UserError, match=f"is damaged: .*{said}"):
+            _ = store.update(0, "reinforce", "policy", 1), store.left_out(0, "reinforce")
+        with Store.open(path, check=False) as store:
+            store.repair()
+        with Store.open(path) as store:
+            _ = store.update(0, "reinforce", "policy", 1), store.left_out(0, "reinforce")

@@ -48,8 +48,8 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     for path, reason in [
         (foreign, "not a coterie store"),
         (text, "is not an SQLite file"),
-        (newer, "store schema 99; this version of coterie reads schema 4"),
-        (older, "store schema 2; this version of coterie reads schema 4\n.*start a new run folder"),
+        (newer, "store schema 99; this version of coterie reads schema 5"),
+        (older, "store schema 2; this version of coterie reads schema 5\n.*start a new run folder"),
     ]:
         with pytest.raises(UserError, match=reason):
             Store.open(path)

@@ -375,9 +375,11 @@ def test_failed_rollouts_leave_their_group_and_are_counted(sampler, tmp_path) ->
 
 def metrics_of(samples: TreeSamples) -> dict[str, float | int | str]:
     """The metrics of a step with these samples."""
-    counted = {"sample_count": samples.rollouts, "failed": samples.failed}
-    step = StepSamples(1, measured=samples.paths, paths=samples.turns, **counted)
-    return step_metrics(step, group_batch(samples.turns, AdvantageSettings(group="sibling")), {})
+    step = StepSamples(
+        1, measured=samples.paths, paths=samples.turns, sample_count=samples.rollouts
+    )
+    batch = group_batch(samples.turns, AdvantageSettings(group="sibling"))
+    return step_metrics(step, batch, {}, len(samples.failures))
 
 
 def test_equal_rollouts_count_each_in_the_metrics_of_a_step(sampler, tmp_path) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import signal
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -91,6 +94,18 @@ def test_two_ranks_sample_and_train_as_one_process(
             losses += abs(alone["loss"])
     assert losses
     assert 0 < difference(one, two) < APART
+    alone, together = (trained_logprobs(folder) for folder in (one, two))
+    assert together.keys() == alone.keys() and alone
+    for key, logprobs in alone.items():
+        assert together[key] == pytest.approx(logprobs, rel=2e-3, abs=2e-3)
+
+
+def trained_logprobs(folder: Path) -> dict[tuple[object, ...], list[float]]:
+    """The log-probs of the trained tokens of a run, by what names their row."""
+    names = "role, updates, position, step, leaf, agent, segment, turn, tokens"
+    with closing(sqlite3.connect(folder / "store.sqlite")) as db:
+        rows = db.execute(f"SELECT logprob, {names} FROM trained").fetchall()
+    return {tuple(key): np.frombuffer(blob or b"", "<f2").tolist() for blob, *key in rows}
 
 
 class KillsRank(Silent):

@@ -2,11 +2,15 @@
 
 import itertools
 import shutil
+import sqlite3
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,15 +20,16 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
 from coterie.recipes.report import run_report
-from coterie.recipes.rl import Reinforce
+from coterie.recipes.rl import Reinforce, group_batch
 from coterie.record.rows import Row
+from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Metrics
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
-from coterie.runs.reinforce_record import step_records
-from coterie.runs.run import Run, open_run
+from coterie.runs.reinforce_record import LEFT_OUT, STEP, step_records
+from coterie.runs.run import Run, StageKey, open_run
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
 from coterie.training.reference import with_old
@@ -118,9 +123,74 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
             run_to_end(make_recipe(method, overrides), killed, progress)
     again = run_to_end(make_recipe(method, overrides), killed)
     assert final_weights(killed) == final_weights(folder)
+    assert trained_record(killed) == trained_record(folder)
     for step, record in records.items():
         same = [name for name in record if "second" not in name]
         assert [again[step][name] for name in same] == [record[name] for name in same]
+
+
+def trained_record(folder: Path) -> list[list[tuple[object, ...]]]:
+    """Everything that steps trained on and left out, and the credit of their paths."""
+    credit = "credit c JOIN credit_kind k ON k.key = c.kind WHERE k.settings != 'environment'"
+    finds = (
+        "* FROM trained ORDER BY iteration, stage, role, updates, position",
+        "i.sample, l.* FROM left_out l JOIN item i ON i.key = l.item ORDER BY 1, l.position",
+        f"k.name, c.node, c.value FROM {credit} ORDER BY 1, 2",
+    )
+    with closing(sqlite3.connect(folder / "store.sqlite")) as db:
+        tables = [db.execute(f"SELECT {find}").fetchall() for find in finds]
+    # Items are numbered in the order of their end.
+    return [tables[0], [(row[0], *row[2:]) for row in tables[1]], tables[2]]
+
+
+def test_the_record_names_every_trained_token_with_the_numbers_that_the_loss_used(
+    whole: Whole,
+) -> None:
+    """All are computed again, from what was sampled."""
+    recipe = make_recipe("rl/grpo", whole.overrides)
+    assert isinstance(recipe, Reinforce)
+    reward = PathReward(recipe.settings.reward)
+    with open_run(whole.folder, recipe.name, recipe.settings, write=False) as run:
+        fingerprint = run.start_fingerprint(StageKey(0, REINFORCE)) or ""
+        for number, record in whole.records.items():
+            stage, update = (
+                f"{REINFORCE}/{number:05d}",
+                run.store.update(0, REINFORCE, "policy", number + 1),
+            )
+            tasks = run.store.tree_tasks(0, stage)
+            paths = paths_of(run.store, 0, stage, tasks, [*recipe.players()], reward)
+            batch = group_batch(paths, recipe.settings.advantage)
+            expected = {row.origin: row for path in batch.paths for row in path.rows}
+            assert sorted(row.origin for row in update.rows) == sorted(expected)
+            for row in update.rows:
+                source = expected[row.origin]
+                assert row.arrays["advantage"].tolist() == pytest.approx(source.advantages)
+                # The weights that sampled are those before the only update of the step.
+                sampled = np.array(source.logprobs)
+                assert row.arrays["logprob"] == pytest.approx(sampled, rel=1e-3, abs=1e-3)
+                assert row.metrics["loss"] == pytest.approx(-row.arrays["advantage"][0], abs=1e-5)
+                turns = [target.turn for target in source.targets]
+                assert row.turn == (turns[0] if len(turns) == 1 else None)
+            entropies = np.concatenate([row.arrays["entropy"] for row in update.rows])
+            assert len(entropies) == record["trained_tokens"]
+            assert entropies.mean() == pytest.approx(record["policy/entropy"], rel=1e-2)
+            for path in paths:
+                for name, value in (("total", path.sampled.total), *path.all_terms.items()):
+                    name = name if name == "total" else f"term:{name}"
+                    credit = run.store.credit(fingerprint, f"{name}:{path.agent}", [path.node])
+                    assert credit.get(path.node, 0.0) == value
+            for path in batch.paths:
+                # One advantage for all tokens of a path.
+                advantage = path.rows[0].advantages
+                credit = run.store.credit(fingerprint, f"advantage:{path.agent}", [path.node])
+                assert advantage and credit.get(path.node) == pytest.approx(advantage[0])
+            reasons = Counter(
+                entry.reason
+                for key, entry in run.store.left_out(0, REINFORCE)
+                if key.sample == f"{STEP}{number:05d}"
+            )
+            names = {*LEFT_OUT, "groups_equal", "samples_failed"} & record.keys()
+            assert {name: reasons[name] for name in names} == {name: record[name] for name in names}
 
 
 def paths_at(run: Run, task: str, agents: Sequence[str]) -> dict[str, AgentPath]:
@@ -349,6 +419,9 @@ def test_failed_and_ungraded_dialogues_leave_their_groups_and_missing_measures_a
     assert record["paths"] == 8 and record["groups"] == record["groups_informative"] * 2 == 4
     assert record["measures_missing"] == 1
     assert any("weighs roudns, which no dialogue of this step has" in line for line in lines)
+    with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
+        reasons = Counter(entry.reason for _, entry in store.left_out(0, REINFORCE))
+    assert (reasons["samples_failed"], reasons["paths_failed"]) == (2, 4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """From a step's paths to the advantages of their tokens, to minibatches, and what is left out of them and counted."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.runs.joint_critic import JointPath
 from coterie.runs.reinforce_batch import AgentPath, StepBatch, StepSamples, informative_tasks
+from coterie.runs.reinforce_record import LEFT_OUT
 from coterie.runs.reinforce_settings import (
     AdvantageSettings,
     GroupSettings,
@@ -90,7 +92,17 @@ def prepared(
 ) -> StepBatch:
     policy: Any = Policy(version)
     policy.is_trained = is_trained
-    return prepare(StepSamples(1, paths=[*paths]), [policy], (), rules or ReinforceSettings())
+    batch = prepare(StepSamples(1, paths=[*paths]), [policy], (), rules or ReinforceSettings())
+    assert_named(batch)
+    return batch
+
+
+def assert_named(batch: StepBatch) -> None:
+    """Check that everything that a metric counts is named under the name of the metric."""
+    reasons = Counter(entry.reason for entry in batch.left_out)
+    names = {*LEFT_OUT, "groups_equal"} & batch.counts.keys()
+    assert names, "something is counted"
+    assert {name: reasons[name] for name in names} == {name: batch.counts[name] for name in names}
 
 
 def advantages(batch: StepBatch) -> dict[str, list[Any]]:
@@ -127,6 +139,10 @@ def test_a_critics_values_are_expected_and_go_on_after_a_path_that_was_cut_off(c
     returns = [[numbers(row.returns) for row in own] for own in rows.values()]
     assert returns == [[[1.0, 1.0], [1.0]], [[1.5, 1.5], [1.5]], [[2.0, 2.0], [0.0]]]
     assert batch.counts == {"paths_failed": 1, "paths_too_long": 1}
+    assert [(entry.node, entry.reason) for entry in batch.left_out] == [
+        ("lost", "paths_failed"),
+        ("long", "paths_too_long"),
+    ]
 
 
 def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> None:
@@ -272,6 +288,14 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones() -> 
     assert {one.task for one in batch.paths} == {"first"} == batch.informative
     names = ("groups", "groups_equal", "groups_small", "paths_failed", "paths_stale")
     assert [batch.counts[name] for name in names] == [3, 1, 1, 1, 1]
+    left_out = {(entry.task, entry.reason, entry.number) for entry in batch.left_out}
+    assert left_out == {
+        ("flat", "groups_equal", 1.0),
+        ("stale", "groups_small", 1),
+        ("stale", "paths_stale", None),
+        ("first", "paths_failed", None),
+        ("second", "groups_surplus", None),
+    }
 
 
 def test_a_task_is_informative_if_one_of_its_agents_groups_is() -> None:

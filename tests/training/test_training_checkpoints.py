@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from coterie.config import folders
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.rows import trained_rows
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import SFT
+from coterie.training.losses import DPO, SFT
 from coterie.training.trainer import Trainer, train
-from tests.helpers.training_models import SETTINGS, make_rows, tiny_llama
+from tests.helpers.training_models import SETTINGS, make_rows, referenced_pairs, tiny_llama
 from tests.training.test_training import metrics_of, with_
 
 
@@ -53,6 +55,49 @@ def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
     whole = train(tiny_llama(), make_rows(), SETTINGS, tmp_path / "whole")
     assert weight_hash(report.final) == weight_hash(whole.final)
     assert [line["step"] for line in metrics_of(tmp_path)] == list(range(1, 11)), "each step once"
+
+
+@pytest.mark.parametrize(("objective", "make"), [(SFT(), make_rows), (DPO(), referenced_pairs)])
+def test_the_facts_of_every_step_are_kept_if_the_process_is_killed_right_after_a_checkpoint(
+    tmp_path, objective, make
+):
+    kept: dict[str, dict[int, list]] = {"killed": {}, "whole": {}}
+    items = make()
+
+    def run(name: str, last: int) -> None:
+        def keep(number, step, facts):
+            if number == last:  # its checkpoint is written
+                raise Stop
+            kept[name][number] = trained_rows(step, facts, arrays=True)
+
+        train(
+            tiny_llama(),
+            items,
+            with_(save_every_steps=1),
+            tmp_path / name,
+            objective=objective,
+            keep=keep,
+        )
+
+    run("whole", 0)
+    for last in (2, 3):
+        with pytest.raises(Stop):
+            run("killed", last)
+    run("killed", 0)
+    assert kept["killed"] == kept["whole"]
+    lines = metrics_of(tmp_path / "whole")
+    assert [*kept["whole"]] == [line["step"] for line in lines]
+    for line, rows in zip(lines, kept["whole"].values(), strict=True):
+        trained = [row for row in rows if row.side != "rejected"]
+        counts = [row.weight * (1 if row.side else row.tokens) for row in trained]
+        terms = [row.metrics["loss"] * count for row, count in zip(trained, counts, strict=True)]
+        assert sum(terms) / sum(counts) == pytest.approx(line["loss"], abs=1e-5)
+        for chosen in (row for row in rows if row.side == "chosen"):
+            (rejected,) = (r for r in rows if (r.pair, r.side) == (chosen.pair, "rejected"))
+            ratios = [r.metrics["logprob"] - r.metrics["reference"] for r in (chosen, rejected)]
+            margin = chosen.metrics["margin"]
+            assert margin == pytest.approx(0.1 * (ratios[0] - ratios[1]), abs=1e-4)
+            assert chosen.metrics["loss"] == pytest.approx(math.log1p(math.exp(-margin)), abs=1e-5)
 
 
 def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):

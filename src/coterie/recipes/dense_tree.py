@@ -41,7 +41,7 @@ from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import only, selected_examples
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Edit, Pair
-from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Message
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.page import Section
@@ -62,7 +62,15 @@ from coterie.runs.loop import Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
 from coterie.runs.work_items import ItemResult, engine_errors, on_trees, sampled_tokens, totals
-from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
+from coterie.selection import (
+    Preference,
+    count_pairs,
+    dense_pairs,
+    dense_reason,
+    densest,
+    first_differences,
+    unpaired,
+)
 from coterie.training.chat_rows import preference_pair
 
 MAX_TREES = 64
@@ -165,7 +173,7 @@ class DenseTree(Recipe):
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs with ``V_chosen - V_rejected >= margin``."""
         selections, counts = self.select_pairs(run, i)
-        run.select(i, selections)
+        run.select(i, selections, self.left_out(run, i, selections))
         return {
             "tasks": len(counts),
             "pairs": sum(counts.values()),
@@ -315,6 +323,23 @@ class DenseTree(Recipe):
             for task in sorted(indices)
             for better, worse in map(pairs_by_task[task].__getitem__, indices[task])
         ], counts
+
+    def left_out(self, run: Run, iteration: int, selections: Sequence[Selection]) -> list[LeftOut]:
+        """Return the turns that are in no selected pair, with their reasons."""
+        s, left_out = self.settings.pairs, list[LeftOut]()
+        selected = {node for pair in selections for node in (pair.leaf, pair.rejected)}
+        for tree in run.store.outlines(iteration, "rollout"):
+            pairs = self.tree_pairs(run, tree)
+            if s.rule == "siblings":
+                values = self.values(run, tree)
+                left_out += unpaired(tree, values, pairs, partial(dense_reason, values, s))
+            nodes = dict.fromkeys(turn.id for p in pairs for turn in (p.chosen, p.rejected))
+            left_out += [
+                LeftOut(tree.task, node, "outside_budget", self.agent)
+                for node in nodes
+                if node not in selected
+            ]
+        return left_out
 
     def context(self, tasks: Sequence[Task]) -> str | None:
         """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""

@@ -58,7 +58,7 @@ from coterie.recipes.rl_plan import plan_reinforcement
 from coterie.recipes.rl_report import step_sections
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Row
-from coterie.record.tree import Metrics, Selection, Task, Tree
+from coterie.record.tree import LeftOut, Metrics, Selection, Task, Tree
 from coterie.reports.examples import Example
 from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
@@ -127,7 +127,7 @@ class Gap(Recipe):
     @stage("select", after="rollout", uses="traces.min_calls")
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
-        selections, counts, s = list[Selection](), Counter[str](), self.settings
+        selections, left_out, s = list[Selection](), list[LeftOut](), self.settings
         # Tasks with gold facts exist only for the expert's traces.
         expert_tasks = (
             self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
@@ -136,12 +136,14 @@ class Gap(Recipe):
         for tree in run.store.trees(i, "rollout"):
             for outcome, _ in tree.trajectories():
                 reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
-                counts[reason] += 1
-                if not reason:
+                if reason:
+                    name = f"{LEFT_OUT}{reason}"
+                    left_out.append(LeftOut(tree.task, outcome.leaf, name, self.agent))
+                else:
                     selections.append(Selection(outcome.leaf, self.agent))
-        run.select(i, selections)
-        left_out = {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
-        return {"selected": len(selections), **left_out}
+        run.select(i, selections, left_out)
+        counts = Counter(entry.reason for entry in left_out)
+        return {"selected": len(selections), **counts}
 
     @stage("train", after="select", uses=("train", "traces.max_truncated"), trains=POLICY)
     def imitate(self, run: Run, iteration: int, progress: Progress) -> Metrics:

@@ -61,7 +61,7 @@ from coterie.recipes.moat_settings import SCRIPT, MoatSettings
 from coterie.recipes.plan import Plan
 from coterie.recipes.trainings import TrainingJob, likelihood_model, train_sft
 from coterie.record.rows import Row, rows, view
-from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
+from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
 from coterie.rewards.critics import (
@@ -78,7 +78,7 @@ from coterie.rollout.tree_search import Value
 from coterie.runs.loop import Role, Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import ItemResult, do_items, on_trees, totals
-from coterie.selection import PairSettings, sibling_pairs
+from coterie.selection import PairSettings, sibling_pairs, sibling_reason, unpaired
 from coterie.tools.actions.grammar import check_actions, describe
 
 DATA = "data"
@@ -195,15 +195,16 @@ class Moat(Recipe):
     async def reward_tree(self, run: Run, grounder: LikelihoodModel, tree: Tree) -> ItemResult:
         key, s = ItemKey(tree.iteration, "reward", tree.task), self.settings.reward
         task = run.store.task(tree.task)
-        plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
+        plans, left_out = valid_plans(tree, task, leak_guard=s.leak_guard)
+        counts = Counter({**dict.fromkeys(LEFT_OUT, 0), **Counter(e.reason for e in left_out)})
         metrics: dict[str, float | int | str] = {"plans": len(plans), **counts}
         # Without a valid plan or gold actions there is nothing to score.
         if not plans or gold(task).done:
-            return ItemResult(key, metrics)
+            return ItemResult(key, metrics, left_out=left_out)
         try:
             loglikelihoods = await self.loglikelihoods(grounder, task, tree, plans)
         except EngineError as error:
-            return ItemResult(key, metrics, failure=str(error))
+            return ItemResult(key, metrics, failure=str(error), left_out=left_out)
         settings = self.fingerprint(StageKey(tree.iteration, "reward"))
         rewards, credit = [], []
         for plan, loglikelihood in zip(plans, loglikelihoods, strict=True):
@@ -216,7 +217,7 @@ class Moat(Recipe):
             }
             credit += [Credit(plan.id, name, value, settings) for name, value in values.items()]
         metrics |= {"reward": statistics.fmean(rewards), "spread": max(rewards) - min(rewards)}
-        return ItemResult(key, metrics, None, tuple(credit))
+        return ItemResult(key, metrics, None, tuple(credit), left_out=left_out)
 
     async def loglikelihoods(
         self, grounder: LikelihoodModel, task: Task, tree: Tree, plans: Sequence[Turn]
@@ -240,16 +241,19 @@ class Moat(Recipe):
         rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
         settings = self.fingerprint(StageKey(i, "reward"))
         rewards = run.store.credit(settings, "reward", iteration=i, stage="rollout")
-        selections = []
+        selections, left_out = [], list[LeftOut]()
         for tree in run.store.trees(i, "rollout"):
             # Plans that were left out have no reward, so they are in no pair.
             plans = [turn.id for turn in tree.children(tree.root) if turn.id in rewards]
             values = {plan: Value(rewards[plan], 1) for plan in plans}
+            pairs = sibling_pairs(tree, values, rule)
             selections += [
-                Selection(pair.chosen.id, PLANNER, rejected=pair.rejected.id)
-                for pair in sibling_pairs(tree, values, rule)
+                Selection(pair.chosen.id, PLANNER, rejected=pair.rejected.id) for pair in pairs
             ]
-        run.select(i, selections)
+            left_out += unpaired(
+                tree, values, pairs, partial(sibling_reason, rule, rewards.__getitem__)
+            )
+        run.select(i, selections, left_out)
         return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
 
     @stage("align", after="select", uses=("align", "train"), trains=PLANNER)
@@ -550,23 +554,25 @@ class Moat(Recipe):
 # -- plans --------------------------------------------------------------------------------------
 
 
-def valid_plans(tree: Tree, task: Task, *, leak_guard: bool) -> tuple[list[Turn], Counter[str]]:
-    """Return the plans that get a reward, and the number of other plans by reason."""
-    counts: Counter[str] = Counter(dict.fromkeys(LEFT_OUT, 0))
-    by_text: dict[str, Turn] = {}
+def valid_plans(
+    tree: Tree, task: Task, *, leak_guard: bool
+) -> tuple[list[Turn], tuple[LeftOut, ...]]:
+    """Return the plans that get a reward, and the others with their reasons."""
+    reasons, by_text = dict[str, str](), dict[str, Turn]()
     actions = [action for step in gold(task).steps for action in step.actions]
     # In the order of sampling, so that the first of equal plans gets the reward.
     for turn in sorted(tree.children(tree.root), key=lambda turn: turn.draw):
         text = " ".join(turn.text.split())
         if not text or turn.truncated:
-            counts["truncated" if turn.truncated else "empty"] += 1
+            reasons[turn.id] = "truncated" if turn.truncated else "empty"
         elif text in by_text:
-            counts["equal"] += 1
+            reasons[turn.id] = "equal"
         elif leak_guard and quotes(text, actions):
-            counts["leaks"] += 1
+            reasons[turn.id] = "leaks"
         else:
             by_text[text] = turn
-    return list(by_text.values()), counts
+    left_out = (LeftOut(task.id, node, why, PLANNER) for node, why in reasons.items())
+    return list(by_text.values()), tuple(left_out)
 
 
 def best_first(rewards: Sequence[tuple[str, float]]) -> list[str]:

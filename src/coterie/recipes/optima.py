@@ -48,7 +48,17 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.optima_settings import DPORoundSettings, OptimaDPOSettings, OptimaSettings
 from coterie.recipes.trainings import TrainingJob, train_sft
 from coterie.record.rows import Edit, View, view
-from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.tree import (
+    LENGTH,
+    Credit,
+    ItemKey,
+    LeftOut,
+    Metrics,
+    Outcome,
+    Selection,
+    Task,
+    Tree,
+)
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
 from coterie.rewards.critics import turn_losses
@@ -68,7 +78,13 @@ from coterie.runs.loop import Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.runs.search_items import TreeWriter, grow_trees, growth_summary, rollouts
 from coterie.runs.work_items import ItemResult, engine_errors, on_trees, sampled_tokens, totals
-from coterie.selection import best_demonstrations, sibling_pairs
+from coterie.selection import (
+    best_demonstrations,
+    sibling_pairs,
+    sibling_reason,
+    unpaired,
+    without_demonstration,
+)
 
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""
@@ -220,8 +236,11 @@ class Optima(Recipe):
         demonstrations = best_demonstrations(rewards, self.settings.select)
         context, agents = self.context(i), self.agents
         # A dialogue is a demonstration for each of its agents, in the agent's own view.
+        selections = [
+            Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents
+        ]
         run.select(
-            i, [Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents]
+            i, selections, without_demonstration(rewards, demonstrations, self.settings.select)
         )
         return {"tasks": len(rewards), "selected": len(demonstrations)}
 
@@ -317,14 +336,17 @@ class Optima(Recipe):
     @stage("select", after="reward", uses="dpo.select")
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
-        selections = list[Selection]()
+        selections, left_out = list[Selection](), list[LeftOut]()
         for tree in run.store.trees(i, "rollout"):
             # A pair's chosen side may need a minimum task score beside its value.
-            scores, s = mean_scores(tree), self.dpo_settings.select
-            for pair in sibling_pairs(tree, self.values(run, tree), s, scores.__getitem__):
+            score, s = mean_scores(tree).__getitem__, self.dpo_settings.select
+            values = self.values(run, tree)
+            pairs = sibling_pairs(tree, values, s, score)
+            for pair in pairs:
                 speaker = pair.chosen.speaker.name
                 selections.append(Selection(pair.chosen.id, speaker, rejected=pair.rejected.id))
-        run.select(i, selections)
+            left_out += unpaired(tree, values, pairs, partial(sibling_reason, s, score))
+        run.select(i, selections, left_out)
         return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
 
     @stage("train", after="select", uses=("dpo.objective", "dpo.train", "train"), trains=POLICY)

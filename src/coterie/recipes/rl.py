@@ -43,7 +43,7 @@ from coterie.recipes.plan import Plan
 from coterie.recipes.rl_plan import check_roles, plan_reinforcement, teacher_secrets
 from coterie.recipes.rl_settings import PRIVILEGED, PolicySettings, RLSettings, critic_roles
 from coterie.record.rows import Row
-from coterie.record.tree import Metrics
+from coterie.record.tree import LeftOut, Metrics
 from coterie.reports.page import Section
 from coterie.rewards.advantages import (
     gae,
@@ -72,7 +72,9 @@ from coterie.runs.reinforce_batch import (
     by_role,
     fresh_paths,
     group_counts,
+    group_left_out,
     informative_tasks,
+    left_out_paths,
     with_kl_cost,
     with_teacher_of,
 )
@@ -255,7 +257,10 @@ def train_step(
         for learner in (*policies, *critics)
         if learner in always or (learner.config.init_from or learner.role) in samples.trained_roles
     ]
-    return batch, update([*batch.paths, *batch.critic_paths], learners, s, seed)
+    paths = [*batch.paths, *batch.critic_paths]
+    # Each epoch comes to each row once.
+    left_out = (*batch.left_out, *_long_rows(paths, learners) * s.steps.epochs)
+    return replace(batch, left_out=left_out), update(paths, learners, s, seed)
 
 
 def prepare(
@@ -273,11 +278,16 @@ def prepare(
     differ, before the cost of the divergence. ``flat`` are the roles whose rewards were all equal so far.
     """
     fresh = samples.paths if s.rollout.max_staleness else fresh_paths(samples.paths, policies)
-    counts = {"paths_stale": samples.stale + len(samples.paths) - len(fresh)}
+    left_out = [path.left_out("paths_stale") for path in samples.stale]
+    left_out += left_out_paths(samples.paths, fresh, "paths_stale")
+    counts = {"paths_stale": len(left_out)}
     # DAPO trains on groups with different rewards only, and on at most ``tasks`` of them.
     if s.rollout.rounds > 1:
         counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
-        tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
+        left_out += group_left_out(fresh)
+        informative = informative_tasks(fresh)
+        tasks, surplus = set(informative[: s.rollout.tasks]), informative[s.rollout.tasks :]
+        left_out += [LeftOut(task, "", "groups_surplus") for task in surplus]
         fresh = [path for path in fresh if path.task in tasks]
     temperature = s.rollout.temperature
     # Log-probs of the start of the stage, for a KL term in the loss or in the reward.
@@ -308,10 +318,13 @@ def prepare(
         batch = group_batch(fresh, s.advantage, samples.means)
         if s.reward.kl_coef:  # the costs differ, but they are not rewards
             without_kl = group_batch(before_kl, s.advantage, samples.means)
-            batch = replace(batch, informative=without_kl.informative, counts=without_kl.counts)
+            batch = replace(without_kl, paths=batch.paths)
     # DAPO, section 3.4: cut off paths count for the baseline, but are not trained on.
     chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
     counts["paths_masked"] = len(batch.paths) - len(chosen)
+    # Groups of all samples of the step come before those of the batch, in both.
+    left_out += [entry for entry in batch.left_out if entry.reason not in counts]
+    left_out += left_out_paths(batch.paths, chosen, "paths_masked")
     # By default the importance ratio uses the engine's log-probs, which differ slightly from the
     # trainer's.
     if s.loss.old_logprobs == "recomputed":
@@ -323,7 +336,8 @@ def prepare(
         chosen = by_role(chosen, policies, recompute)
     critic_paths = [path for path in batch.critic_paths if not _masked(path, s.advantage)]
     all_counts = {**batch.counts, **counts}
-    return StepBatch(tuple(chosen), batch.informative, all_counts, tuple(critic_paths))
+    kept = (tuple(chosen), batch.informative, all_counts, tuple(critic_paths))
+    return StepBatch(*kept, tuple(left_out))
 
 
 def group_batch(
@@ -344,6 +358,7 @@ def group_batch(
     s, immediate = settings, settings.returns == "immediate"
     compared = group_advantages([path.sampled for path in paths], settings.baseline)
     counts: dict[str, float] = {**group_counts(compared)}
+    left_out = group_left_out(paths)
     if s.group in ("turn", "state"):
         turn_paths = [
             TurnPath(path.sampled, tuple(turn_ends(path.rows).values()), path.states)
@@ -359,6 +374,7 @@ def group_batch(
         turns = [None if value is None else [value] for value in values]
         counts = {f"{MEAN}{agent}": mean for agent, mean in after.items()}
         counts["paths_failed"] = compared.failed
+        left_out = [entry for entry in left_out if entry.reason in counts]
     else:
         turns = [None if value is None else [value] for value in compared.values]
     trainable, informative = list[AgentPath](), set[str]()
@@ -373,7 +389,7 @@ def group_batch(
             by_turn = dict(zip(turn_ends(path.rows), advantages, strict=True))
             rows = with_turn_advantages(path.rows, by_turn)
         trainable.append(replace(path, rows=tuple(rows)))
-    return StepBatch(tuple(trainable), frozenset(informative), counts)
+    return StepBatch(tuple(trainable), frozenset(informative), counts, left_out=tuple(left_out))
 
 
 def critics_batch(
@@ -399,6 +415,7 @@ def critics_batch(
         frozenset(task for batch in batches for task in batch.informative),
         counts,
         tuple(path for batch in batches for path in batch.critic_paths),
+        tuple(entry for batch in batches for entry in batch.left_out),
     )
 
 
@@ -465,8 +482,11 @@ def critic_batch(
         batch.append(replace(path, rows=tuple(with_advantages(path.rows, of_path, returns))))
         informative |= {path.task} if any(of_path) else set()
     failed, too_long = len(paths) - len(graded), len(graded) - len(trainable)
-    left_out = {"paths_failed": failed, "paths_too_long": too_long}
-    return StepBatch(tuple(batch), frozenset(informative), left_out, tuple(critic_paths))
+    counts = {"paths_failed": failed, "paths_too_long": too_long}
+    left_out = left_out_paths(paths, graded, "paths_failed")
+    left_out += left_out_paths(graded, trainable, "paths_too_long")
+    kept = (tuple(batch), frozenset(informative), counts, tuple(critic_paths))
+    return StepBatch(*kept, tuple(left_out))
 
 
 def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:
@@ -498,7 +518,7 @@ def update(
             if rows and _has_gradient(learner, rows, s):
                 if learner.config.init_from is None:  # not a critic
                     trained += sum(row.target_count for row in rows)
-                for name, value in learner.trainer.step(rows).items():
+                for name, value in learner.step(rows).items():
                     if name not in TOTALS:
                         sums.setdefault(f"{learner.role}/{name}", []).append(value)
     if too_long and not fits:
@@ -509,6 +529,18 @@ def update(
         )
     means = {name: sum(values) / len(values) for name, values in sums.items()}
     return {"rows_too_long": too_long, "trained_tokens": trained, **means}
+
+
+def _long_rows(paths: Sequence[AgentPath], learners: "Sequence[Learner]") -> list[LeftOut]:
+    """Return the rows that :func:`update` leaves out of an epoch, by learner."""
+    return [
+        path.left_out("rows_too_long", len(row.ids))
+        for learner in learners
+        for path in paths
+        if path.agent in learner.config.agents
+        for row in path.rows
+        if len(row.ids) > learner.trainer.longest
+    ]
 
 
 def minibatches(

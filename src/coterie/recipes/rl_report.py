@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
-from coterie.recipes.rl import group_batch
-from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, ExampleSample, described, example
 from coterie.reports.page import Section
+from coterie.rewards.advantages import turn_ends
 from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_batch import AgentPath, running_means, step_stage
+from coterie.runs.reinforce_batch import AgentPath, step_stage
 from coterie.runs.reinforce_record import (
     OF_ROLES,
     TERM,
@@ -24,7 +23,7 @@ from coterie.runs.reinforce_record import (
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.reinforce_trees import group_samples
-from coterie.runs.run import Run
+from coterie.runs.run import Run, StageKey
 
 ROWS, POINTS, GROUPS = 40, 100, 2
 """Maximum number of steps in the table and in the chart, evenly spaced with the last one, and of groups of a step."""
@@ -104,7 +103,7 @@ def step_sections(
         sections.append(_steps(records, id_, COLUMNS, charts))
         charts = []
     names = dict.fromkeys(name for record in records.values() for name in record)
-    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic")
     value, shown = COMPARED[s.advantage.group]
     rule, kind = (
         rule.replace("{return}", value),
@@ -184,7 +183,6 @@ def _groups(
     records = step_records(run.store, iteration, REINFORCE)
     for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         count, stage = 0, step_stage(REINFORCE, number)
-        means = running_means(records.get(number - 1, {}))
         # A step may train on groups that an earlier draw sampled, so its record names the draws.
         groups = [
             (step_stage(REINFORCE, draw), task) for draw, task in groups_taken(records[number])
@@ -200,10 +198,10 @@ def _groups(
                 # Only groups with different rewards have advantages that are not 0.
                 totals = {path.sampled.total for path in group}
                 if len(totals) > 1 and count < GROUPS:
-                    informative.append(_group(recipe, s, run, number, group, means))
+                    informative.append(_group(recipe, s, run, iteration, number, group))
                     count += 1
                 elif len(totals) == 1 and not flat and len(group) > 1:
-                    flat.append(_group(recipe, s, run, number, group, means))
+                    flat.append(_group(recipe, s, run, iteration, number, group))
             if count == GROUPS:
                 break
     return informative + flat
@@ -213,28 +211,24 @@ def _group(
     recipe: Recipe,
     s: ReinforceSettings,
     run: Run,
+    iteration: int,
     number: int,
     paths: Sequence[AgentPath],
-    means: Mapping[str, float],
 ) -> Example:
-    advantages: dict[str, tuple[float, ...]] = {}
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
-    if s.advantage.baseline != "values":
-        # Computed again, for the report only. Tokens of a turn share one advantage.
-        for path in group_batch(paths, s.advantage, means).paths:
-            of_turns = {
-                target.turn: row.advantages[start]
-                for row in path.rows
-                for target, start in zip(row.targets, _starts(row), strict=True)
-                if row.advantages
-            }
-            advantages[path.sampled.path] = tuple(of_turns.values())
+    # Advantages are on the leaf of a path, or on each of its turns.
+    nodes = {path.node for path in paths} | {
+        turn for path in paths for turn in turn_ends(path.rows)
+    }
+    fingerprint = run.start_fingerprint(StageKey(iteration, REINFORCE)) or ""
+    credit = run.store.credit(fingerprint, f"advantage:{paths[0].agent}", nodes)
     # Rollouts without a reward come last.
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples, of_tree = [], s.rollout.tree != "none"
     for n in sorted(range(len(paths)), key=lambda n: -order[n]):
         path = paths[n]
-        values = advantages.get(path.sampled.path, ())
+        of_path = [path.node] if path.node in credit else turn_ends(path.rows)
+        values = [credit[node] for node in of_path if node in credit and not s.has_critic]
         left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
         total = sum(values)
         side = "" if left_out or not total else "more likely" if total > 0 else "less likely"
@@ -255,12 +249,6 @@ def _group(
     if s.reward.kl_coef:
         intro += " The divergence from the reference is also taken off for each token."
     return example(run.store.task(paths[0].task), samples, recipe.renderer, intro)
-
-
-def _starts(row: Row) -> list[int]:
-    """Return the index of each target's first token among the row's target tokens."""
-    lengths = [target.stop - target.start for target in row.targets]
-    return [sum(lengths[:n]) for n in range(len(lengths))]
 
 
 def _facts(path: AgentPath, advantages: Sequence[float], of_tree: bool) -> dict[str, float | str]:

@@ -84,7 +84,7 @@ from coterie.record.rows import (
     turn_pair,
     view,
 )
-from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
+from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
@@ -182,11 +182,12 @@ class SweetRL(Recipe):
 
         A pair is a success and a failure, or of web pages two dialogues whose similarities differ enough.
         """
-        selections = list[Selection]()
+        selections, left_out = list[Selection](), list[LeftOut]()
         shares = rewards(run, self.environment.reward)
         min_share = self.settings.min_reward
         for tree in run.store.trees(FIRST, "rollout"):
             leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
+            earlier = len(selections)
             if self.settings.method == "rejection_ft":
                 selections += [
                     Selection(leaf, AGENT) for leaf, share in leaves if share >= min_share
@@ -198,7 +199,14 @@ class SweetRL(Recipe):
                     else trajectory_pairs(leaves, min_share)
                 )
                 selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
-        run.select(FIRST, selections)
+            used = {node for s in selections[earlier:] for node in (s.leaf, s.rejected)}
+            for leaf, share in leaves:
+                # Of equally good dialogues, only the first is chosen.
+                reason = "below_min_reward" if share < min_share else "equal_reward"
+                reason = "small_difference" if self.min_difference else reason
+                if leaf not in used:
+                    left_out.append(LeftOut(tree.task, leaf, reason, AGENT, share))
+        run.select(FIRST, selections, left_out)
         return {"tasks": len(run.store.tree_tasks(FIRST, "rollout")), "selected": len(selections)}
 
     @stage("train", after="select", uses=("critic", "train"), trains=CRITIC)
@@ -278,21 +286,29 @@ class SweetRL(Recipe):
     def select_turns(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Pair candidates of the upper half of a turn's advantages with candidates of the lower half."""
         s, settings = self.settings, self.fingerprint(StageKey(SECOND, "reward"))
-        selections, turns = list[Selection](), 0
+        selections, left_out, turns = list[Selection](), list[LeftOut](), 0
         for tree in run.store.trees(SECOND, "rollout"):
             groups = candidates(tree)
             nodes = [turn.id for group in groups for turn in group]
             scores = run.store.credit(settings, "advantage", nodes)
             for group in groups:
                 if any(turn.id not in scores for turn in group):
-                    continue  # the critic failed on this turn and its item records the error
+                    # The critic failed on this turn and its item records the error.
+                    left_out += [LeftOut(tree.task, t.id, "unscored", AGENT) for t in group]
+                    continue
                 # Each turn draws its pairs with its own seed, whatever other turns were scored.
                 seed = digest("pairs", s.seed, group[0].id)
                 group_scores = {turn.id: scores[turn.id] for turn in group}
-                for best, worse in ranked_pairs(group_scores, s.pairs, seed):
-                    selections.append(Selection(best, AGENT, rejected=worse))
+                pairs = ranked_pairs(group_scores, s.pairs, seed)
+                selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
+                drawn = {node for pair in pairs for node in pair}
+                left_out += [
+                    LeftOut(tree.task, node, "not_drawn", AGENT, score)
+                    for node, score in group_scores.items()
+                    if node not in drawn
+                ]
             turns += len(groups)
-        run.select(SECOND, selections)
+        run.select(SECOND, selections, left_out)
         return {"turns": turns, "selected": len(selections)}
 
     @stage("train", after="select", uses=("policy", "train"), trains=POLICY)

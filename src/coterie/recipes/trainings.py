@@ -13,7 +13,7 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.record.rows import Pair, Row, Target
+from coterie.record.rows import Facts, Pair, Row, Target, Update, trained_rows
 from coterie.record.tree import Metrics
 from coterie.runs.run import Run
 from coterie.training.distributed import launches
@@ -79,7 +79,7 @@ class TrainingJob:
         model, progress = self.model.model, self.progress
         named: dict[str, Any] = {"objective": objective or SFT(), "progress": progress}
         named |= {"heldout": heldout, "measure_every": measure_every}
-        named |= {"tracker": self.run.tracker.of(self.role)}
+        named |= {"tracker": self.run.tracker.of(self.role), "keep": self._keep_facts}
         if self.role != POLICY:  # the lines of the progress only count rows
             progress.say(f"training {self.role}: {len(items)} rows or pairs")
         with nullcontext(ranks) if ranks else self.open_ranks() as started:
@@ -147,6 +147,14 @@ class TrainingJob:
             measures: dict[str, Any] = {"heldout": measured, "measure_every": measure_every}
             loss = KTO(objective) if is_kto else DPO(objective)
             return self.train(training_pairs, loss, ranks=ranks, **measures)
+
+    def _keep_facts(
+        self, number: int, items: Sequence[Any], facts: Sequence[tuple[int, Facts]]
+    ) -> None:
+        """Record the rows of an optimizer step."""
+        rows = trained_rows(items, facts, arrays=self.settings.keeps_facts(number - 1))
+        update = Update(self.iteration, self.run.stage, self.role, number, rows)
+        self.run.store.put_update(update)
 
     @contextmanager
     def open_ranks(self) -> "Iterator[tuple[Ranks, ModelSource] | None]":

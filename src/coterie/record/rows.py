@@ -6,10 +6,12 @@ one. Each sampled token is in exactly one segment. Only the agent's own turns ar
 context. :func:`recontext` is the only way to put sampled tokens under another context.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Tool, Turn
@@ -389,3 +391,111 @@ def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
         for turn in tree.path(leaf)
         if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.prompt
     ]
+
+
+# -- rows of optimizer steps, as the store keeps them ---------------------------------------------
+
+Facts = Mapping[str, Any]
+"""Numbers of one item of an optimizer step by name: floats, or arrays with a value for each trained token."""
+DTYPES = {
+    "advantage": "<f4", "logprob": "<f2", "reference": "<f2", "teacher": "<f2", "entropy": "<f2", "clipped": "?"
+}  # fmt: skip
+"""Types of the arrays of a row, in the order of the table's columns. ``clipped`` is stored as bits."""
+ROW_ARRAYS = {"advantage": "advantages", "reference": "reference", "teacher": "teacher"}
+"""Arrays that a row brings with it, by the names of its fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRow:
+    """Row that an optimizer step trained on."""
+
+    origin: str
+    """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
+    turn: str | None
+    """Id of the only trained turn; ``None`` if the row trains several."""
+    context: str | None
+    weight: float
+    tokens: int
+    """Number of trained tokens that have a token before them."""
+    metrics: Mapping[str, Any]
+    side: str = ""
+    pair: int | None = None
+    """Index of the pair in the step; ``None`` for a row without a pair."""
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    """Arrays of :data:`DTYPES` with a value for each trained token, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Optimizer step of a role, with the rows that it trained on."""
+
+    iteration: int
+    stage: str
+    role: str
+    number: int
+    """Number of optimizer steps of the training so far, with this one."""
+    rows: Sequence[TrainedRow]
+    step: int | None = None
+    """Step of reinforcement learning, from 0."""
+
+
+def trained_rows(
+    items: Sequence[Any], facts: Sequence[tuple[int, Facts]], *, arrays: bool
+) -> list[TrainedRow]:
+    """Return the rows of the trained items of an optimizer step, with the values of their tokens if ``arrays``.
+
+    ``facts`` has the index and the numbers of each trained item (``Trainer.facts``).
+    """
+    trained = list[TrainedRow]()
+    for index, values in facts:
+        item = items[index]
+        numbers = {name: float(value) for name, value in values.items() if np.ndim(value) == 0}
+        of_tokens = {name: np.asarray(value) for name, value in values.items() if np.ndim(value)}
+        sides = {"": (item,) if isinstance(item, Row) else getattr(item, "rows", ())}
+        references: Mapping[str, float] = {}
+        if isinstance(item, Pair):
+            sides = {"chosen": item.chosen, "rejected": item.rejected}
+            references = dict(zip(sides, item.reference or (0.0, 0.0), strict=True))
+        pair = index if references else None
+        for side, row in [(name, row) for name, rows in sides.items() for row in rows]:
+            # Log-probs are those of whole sides, like the loss; both sides have the numbers of the pair.
+            metrics = {name: value for name, value in numbers.items() if name not in sides}
+            if side in numbers:
+                metrics |= {"logprob": numbers[side], "reference": references[side]}
+            of_row = dict(of_tokens) if arrays else {}
+            for name in ROW_ARRAYS if of_row else ():
+                if (targets := getattr(row, ROW_ARRAYS[name])) is not None:
+                    # A first token has only a placeholder.
+                    of_row[name] = np.asarray(targets[row.unpredicted :])
+            turn = row.targets[0].turn or None if len(row.targets) == 1 else None
+            tokens, weight = sum(map(len, row.predicted)), float(item.weight)
+            of_side = (metrics, side, pair, of_row)
+            trained.append(TrainedRow(row.origin, turn, row.context, weight, tokens, *of_side))
+    return trained
+
+
+def packed(row: TrainedRow) -> list[bytes | None]:
+    """Return the arrays of a row as bytes, in the order of :data:`DTYPES`."""
+    blobs = list[bytes | None]()
+    for name, dtype in DTYPES.items():
+        array = row.arrays.get(name)
+        if array is not None and dtype == "?":
+            array = np.packbits(array) if array.any() else None
+        elif array is not None:
+            # Most methods give all tokens of a row the same advantage, which then takes four bytes.
+            is_constant = name == "advantage" and (array == array[:1]).all()
+            array = array[: 1 if is_constant else None].astype(dtype)
+        blobs.append(None if array is None else array.tobytes())
+    return blobs
+
+
+def unpacked(blobs: Sequence[bytes | None], tokens: int) -> dict[str, Any]:
+    """Return the arrays of :func:`packed` for a row with this number of trained tokens."""
+    arrays = dict[str, Any]()
+    for (name, dtype), blob in zip(DTYPES.items(), blobs, strict=True):
+        if blob is not None and dtype == "?":
+            bits = np.frombuffer(blob, np.uint8)
+            arrays[name] = np.unpackbits(bits, count=tokens).astype(bool)
+        elif blob is not None:
+            arrays[name] = np.broadcast_to(np.frombuffer(blob, dtype), tokens)
+    return arrays

@@ -20,12 +20,14 @@ import psutil
 
 from coterie.errors import UserError
 from coterie.record import tables
+from coterie.record.rows import DTYPES, TrainedRow, Update, unpacked
 from coterie.record.tables import IDS, LOGPROBS, BrokenRecord, kind_key, numbers_of, value_of, whole
 from coterie.record.tree import (
     Credit,
     Ending,
     Item,
     ItemKey,
+    LeftOut,
     Metrics,
     Outcome,
     Secret,
@@ -132,8 +134,8 @@ def copy_step(
     """Copy a stage's items, their tasks, and its trees with their credit from ``source`` (:meth:`Store.beside`).
 
     Row keys are shifted behind the existing keys. ``renamed`` maps settings keys of credit to keys in the target.
-    ``marks`` copies also items of the whole stage, such as the mark that it is finished, its selections, and stages
-    whose names begin with the stage's (``STAGE/00001``).
+    ``marks`` copies also items of the whole stage, such as the mark that it is finished, its selections and trained
+    rows, and stages whose names begin with the stage's (``STAGE/00001``).
     """
     behind = {
         f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
@@ -141,7 +143,7 @@ def copy_step(
     }
     values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
     of_step = "iteration = :iteration AND (stage = :stage OR :marks AND stage GLOB :stage || '/*')"
-    items = f"(SELECT key FROM source.item WHERE {of_step})"
+    items = f"(SELECT key FROM source.item WHERE {of_step} AND (task != '' OR :marks))"
     trees = f"(SELECT key FROM source.tree WHERE {of_step})"
     of_request = {"tree": "tree + :trees", "toolset": "t.key", "digest": "r.digest"}
     of_task = f"(SELECT task FROM source.item WHERE {of_step})"
@@ -149,7 +151,7 @@ def copy_step(
         f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
         f"INSERT OR IGNORE INTO main.secret SELECT * FROM source.secret WHERE task IN {of_task}",
         f"INSERT INTO main.item SELECT {_moved(db, 'item', key='key + :items')} FROM source.item "
-        f"WHERE {of_step} AND (task != '' OR :marks)",
+        f"WHERE key IN {items}",
         f"INSERT INTO main.tree SELECT {_moved(db, 'tree', key='key + :trees')} FROM source.tree "
         f"WHERE {of_step}",
         "INSERT OR IGNORE INTO main.blob SELECT * FROM source.blob",
@@ -163,6 +165,9 @@ def copy_step(
         f"FROM source.outcome WHERE tree IN {trees}",
         f"INSERT INTO main.selection SELECT {_moved(db, 'selection', item='item + :items')} "
         f"FROM source.selection WHERE :marks AND item IN {items}",
+        f"INSERT INTO main.left_out SELECT {_moved(db, 'left_out', item='item + :items')} "
+        f"FROM source.left_out WHERE item IN {items}",
+        f"INSERT INTO main.trained SELECT * FROM source.trained WHERE :marks AND {of_step}",
     ):
         db.execute(statement, values)
     for setting_name, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
@@ -261,6 +266,8 @@ class Store:
         tree: Tree | None = None,
         credit: Sequence[Credit] = (),
         selections: Sequence[Selection] = (),
+        left_out: Sequence[LeftOut] = (),
+        updates: Sequence[Update] = (),
         metrics: Metrics | None = None,
         failure: str | None = None,
     ) -> None:
@@ -271,7 +278,14 @@ class Store:
         """
         with self.transaction() as db:
             item = Item(key, failure, metrics or {})
-            tables.write_item(db, item, tree, credit, selections)
+            tables.write_item(db, item, tree, credit, selections, left_out)
+            for update in updates:
+                tables.write_update(db, update)
+
+    def put_update(self, update: Update) -> None:
+        """Write the rows of an optimizer step between two items, in place of those of an earlier attempt."""
+        with self.transaction() as db:
+            tables.write_update(db, update)
 
     def put_tasks(self, tasks: Iterable[Task]) -> None:
         """Write tasks in one transaction; the store may have equal ones."""
@@ -301,7 +315,8 @@ class Store:
             for table in tables.PLACES:
                 count = db.execute(f"DELETE FROM {table} WHERE NOT ({whole(table)})").rowcount
                 dropped += [f"{count} rows of {table}"] * bool(count)
-            db.execute("DELETE FROM selection WHERE item NOT IN (SELECT key FROM item)")
+            for table in ("selection", "left_out"):
+                db.execute(f"DELETE FROM {table} WHERE item NOT IN (SELECT key FROM item)")
             tables.make_seals(db)
         return dropped
 
@@ -504,6 +519,38 @@ class Store:
             for row in self._checked(find, values, f"the selections of {iteration}/{stage}")
         ]
 
+    def left_out(self, iteration: int, stage: str) -> list[tuple[ItemKey, LeftOut]]:
+        """Return what the items of a stage left out, in the order of items."""
+        find = (
+            "SELECT i.iteration, i.stage, i.task, i.sample, l.task, l.node, l.reason, l.agent, l.number, "
+            f"{whole('left_out', 'l')} FROM item i JOIN left_out l ON l.item = i.key "
+            "WHERE (i.iteration, i.stage) = (?, ?) ORDER BY i.task, i.sample, l.position"
+        )
+        of_stage = "SELECT key FROM item WHERE (iteration, stage) = (?, ?)"
+        for (item,) in self._fetch(of_stage, (iteration, stage)):
+            self._check_scope("left_out", item)
+        rows = self._checked(find, (iteration, stage), f"what {stage} {iteration} left out")
+        return [(ItemKey(*row[:4]), LeftOut(*row[4:])) for row in rows]
+
+    def update(self, iteration: int, stage: str, role: str, number: int) -> Update:
+        """Return an optimizer step with the rows that it trained on."""
+        key = (iteration, stage, role, number)
+        origin = "coalesce(origin, leaf || '/' || agent || '/' || segment)"
+        columns = f"step, {origin}, turn, context, weight, tokens, metrics, side, pair"
+        find = (
+            f"SELECT {columns}, {', '.join(DTYPES)}, {whole('trained')} FROM trained "
+            "WHERE (iteration, stage, role, updates) = (?, ?, ?, ?) ORDER BY position"
+        )
+        self._check_scope("trained", *key)
+        step, rows = None, list[TrainedRow]()
+        with explained(self.path):
+            for row in self._checked(find, key, f"optimizer step {number} of {role}"):
+                step, name, turn, context, weight, tokens, metrics, side, pair = row[:9]
+                facts, arrays = value_of(tables.METRICS, metrics), unpacked(row[9:], tokens)
+                of_row = (turn, context, weight, tokens, facts, side, pair, arrays)
+                rows.append(TrainedRow(name, *of_row))
+        return Update(*key, rows, step)
+
     def read_tree(self, key: TreeKey) -> Tree:
         """Return a tree with turns in the order of items, then in order within each item."""
         find = (
@@ -561,6 +608,12 @@ class Store:
                 tables.check_seals(self._db, tables.OF_TREES, key[0])
             except BrokenRecord as error:
                 raise BrokenRecord(f"{_name(key)}: {error}") from error
+
+    def _check_scope(self, table: str, *values: object) -> None:
+        """Raise ``UserError`` if rows of a scope of a table are missing or have other keys."""
+        if self._is_sealed:
+            with explained(self.path):
+                tables.check_seals(self._db, (table,), *values)
 
     def _outcomes(self, key: TreeKey) -> list[Outcome]:
         columns = "leaf, sample, reason, truncated, answer, score"

@@ -19,7 +19,18 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from coterie.errors import UserError
-from coterie.record.tree import Credit, Item, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.rows import Update, packed
+from coterie.record.tree import (
+    Credit,
+    Item,
+    ItemKey,
+    LeftOut,
+    Metrics,
+    Outcome,
+    Selection,
+    Task,
+    Tree,
+)
 from coterie.record.turn import Message, Part, Request, Tool, ToolCall, ToolResult, Turn
 
 T = TypeVar("T")
@@ -98,7 +109,7 @@ def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
 
 # "COTE" in ASCII: SQLite's header field for the type of a file.
 APPLICATION = 0x434F5445
-VERSION = 4
+VERSION = 5
 
 NAMES = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 TABLES = """
@@ -161,17 +172,41 @@ CREATE TABLE selection (
     digest BLOB NOT NULL,
     PRIMARY KEY (item, position)
 ) WITHOUT ROWID;
+CREATE TABLE left_out (
+    item INTEGER NOT NULL REFERENCES item (key), position INTEGER NOT NULL,
+    task TEXT NOT NULL, node TEXT NOT NULL, agent TEXT NOT NULL, reason TEXT NOT NULL, number REAL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (item, position)
+) WITHOUT ROWID;
+CREATE INDEX left_out_node ON left_out (node);
+CREATE TABLE trained (
+    iteration INTEGER NOT NULL, stage TEXT NOT NULL, role TEXT NOT NULL, updates INTEGER NOT NULL,
+    position INTEGER NOT NULL, step INTEGER,
+    origin TEXT, leaf TEXT, agent TEXT, segment INTEGER, turn TEXT, context TEXT,
+    side TEXT NOT NULL, pair INTEGER, weight REAL NOT NULL, tokens INTEGER NOT NULL,
+    advantage BLOB, logprob BLOB, reference BLOB, teacher BLOB, entropy BLOB, clipped BLOB,
+    metrics TEXT NOT NULL, digest BLOB NOT NULL,
+    PRIMARY KEY (iteration, stage, role, updates, position)
+);
+CREATE INDEX trained_leaf ON trained (leaf);
 """
 
 SEAL = """CREATE TABLE seal (
     scope TEXT PRIMARY KEY NOT NULL, rows INTEGER NOT NULL, sum INTEGER NOT NULL
 ) WITHOUT ROWID"""
-"""Seals of whole tables, and of the rows of each tree. Files of earlier versions get them when they are written."""
+"""Seals of whole tables, and of the rows of each scope. Files of earlier versions get them when they are written."""
 OF_TREES = ("turn", "request", "outcome", "credit")
 """Tables whose seals are checked when a tree is read; seals of :data:`OF_FILE` are checked when a file is opened."""
+SCOPES = {
+    **dict.fromkeys(OF_TREES, ("tree",)),
+    "left_out": ("item",),
+    "trained": ("iteration", "stage", "role", "updates"),
+}
+"""Columns whose values name a seal, for tables that are sealed in parts."""
 OF_FILE = ("task", "secret", "item", "tree", "toolset", "credit_kind", "selection")
 PLACES = {
-    "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
+    "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1,
+    "left_out": 1, "trained": 0
 }  # fmt: skip
 """Number of first columns of each table that the digest excludes."""
 NAMED = {"item": 4, "secret": 2}
@@ -186,7 +221,7 @@ def _schema() -> tuple[set[tuple[str, str]], dict[str, list[str]]]:
         made = set(db.execute(NAMES))
         columns = {
             table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-            for table in (*OF_FILE, *OF_TREES)
+            for table in (*OF_FILE, *SCOPES)
         }
     return made, columns
 
@@ -210,16 +245,15 @@ def _sealed(table: str, row: str = "") -> tuple[str, str]:
     Digests protect the values of large rows, so the hash has only their keys and digests.
     """
     columns = _schema()[1][table]
-    if table in OF_FILE:
-        scope = f"'{table}'"
-    else:
-        scope, columns = f"'{table} ' || {row}tree", [*columns[: PLACES[table]], "digest"]
-    return scope, f"seal_of({', '.join(row + name for name in columns)})"
+    scope = [f"'{table}'", *(row + name for name in SCOPES.get(table, ()))]
+    if table in SCOPES:
+        columns = [*columns[: PLACES[table]], "digest"]
+    return " || ' ' || ".join(scope), f"seal_of({', '.join(row + name for name in columns)})"
 
 
 def keep_seals(db: sqlite3.Connection) -> None:
     """Update seals with every row that this connection writes."""
-    for table in (*OF_FILE, *OF_TREES):
+    for table in (*OF_FILE, *SCOPES):
         changes = []
         for row, sign in (("OLD.", -1), ("NEW.", 1)):
             scope, sealed = _sealed(table, row)
@@ -240,28 +274,32 @@ def keep_seals(db: sqlite3.Connection) -> None:
 def make_seals(db: sqlite3.Connection) -> None:
     """Seal the rows as they are."""
     db.execute("DELETE FROM seal")
-    for table in (*OF_FILE, *OF_TREES):
+    for table in (*OF_FILE, *SCOPES):
         scope, sealed = _sealed(table)
         db.execute(
             f"INSERT INTO seal SELECT {scope}, count(*), sum({sealed}) FROM {table} GROUP BY 1"
         )
 
 
-def check_seals(db: sqlite3.Connection, names: Sequence[str], tree: int | None = None) -> None:
-    """Raise :class:`BrokenRecord` unless the rows of tables (all, or of one tree) are the sealed rows."""
+def check_seals(db: sqlite3.Connection, names: Sequence[str], *values: object) -> None:
+    """Raise :class:`BrokenRecord` unless the rows of tables, all or those of a scope, are the sealed rows.
+
+    ``values`` are those of the columns in :data:`SCOPES`, such as the key of a tree.
+    """
     for table in names:
-        scope = table if tree is None else f"{table} {tree}"
-        rows, where = f"main.{table}", "" if tree is None else f"WHERE tree = {tree}"
+        scope, rows, where = " ".join(map(str, (table, *values))), f"main.{table}", ""
+        if values:
+            where = f"WHERE ({', '.join(SCOPES[table])}) = ({', '.join('?' * len(values))})"
         if table == "credit":  # its primary key begins with the kind
             rows = f"main.credit_kind k CROSS JOIN {rows} ON kind = k.key"
         # One statement, since a reader's file may be written between two.
         count, total, sealed = db.execute(
             f"SELECT count(*), coalesce(sum({_sealed(table)[1]}), 0), "
             f"(SELECT rows || ' ' || sum FROM seal WHERE scope = ?) FROM {rows} {where}",
-            (scope,),
+            (scope, *values),
         ).fetchone()
         if (sealed or "0 0") != f"{count} {total}":
-            if tree is None and table in PLACES:
+            if not values and table in PLACES:
                 find = f"SELECT * FROM {table} WHERE NOT ({whole(table)}) LIMIT 1"
                 start = PLACES[table]
                 for row in db.execute(find):  # a secret's text is not named
@@ -373,6 +411,7 @@ def write_item(
     tree: Tree | None = None,
     credit: Sequence[Credit] = (),
     selections: Sequence[Selection] = (),
+    left_out: Sequence[LeftOut] = (),
 ) -> None:
     """Write an item that is not finished yet, with its results."""
     # A finished item is final: a resumed run must not do it twice.
@@ -392,6 +431,26 @@ def write_item(
                 raise ValueError(f"turn {turn} of a selection is not in the store")
         leaf, weight = (selection.leaf, selection.agent, selection.context), float(selection.weight)
         insert(db, "selection", (row, position, *leaf, weight, selection.rejected))
+    for position, entry in enumerate(left_out):
+        number = None if entry.number is None else float(entry.number)
+        names = (entry.task, entry.node, entry.agent, entry.reason)
+        insert(db, "left_out", (row, position, *names, number))
+
+
+def write_update(db: sqlite3.Connection, update: Update) -> None:
+    """Write the rows of an optimizer step in place of those of an earlier attempt."""
+    scope = (update.iteration, update.stage, update.role, update.number)
+    # A training that was killed repeats the steps after its last checkpoint.
+    db.execute(f"DELETE FROM trained WHERE ({', '.join(SCOPES['trained'])}) = (?, ?, ?, ?)", scope)
+    for position, row in enumerate(update.rows):
+        leaf, _, rest = row.origin.partition("/")
+        agent, _, segment = rest.rpartition("/")
+        # Rows of files have an origin, too, but no path in the store.
+        in_tree = db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone()
+        path = (None, leaf, agent, int(segment), row.turn) if in_tree else (row.origin, *[None] * 4)
+        of_item = (row.context, row.side, row.pair, row.weight, row.tokens)
+        values = (*of_item, *packed(row), json_of(row.metrics))
+        insert(db, "trained", (*scope, position, update.step, *path, *values))
 
 
 def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:

@@ -121,6 +121,21 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something sampled that is not trained on."""
+
+    task: str
+    node: str
+    """Turn, leaf, or root of a tree (for a group or a failed rollout), or the origin of a file's row."""
+    reason: str
+    """Reason; if a metric of the item counts these, its name."""
+    agent: str = ""
+    """Agent that it concerns; "" for all."""
+    number: float | None = None
+    """Number that decided, such as the reward under a threshold."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """Reason of a path's end."""
 

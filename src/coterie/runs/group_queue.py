@@ -101,7 +101,10 @@ class GroupQueue:
         samples.tasks, samples.paths = [task for _, task in fresh], paths
         samples.sample_count = len(fresh) * self.rollout.rollouts_per_task
         samples.groups = groups
-        samples.stale = sum(len(self._paths.pop(group)) for group in groups) - len(paths)
+        stale = (group for group in groups if group not in fresh)
+        samples.stale = [path for group in stale for path in self._paths[group]]
+        for group in groups:
+            del self._paths[group]
         samples.staleness = sum(age * count for age, count in ages) / max(tokens, 1)
         self.taken.update(groups)
         self._ready = [group for group in self._ready if group not in self.taken]

@@ -21,6 +21,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
+from coterie.record.rows import Update, trained_rows
 from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, opening_prompts
@@ -40,6 +41,7 @@ from coterie.runs.reinforce_batch import (
     role_metrics,
     running_means,
     standard_error,
+    step_credit,
     step_stage,
     with_teacher_prompts,
 )
@@ -61,7 +63,7 @@ from coterie.runs.reinforce_record import (
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.reinforce_trees import tree_samples
 from coterie.runs.roles import Learner, LearnerConfig, Roles, open_learner
-from coterie.runs.run import Run
+from coterie.runs.run import Run, StageKey
 from coterie.runs.search_items import MEASURE, TreeWriter, grow_trees, rollouts
 from coterie.runs.work_items import Actors, engine_errors, play, sampled_tokens, summary
 from coterie.training.checkpoint import finish_with, remove_checkpoints, saved_steps, weight_hash
@@ -195,8 +197,9 @@ class ReinforcementLoop:
         if sampled is None:
             sampled = sum(path.tokens for path in samples.paths)
         unmeasured = self._unmeasured(draws)
+        failed = samples.failed(self.settings.rollout.rollouts_per_task)
         metrics = {
-            **step_metrics(samples, batch, updates),
+            **step_metrics(samples, batch, updates, len(failed)),
             **{updates_of(learner.role): learner.trainer.done for learner in self._learners},
             **role_metrics(samples, self.policies),
             "measures_missing": len(unmeasured),
@@ -210,9 +213,17 @@ class ReinforcementLoop:
             staleness = round(samples.staleness, 4)
             metrics |= {"staleness": staleness, GROUPS: json.dumps(samples.groups)}
         key = ItemKey(self.iteration, REINFORCE, "", f"{STEP}{step:05d}")
+        trained = [*self._updates_of(step)]
         # A repeated step keeps its first record.
         if not self.run.store.finished(key):
-            self.run.store.finish(key, metrics=metrics)
+            fingerprint = self.run.start_fingerprint(StageKey(self.iteration, REINFORCE)) or ""
+            self.run.store.finish(
+                key,
+                credit=step_credit(samples, batch, fingerprint),
+                left_out=[*failed, *batch.left_out],
+                updates=trained,
+                metrics=metrics,
+            )
         self.run.tracker.stage(REINFORCE, metrics, self._learners[0].trainer.done)
         if unmeasured:
             self._progress.say(
@@ -232,6 +243,15 @@ class ReinforcementLoop:
             for policy in policies:
                 policy.publish_weights()
         return batch, updates
+
+    def _updates_of(self, step: int) -> Iterator[Update]:
+        """Yield the optimizer steps of a step with their rows, once."""
+        for learner in self._learners:
+            arrays = learner.config.settings.keeps_facts(step)
+            for number, rows, facts in learner.taken:
+                trained = trained_rows(rows, facts, arrays=arrays)
+                yield Update(self.iteration, REINFORCE, learner.role, number, trained, step)
+            learner.taken.clear()
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         """Do work of the trainers, in a thread if the engines sample meanwhile."""
@@ -439,18 +459,18 @@ class ReinforcementLoop:
         names, settings = [task.id for task in tasks], (rollout, self.settings.advantage)
         place = (store, self.iteration, stage, names, self._agents)
         trees = tree_samples(*place, self.reward, settings)
-        if trees.rollouts and trees.failed == trees.rollouts:
+        if trees.rollouts and len(trees.failures) == trees.rollouts:
             by_task = rollouts(store, self.iteration, stage=stage)
             failure = next(r.failure for name in names for r in by_task.get(name, ()))
             raise UserError(
-                f"all {trees.failed} rollouts of a step failed; the first with: {failure}",
+                f"all {trees.rollouts} rollouts of a step failed; the first with: {failure}",
                 "fix the cause, and run again in a new folder or with --fork",
             )
         samples.paths += trees.turns
         samples.measured = [*(samples.measured or ()), *trees.paths]
         samples.sampled_tokens = (samples.sampled_tokens or 0) + trees.tokens
         samples.sample_count += trees.rollouts
-        samples.failed = (samples.failed or 0) + trees.failed
+        samples.failures = [*(samples.failures or ()), *trees.failures]
 
     async def _evaluate(self, queue: GroupQueue | None) -> None:
         """Play the held-out tasks with the newest weights, if due, and record the means."""
@@ -603,7 +623,7 @@ async def score_of(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
 
 
 def step_metrics(
-    samples: StepSamples, batch: StepBatch, updates: Mapping[str, float]
+    samples: StepSamples, batch: StepBatch, updates: Mapping[str, float], failed: int
 ) -> dict[str, float | int | str]:
     """Return the metrics of a step; means are over all graded paths, also those that are not trained on."""
     paths = samples.paths if samples.measured is None else samples.measured
@@ -611,7 +631,6 @@ def step_metrics(
     # Several agents of an episode have a path each, but share one outcome. Equal rollouts of a tree
     # share a leaf, too, and each counts.
     outcomes = {(path.outcome.leaf, path.outcome.sample): path.outcome for path in paths}.values()
-    failed = samples.sample_count - len(outcomes) if samples.failed is None else samples.failed
     thought = _mean([float(path.thought_tokens) for path in paths])
     return {
         "reward": _mean(rewards),

@@ -1,9 +1,10 @@
 """Batch of a reinforcement step: the paths of its groups, with their rewards, advantages and rows to train on."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from coterie.environments.qa_metrics import TEACHER
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Edit, Row, recontext, rows, view
 from coterie.record.store import Store
-from coterie.record.tree import Metrics, Outcome, Task, Tree
+from coterie.record.tree import Credit, LeftOut, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Message, Part, Turn
 from coterie.rewards.advantages import (
     GroupAdvantages,
@@ -53,6 +54,20 @@ class AgentPath:
     """States of all agents, for the critic of the joint state."""
     teacher_rows: tuple[Row, ...] = ()
     """The same turns after prompts with secrets, for a privileged teacher. They are never trained on."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.agent, self.sampled.group, self.sampled.path
+
+    @property
+    def node(self) -> str:
+        """Leaf of the path, or the turn of a sample of a tree."""
+        # Samples of trees have the number of the sibling in place of a leaf.
+        is_whole = self.sampled.path == self.outcome.leaf
+        return self.outcome.leaf if is_whole else self.rows[0].targets[0].turn
+
+    def left_out(self, reason: str, number: float | None = None) -> LeftOut:
+        return LeftOut(self.task, self.node, reason, self.agent, number)
 
     @property
     def tokens(self) -> int:
@@ -197,6 +212,8 @@ class StepBatch:
     """Numbers of groups, and of paths left out by reason; running means of rewards (:data:`MEAN`)."""
     critic_paths: tuple[AgentPath, ...] = ()
     """Paths of the critic of the joint state, which has rows of its own."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What ``counts`` counts: one for each path or group left out."""
 
 
 def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
@@ -206,6 +223,67 @@ def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
         "groups_small": advantages.small,
         "paths_failed": advantages.failed,
     }
+
+
+def group_left_out(paths: Sequence[AgentPath]) -> list[LeftOut]:
+    """Return what :func:`group_counts` counts: failed paths, and the first path of small groups and equal ones."""
+    groups: dict[tuple[str, str], list[AgentPath]] = {}
+    for path in paths:
+        groups.setdefault((path.sampled.group, path.sampled.actor), []).append(path)
+    left_out = list[LeftOut]()
+    for group in groups.values():
+        totals = [total for path in group if (total := path.sampled.total) is not None]
+        left_out += [path.left_out("paths_failed") for path in group if path.sampled.total is None]
+        if len(totals) < 2:
+            left_out.append(group[0].left_out("groups_small", len(totals)))
+        elif max(totals) == min(totals):
+            left_out.append(group[0].left_out("groups_equal", totals[0]))
+    return left_out
+
+
+def left_out_paths(
+    before: Sequence[AgentPath], after: Sequence[AgentPath], reason: str
+) -> list[LeftOut]:
+    """Return the paths that a selection left out; its result may have changed the paths that it kept."""
+    kept = {path.key for path in after}
+    return [path.left_out(reason) for path in before if path.key not in kept]
+
+
+def step_credit(samples: "StepSamples", batch: StepBatch, settings: str) -> list[Credit]:
+    """Return the rewards, terms and advantages of a step's paths as credit on leaves, or on turns of trees.
+
+    Advantages that differ by turn are on the turns. Samples of equal tokens share a node, which gets their mean.
+    """
+    values: dict[tuple[str, str], list[float]] = {}
+
+    def add(node: str, name: str, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            values.setdefault((node, name), []).append(value)
+
+    for path in samples.paths if samples.measured is None else samples.measured:
+        add(path.outcome.leaf, f"total:{path.agent}", path.sampled.total)
+        for name, value in path.all_terms.items():
+            # Built-in terms that are not used are 0.
+            add(path.outcome.leaf, f"term:{name}:{path.agent}", value or None)
+    if samples.measured is not None:
+        for path in samples.paths:
+            add(path.node, f"return:{path.agent}", path.sampled.total)
+    for path in batch.paths:
+        name, of_turns = f"advantage:{path.agent}", dict[str, set[float]]()
+        for row in path.rows:
+            advantages = iter(row.advantages or ())
+            for target in row.targets:
+                tokens = {*islice(advantages, target.stop - target.start)}
+                of_turns[target.turn] = of_turns.get(target.turn, set()) | tokens
+        of_path = set[float]().union(*of_turns.values())
+        for node, advantage in (
+            {path.node: of_path}.items() if len(of_path) == 1 else of_turns.items()
+        ):
+            if len(advantage) == 1:
+                add(node, name, *advantage)
+    return [
+        Credit(node, name, fmean(of_node), settings) for (node, name), of_node in values.items()
+    ]
 
 
 @dataclass(slots=True)
@@ -223,12 +301,12 @@ class StepSamples:
     sampled_tokens: int | None = None
     """Sampled tokens, if they differ from the tokens of ``paths``."""
     sample_count: int = 0
-    failed: int | None = None
+    failures: list[LeftOut] | None = None
     """Failed rollouts of trees. Most are not in ``measured``."""
     groups: list[tuple[int, str]] = field(default_factory=list)
     """Draw and task of each group that was taken, if groups are sampled while steps train."""
-    stale: int = 0
-    """Number of dropped paths of older weights, which ``paths`` does not have."""
+    stale: Sequence[AgentPath] = ()
+    """Dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
     teacher: Any = None
@@ -237,6 +315,18 @@ class StepSamples:
     """Roles that train in this step."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Running mean of each agent's rewards in earlier steps, for ``advantage.group=role``."""
+
+    def failed(self, rollouts_per_task: int) -> list[LeftOut]:
+        """Return the rollouts without a path."""
+        if self.failures is not None:
+            return self.failures
+        ended = {(path.task, path.outcome.sample) for path in self.paths}
+        return [
+            LeftOut(task, "", "samples_failed", number=number)
+            for task in self.tasks
+            for number in range(rollouts_per_task)
+            if (task, number) not in ended
+        ]
 
 
 HELP = "\n\nFor you alone, to help with your answer:"

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from coterie.record.rows import turn_row
 from coterie.record.store import Store
-from coterie.record.tree import Ending
+from coterie.record.tree import Ending, LeftOut
 from coterie.record.turn import Turn
 from coterie.rewards.advantages import turn_ends
 from coterie.rewards.dialogue_reward import PathReward
@@ -35,7 +35,7 @@ class TreeSamples:
     paths: list[AgentPath] = field(default_factory=list)
     """Rollouts of the first group of each task, which are independent, for the metrics of the step."""
     rollouts: int = 0
-    failed: int = 0
+    failures: list[LeftOut] = field(default_factory=list)
     tokens: int = 0
     """Sampled tokens of all rollouts."""
 
@@ -197,7 +197,11 @@ def tree_samples(
     for task in tasks:
         recorded = rollouts(store, iteration, task, stage).get(task, [])
         samples.rollouts += len(recorded)
-        samples.failed += sum(rollout.leaf is None for rollout in recorded)
+        samples.failures += [
+            LeftOut(task, rollout.start, "samples_failed", number=rollout.number)
+            for rollout in recorded
+            if rollout.leaf is None
+        ]
         samples.tokens += sum(rollout.sampled for rollout in recorded)
         measures = {r.leaf: r.measures for r in recorded if r.leaf is not None}
         if not measures:

@@ -9,7 +9,7 @@ Roles of one model have its weights in memory once, as long as nobody changes th
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from coterie.models.adapters import (
     add_lora,
 )
 from coterie.models.loading import LoadedModel, is_adapter
-from coterie.record.rows import Row, Target
+from coterie.record.rows import Facts, Row, Target
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.engines import RoleEngine, RunEngines
 from coterie.runs.loop import Role, check_roles
@@ -189,6 +189,10 @@ class Learner:
     _ranks: "Ranks | None" = None
     _engine: InProcessEngine | None = None
     _reference: Any = None
+    taken: list[tuple[int, Sequence[Row], Sequence[tuple[int, Facts]]]] = field(
+        default_factory=list
+    )
+    """Number, rows and facts of the optimizer steps that are not recorded yet."""
 
     @property
     def role(self) -> str:
@@ -207,6 +211,12 @@ class Learner:
     def scorer(self) -> Any:
         """Current weights, to compute the values of rows: a model, or ranks."""
         return self.trainer.model if isinstance(self.trainer, Trainer) else self.trainer
+
+    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Take an optimizer step and return its metrics."""
+        metrics = self.trainer.step(rows)
+        self.taken.append((self.trainer.done, rows, self.trainer.facts))
+        return metrics
 
     def score(self, ids: Sequence[int]) -> Sequence[float] | None:
         """Return log-probs of ids after the first under the current weights; ``None`` for too many ids."""

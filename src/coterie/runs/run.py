@@ -35,7 +35,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.record.store import ItemKey, Store
-from coterie.record.tree import Metrics, Selection
+from coterie.record.tree import LeftOut, Metrics, Selection
 from coterie.training.settings import Tracker, TrackerName, make_tracker
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ class Run:
     created: date
     """Date that chat templates write, constant during the run."""
     tracker: RunTracker
+    stage: str = "train"
+    """Name of the stage that runs."""
 
     @property
     def cluster(self) -> "Cluster | None":
@@ -200,6 +202,7 @@ class Run:
 
     def begin(self, key: StageKey, fingerprint: str) -> None:
         """Record that a stage starts with a fingerprint of its settings."""
+        self.stage = key.stage
         # A resumed stage keeps the fingerprint of its start, which later starts are compared with.
         # A stage that failed before its first result may start under other settings.
         started = self.start_fingerprint(key)
@@ -214,11 +217,13 @@ class Run:
         self.store.finish(key.finished_key, metrics={**metrics, "settings": fingerprint})
         self.tracker.stage(key.stage, metrics)
 
-    def select(self, iteration: int, selections: Sequence[Selection]) -> None:
-        """Store the selections of an iteration."""
+    def select(
+        self, iteration: int, selections: Sequence[Selection], left_out: Sequence[LeftOut] = ()
+    ) -> None:
+        """Store the selections of an iteration, and what was not selected."""
         key = ItemKey(iteration, "select", "")
         if not self.store.finished(key):
-            self.store.finish(key, selections=selections)
+            self.store.finish(key, selections=selections, left_out=left_out)
 
     def metrics(self, key: StageKey) -> Metrics:
         """Return the metrics of a finished stage; empty if it has not finished."""

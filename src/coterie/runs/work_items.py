@@ -27,7 +27,7 @@ from coterie.environments.user_simulator import (
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import Credit, ItemKey, Metrics, Tree
+from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Tree
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather
 from coterie.rollout.samplers import Sampler, TokenSampler, UserSampler
 from coterie.rollout.sessions import Sessions
@@ -88,6 +88,7 @@ class ItemResult:
     tree: Tree | None = None
     credit: tuple[Credit, ...] = ()
     failure: str | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 async def do_items(
@@ -180,6 +181,7 @@ async def record(
                 result.key,
                 tree=result.tree,
                 credit=result.credit,
+                left_out=result.left_out,
                 metrics=result.metrics,
                 failure=result.failure,
             )

@@ -209,6 +209,8 @@ class Batch(Generic[Item]):
     """Trainable items in their original order, and the number of dropped ones."""
 
     items: Sequence[Item]
+    indices: Sequence[int]
+    """Index of each item among the given ones."""
     groups: Sequence[str]
     """Group of each item; items with an equal, non-empty group are drawn together."""
     sequences: Sequence[Sequence[Ids]]
@@ -262,6 +264,7 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
         )
     return Batch(
         items=[items[i] for i in indices],
+        indices=indices,
         groups=[getattr(items[i], "group", "") for i in indices],
         sequences=[[row.ids for row in groups[i]] for i in indices],
         targets=[sum(row.target_count for row in groups[i]) for i in indices],

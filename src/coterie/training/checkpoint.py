@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -38,6 +39,7 @@ from coterie.models.adapters import (
 )
 from coterie.models.loading import check_whole, reading, with_weights, writing
 from coterie.models.saving import save_model, save_tokenizer
+from coterie.record.rows import Facts
 from coterie.training.settings import TrainingSettings
 
 METRICS, REPORT, STATE = "metrics.jsonl", "training.json", "trainer/state.safetensors"
@@ -324,6 +326,8 @@ class Record:
     _identity: Mapping[str, str]
     _keep_last: int | None = 1
     counts: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0, 0, 0))
+    facts: Sequence[tuple[int, Facts]] = ()
+    """Facts of the last step, see ``Trainer.facts``."""
     _losses: list[float] = field(default_factory=list)
     _seconds: float = 0.0
     _seconds_before: float = 0.0
@@ -352,6 +356,7 @@ class Record:
                 facts = json.loads(state.read_text())
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
+                self.facts = json.loads(facts["step_facts"])
             load_weights(self._model, newest)
             # Tokens and seconds of earlier sessions don't count for the speed: they may be of another machine.
             self._tokens_before = self.counts.tokens
@@ -419,7 +424,14 @@ class Record:
             (due,) = broadcast_object_list([due])
         return due and self.done != self.total
 
-    def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        *,
+        with_facts: bool = False,
+    ) -> None:
+        """Write a checkpoint, with the facts of its last step if ``with_facts``."""
         if write := self._accelerator.is_main_process:
             # `load` reads the losses back from the metrics, so they must be on disk before the checkpoint is.
             flush(self._metrics)
@@ -427,6 +439,8 @@ class Record:
             "identity": self._identity,
             "counts": asdict(self.counts),
             "seconds": self._seconds,
+            # A text, whose numbers get no lines of their own.
+            "step_facts": json.dumps(self.facts if with_facts else (), default=np.ndarray.tolist),
         }
         save_checkpoint(
             *(self._folder, self.done, self._model, weights, optimizer, facts),

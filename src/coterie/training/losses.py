@@ -110,6 +110,8 @@ class Tally:
 TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old", "teacher"]
 """Optional fields of :class:`~coterie.record.rows.Row` with one value per target."""
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
+Values = Sequence[Sequence[torch.Tensor]]
+"""What an objective reads, by item and row."""
 Item = TypeVar("Item")
 """Smallest unit of a batch: a :class:`Row`, :class:`Pair` or :class:`LabeledTrajectory`."""
 
@@ -166,6 +168,12 @@ class Objective(ABC, Generic[Item]):
     ) -> Mapping[str, Measure]:
         """Return measures of the items' trained tokens by name; ``read`` as for ``losses``, without gradients."""
         return {}
+
+    def facts(
+        self, items: Sequence[Item], read: Values, measures: Mapping[str, Measure]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return numbers of each item or of its tokens for the record; ``measures`` are those of the same items."""
+        return [{} for _ in items]
 
     def weight(self, item: Any) -> float:
         """Return the item's weight. Raises :class:`UserError` for a negative weight or NaN."""
@@ -266,6 +274,18 @@ class DPO(OnPairs):
             side_statistic(item.chosen, chosen, self.settings.reduction) - reference[0],
             side_statistic(item.rejected, rejected, self.settings.reduction) - reference[1],
         )
+
+    def facts(
+        self, items: Sequence[Pair], read: Values, measures: Mapping[str, Measure]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return the margin of the implicit rewards of each pair, and the reduced log-prob of each side."""
+        facts = []
+        for pair, of_pair in zip(items, read, strict=True):
+            better, worse = self.log_ratios(pair, of_pair)
+            reference = (pair.reference if self.settings.needs_reference else None) or (0.0, 0.0)
+            sides = {"chosen": better + reference[0], "rejected": worse + reference[1]}
+            facts.append({"margin": self.settings.beta * (better - worse), **sides})
+        return facts
 
     def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
         s = self.settings

@@ -62,13 +62,13 @@ of the tokens depends on p too:
 * k1 in a loss has an expected gradient of 0. It belongs in the reward (:func:`coterie.rewards.advantages.kl_rewards`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row
-from coterie.training.losses import Measure, OnRows, TargetValue, at_predicted
+from coterie.training.losses import Measure, OnRows, TargetValue, Values, at_predicted
 from coterie.training.settings import Aggregation, KLEstimator, PolicyGradientSettings, Reads
 
 
@@ -183,6 +183,17 @@ class PolicyGradient(OnRows):
         names = dict.fromkeys(name for row in rows for name in row)
         joined = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
         return {name: Measure(values, name.endswith("ratio")) for name, values in joined.items()}
+
+    def facts(
+        self, items: Sequence[Row], read: Values, measures: Mapping[str, Measure]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return the log-prob and entropy of each trained token, and whether it was clipped."""
+        # The measures are joined over the rows of the micro-batch, in the same order.
+        clipped = measures["clip_share"].values.split([len(values) for (values,) in read])
+        return [
+            {"logprob": values[:, 0], "entropy": values[:, 1], "clipped": is_clipped}
+            for (values,), is_clipped in zip(read, clipped, strict=True)
+        ]
 
     def _tokens(self, row: Row, read: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the losses of a row's trained tokens, and its measures by name, all ``(tokens,)``."""

@@ -27,7 +27,7 @@ from coterie.models.adapters import ModelSource
 from coterie.models.check import check
 from coterie.record.rows import Row
 from coterie.training.losses import SFT
-from coterie.training.ranks import ADDRESS, STORE, TOKEN, Job
+from coterie.training.ranks import ADDRESS, STORE, TOKEN, Job, plain_numbers
 from coterie.training.reference import LossModule, ShardedModel, rank_row_values
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
@@ -66,8 +66,11 @@ class Rank:
         """Take the step after ``before`` steps, unless a checkpoint already has it."""
         trainer, read = self._trainers[name], self._items[name].validate_python
         if trainer.done > before:
-            return from_json((trainer.folder / "metrics.jsonl").read_bytes().splitlines()[before])
-        return trainer.step(read(items), read(heldout))
+            lines = (trainer.folder / "metrics.jsonl").read_bytes().splitlines()
+            metrics = from_json(lines[before])
+        else:
+            metrics = trainer.step(read(items), read(heldout))
+        return {"metrics": metrics, "facts": trainer.facts}
 
     def row_values(self, name: str, kind: Any, rows: Any, temperature: float) -> Any:
         return self._trainers[name].row_values(kind, ROWS.validate_python(rows), temperature)
@@ -107,7 +110,8 @@ class Rank:
 
     def _facts(self, name: str) -> dict[str, Any]:
         trainer = self._trainers[name]
-        return {"done": trainer.done, "longest": trainer.longest, "report": trainer.report}
+        state = {"done": trainer.done, "longest": trainer.longest, "report": trainer.report}
+        return {**state, "facts": trainer.facts}
 
 
 def _shard(model: Any, settings: TrainingSettings) -> ShardedModel | None:
@@ -172,7 +176,7 @@ def main() -> None:
         except UserError as error:
             send(to_json({"refusal": [error.what, error.todo]}))
             sys.exit(1)
-        send(to_json({"value": value}))
+        send(to_json({"value": value}, fallback=plain_numbers))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -52,14 +52,14 @@ from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, ModelSource, find_head, save_adapter, split_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.record.rows import Row
+from coterie.record.rows import Facts, Row
 from coterie.training.batches import Order, make_batch, max_row_length
 from coterie.training.checkpoint import TrainingReport, hash_items, saved_steps
 from coterie.training.distributed import accelerate_config
 from coterie.training.losses import Item, Objective
 from coterie.training.reference import RowValue
 from coterie.training.settings import Tracker, TrainingSettings
-from coterie.training.trainer import fit
+from coterie.training.trainer import KeepFacts, fit
 
 logger = logging.getLogger(__name__)
 ADDRESS, TOKEN, STORE = "COTERIE_DRIVER", "COTERIE_TOKEN", "COTERIE_STORE"
@@ -420,13 +420,13 @@ def _launch_variables(config: Mapping[str, Any]) -> dict[str, str]:
 
 def request(name: str, do: str, **values: Any) -> bytes:
     """Return a request to the trainer ``name`` on the ranks, as JSON."""
-    return to_json({"name": name, "do": do, "values": values}, fallback=_plain_number)
+    return to_json({"name": name, "do": do, "values": values}, fallback=plain_numbers)
 
 
-def _plain_number(value: Any) -> Any:
-    """Convert a NumPy scalar for JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
+def plain_numbers(value: Any) -> Any:
+    """Convert a NumPy scalar or array for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     raise TypeError(f"items for ranks are sent as JSON, which has no {type(value).__name__}")
 
 
@@ -475,6 +475,7 @@ class RankTrainer(Generic[Item]):
         self.folder = folder
         self.report: TrainingReport | None = None
         self.done = self.longest = 0
+        self.facts: Sequence[tuple[int, Facts]] = ()
         self._ranks, self._job = ranks, job
         # The number keeps trainers apart whose folders have the same name.
         self._name = f"{len(ranks.trainers)}/{folder.name}"
@@ -498,7 +499,9 @@ class RankTrainer(Generic[Item]):
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
         # With the number of steps before it, so that ranks with a checkpoint of this step skip it.
         done_before = {"before": self.done}
-        metrics: dict[str, float] = self._call("step", items=items, heldout=heldout, **done_before)
+        reply = self._call("step", items=items, heldout=heldout, **done_before)
+        metrics: dict[str, float] = reply["metrics"]
+        self.facts = reply["facts"]
         self.done += 1
         self._tracker.log(metrics, self.done)
         # A checkpoint may be due after a step; the requests before it need not be repeated.
@@ -562,7 +565,7 @@ class RankTrainer(Generic[Item]):
         return request(self._name, do, **values)
 
     def _set_state(self, state: Mapping[str, Any]) -> None:
-        self.done, self.longest = state["done"], state["longest"]
+        self.done, self.longest, self.facts = state["done"], state["longest"], state["facts"]
         if state["report"] is not None:
             self.report = TypeAdapter(TrainingReport).validate_python(state["report"])
 
@@ -673,6 +676,7 @@ def train_on_ranks(
     tracker: Tracker,
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
+    keep: KeepFacts | None = None,
 ) -> TrainingReport:
     """Run :func:`~coterie.training.trainer.train` on ranks; ``model`` is the starting model, which does not change.
 
@@ -693,4 +697,4 @@ def train_on_ranks(
         tracker=tracker,
         identity={"rows": hash_items(batch.items)},
     ) as trainer:
-        return fit(trainer, batch, order, progress, heldout, measure_every)
+        return fit(trainer, batch, order, progress, heldout, measure_every, keep)

@@ -12,7 +12,7 @@ that sampled (``Target.writer``). A row that is too long to train, or has nothin
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,8 @@ class LossModule(nn.Module, Generic[Item]):
         # Accelerate reads this attribute of the wrapped module to shard a model layer by layer.
         self._no_split_modules = getattr(model, "_no_split_modules", None)
         self.tally = Tally()
+        self.facts: list[Mapping[str, torch.Tensor]] = []
+        """Numbers of the items of the step so far, in the order of the passes."""
 
     def forward(
         self,
@@ -78,7 +80,9 @@ class LossModule(nn.Module, Generic[Item]):
             # Metrics are of the same forward pass as the loss, so they take no pass of their own.
             with torch.no_grad():
                 detached = [[tensor.detach() for tensor in group] for group in read]
-                self.tally.add(objective.measures(items, detached))
+                measures = objective.measures(items, detached)
+                self.tally.add(measures)
+                self.facts += objective.facts(items, detached, measures)
         return objective.losses(items, read)
 
 

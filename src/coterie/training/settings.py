@@ -47,7 +47,14 @@ Reads = Literal["logprobs", "entropies", "entropies_no_grad", "values", "differe
 """
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
-_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch", "stall_seconds")
+_WITHOUT_EFFECT = (
+    "save_every_seconds",
+    "save_every_steps",
+    "processes",
+    "launch",
+    "stall_seconds",
+    "token_facts",
+)
 """Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
 
 
@@ -99,6 +106,12 @@ class TrainerSettings(Settings):
     stall_seconds: float = key(
         300.0, "seconds without a sign of life of a rank after which all ranks start again", ge=10
     )
+    token_facts: str = key(
+        "all",
+        "steps whose trained tokens the record keeps with advantage, log-prob, entropy and clipping: all, every Nth "
+        "(steps:N), or none; the trained rows are always recorded",
+        pattern=r"^(all|none|steps:[1-9]\d*)$",
+    )
 
     @model_validator(mode="after")
     def _check_lora(self) -> Self:
@@ -111,6 +124,11 @@ class TrainerSettings(Settings):
                 "load_in_4bit=true freezes the weights, and method=full trains them; use method=lora"
             )
         return self
+
+    def keeps_facts(self, step: int) -> bool:
+        """Return True if the record keeps the facts of the tokens of a step, counted from 0."""
+        kind, _, every = self.token_facts.partition(":")
+        return kind != "none" and step % int(every or 1) == 0
 
     def autocast(self, *, on_gpu: bool) -> bool:
         """Return True if the training uses bfloat16 autocast; ``on_gpu``: on a GPU with bfloat16 support."""

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -27,7 +28,7 @@ from coterie.models.adapters import using
 from coterie.models.check import check
 from coterie.models.prefix_trie import Family, Splitter
 from coterie.progress import Progress, Silent
-from coterie.record.rows import Row
+from coterie.record.rows import Facts, Row
 from coterie.training import checkpoint
 from coterie.training.batches import (
     Batch,
@@ -46,6 +47,8 @@ from coterie.training.settings import Tracker, TrainingSettings
 if TYPE_CHECKING:
     from coterie.engines.connections import Address
 
+KeepFacts = Callable[[int, Sequence[Any], Sequence[tuple[int, Facts]]], None]
+"""Keeps the facts of a step (``Trainer.facts``), given its number from 1 and its items."""
 BUCKET = 1 << 24
 """Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
 
@@ -273,6 +276,11 @@ class Trainer(Generic[Item]):
         return self.report.steps if self.report else self._record.done
 
     @property
+    def facts(self) -> Sequence[tuple[int, Facts]]:
+        """Index of each item of the last step with its loss and the numbers of its tokens, equal on all ranks."""
+        return self._record.facts
+
+    @property
     def is_main(self) -> bool:
         """True on the first rank, which writes files."""
         return self._accelerator.is_main_process
@@ -311,6 +319,7 @@ class Trainer(Generic[Item]):
                 # Also after an error: what remains would be added to the next step.
                 self._wrapped_optimizer.zero_grad()
                 self._tally.parts.clear()
+                self._facts.clear()
             counts = self._record.counts
             counts.rows += len(batch.items)
             counts.dropped_too_long += batch.too_long
@@ -329,7 +338,8 @@ class Trainer(Generic[Item]):
             if self.is_main:
                 self._tracker.log(metrics, self.done)
             if self._record.save_is_due:
-                self._record.save(self._weights, self._optimizer)
+                # The caller has not kept the facts of this step yet.
+                self._record.save(self._weights, self._optimizer, with_facts=True)
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
@@ -469,7 +479,7 @@ class Trainer(Generic[Item]):
         # Model and objective are wrapped together, so that log-probs are computed inside the
         # wrapper's forward pass, where DDP and FSDP act.
         module = LossModule(self.model, self.objective, self._rule)
-        self._tally = module.tally
+        self._tally, self._facts = module.tally, module.facts
         self._optimizer = make_optimizer(self._trained(), self.settings)
         self._wrapped, self._wrapped_optimizer = self._accelerator.prepare(module, self._optimizer)
         self._weights = self._trained()  # sharding has replaced the parameters
@@ -521,6 +531,14 @@ class Trainer(Generic[Item]):
                 "finite; this step did not change the weights",
                 "check these rows and their weights; if the loss was growing, lower the learning_rate",
             )
+        # Every pass has added its items in the same order to both lists.
+        local = zip(item_losses, self._facts, strict=True)
+        values = [(i, {"loss": loss / batch.counts[i], **facts}) for (i, loss), facts in local]
+        rank_facts = [
+            (batch.indices[i], {name: value.cpu().numpy() for name, value in facts.items()})
+            for i, facts in values
+        ]
+        self._record.facts = sorted(gather_object(rank_facts), key=itemgetter(0))
         return loss, norm
 
     def _refuse_closed(self) -> None:
@@ -549,6 +567,7 @@ def train(
     tracker: Tracker | None = None,
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
+    keep: KeepFacts | None = None,
 ) -> TrainingReport:
     """Train a model in place.
 
@@ -559,6 +578,7 @@ def train(
         progress: Progress display.
         heldout: Items whose mean loss is in the metrics as ``heldout_loss``, at some steps and at the last one.
         measure_every: Steps between two measures of ``heldout``; an epoch by default.
+        keep: Function that keeps the facts of each step.
     """
     objective = objective or SFT()
     # Filtered here, before the order of the steps is made, so that dropped items make no step smaller.
@@ -572,7 +592,7 @@ def train(
         tracker=tracker,
         identity={"rows": hash_items(batch.items)},
     ) as trainer:
-        return fit(trainer, batch, order, progress, heldout, measure_every)
+        return fit(trainer, batch, order, progress, heldout, measure_every, keep)
 
 
 def fit(
@@ -582,6 +602,7 @@ def fit(
     progress: Progress | None,
     heldout: Sequence[Any],
     measure_every: int | None,
+    keep: KeepFacts | None,
 ) -> TrainingReport:
     """Take the remaining steps of a trainer, in this process or on ranks, and finish it."""
     if trainer.report is None:
@@ -593,11 +614,16 @@ def fit(
         try:
             watch.start(steps, f"training {len(batch.items)} rows")
             watch.advance(trainer.done)
-            # Continue after the steps of the checkpoint, in the same order.
-            for indices in order.steps(trainer.done, steps):
-                number = trainer.done + 1
-                measured = heldout if number == steps or number % every == 0 else ()
-                watch.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
+            # Continue after the steps of the checkpoint, in the same order. A process that was killed right after it
+            # wrote the checkpoint has not kept the facts of its last step, which the checkpoint has.
+            start = trainer.done - bool(trainer.facts)
+            for number, indices in enumerate(order.steps(start, steps), start + 1):
+                items = [batch.items[i] for i in indices]
+                if number > trainer.done:
+                    measured = heldout if number == steps or number % every == 0 else ()
+                    watch.advance(1, **trainer.step(items, measured))
+                if keep:
+                    keep(number, items, trainer.facts)
         finally:
             watch.close()
     report: TrainingReport = trainer.finish()
