@@ -161,6 +161,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write_tasks(path), "pages": index_of_pages,
     },
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
+    "docs/howto/viewer.md": {"runs/mine": run("isft")},
     "docs/recipes/gap.md": {"tools.yaml": text(SEARCH)},
     "experiments/gap.md": {"tools.yaml": text(SEARCH), "passages.jsonl": own_passages("2wiki")},
     "docs/howto/contests.md": {

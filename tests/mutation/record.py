@@ -37,6 +37,8 @@ REFUSED = f"{STORE}test_a_record_that_contradicts_the_store_is_refused_whole"
 LEFT_OUT = (
     "tests/cli/test_export.py::test_a_row_that_a_program_would_train_other_tokens_of_is_left_out"
 )
+VIEW_SECRETS = "tests/cli/test_view.py::test_secrets_are_left_out_as_text_and_as_tokens"
+VIEW_ALONE = "tests/cli/test_view.py::test_only_the_page_itself_gets_answers"
 HOME = "tests/record/test_jsonl.py::test_secrets_stay_home_unless_asked_for"
 TURN_CUT = "tests/record/test_jsonl.py::test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not"
 ARRIVAL = "tests/contract/test_04_parallel_tool_results.py::"
@@ -147,10 +149,12 @@ FAULTS = (
         f"{R}tree:Secret.reveal", around(lambda original, self, role: self._text), [ONLY_READERS]
     ),
     Fault(f"{R}tree:Secret.part", result(edited(audience=None)), [RENDERED]),
-    Fault(f"{R}export:_is_secret", returns(False), [HOME]),
+    Fault(f"{R}export:is_secret", returns(False), [HOME]),
     Fault(f"{R}export:_shows_secret", returns(False), [HOME]),
     Fault(f"{R}export:_has_inline", returns(False), [LEFT_OUT]),
     Fault(f"{R}export:_alternates", returns(True), [LEFT_OUT]),
+    Fault(f"{R}lineage:redact", becomes(lambda tree: tree), [VIEW_SECRETS]),
+    Fault("coterie.cli.view_server:_refusal", returns(""), [VIEW_ALONE]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),
     Fault(f"{R}store:Store.together", becomes(_one_by_one), [ITEMS_FINISHED]),

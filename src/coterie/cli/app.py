@@ -57,9 +57,10 @@ class Commands(TyperGroup):
         from coterie.cli.list import list_names
         from coterie.cli.serve import app as serve_app
         from coterie.cli.sweep import merge, sweep
+        from coterie.cli.view import view
 
         others = typer.Typer(rich_markup_mode="markdown")
-        for command in (config, merge, sweep):
+        for command in (config, merge, sweep, view):
             others.command()(command)
         others.command("list")(list_names)
         for name, group in (("data", data_app), ("models", models_app), ("serve", serve_app)):

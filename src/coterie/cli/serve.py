@@ -78,7 +78,7 @@ def model(
     from coterie.models.loading import resolve
     from coterie.runs.run import find_run
 
-    with _listener(port) as probe:
+    with listener_on(port) as probe:
         port = probe.getsockname()[1]
     run_and_step = find_run(source)
     if iteration is None and run_and_step is None:
@@ -117,7 +117,7 @@ def _link(weights: Path, folder: Path) -> None:
     settings.write_text(json.dumps({"top_k": 0, **values, "do_sample": True}), encoding="utf-8")
 
 
-def _listener(port: int) -> socket.socket:
+def listener_on(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
@@ -237,7 +237,7 @@ def tools(
             asyncio.run(ToolServer(sources_in(config)).talk())
             return
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with contextlib.closing(_listener(port)) as listener:
+        with contextlib.closing(listener_on(port)) as listener:
             url = f"http://{HOST}:{listener.getsockname()[1]}/mcp"
             server = ToolServer(sources_in(config))
 

@@ -219,6 +219,25 @@ def settings(
     return resolve(method_settings_type, layers, keys)
 
 
+def preset_values(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
+    """Return the flat settings of a preset for the data set and environment of stored settings.
+
+    Returns ``None`` if its file or plug-in is missing.
+    """
+    from coterie.config.resolve import flatten
+    from coterie.environments.registry import Choice
+
+    choice = Choice.of(stored)
+    names = (("dataset", choice.dataset), ("environment", choice.environment))
+    overrides = [f"{group}={name}" for group, name in names if name]
+    if source := (stored.get("dataset") or {}).get("source"):
+        overrides.append(f"dataset.source={source}")
+    try:
+        return flatten(settings(name, overrides).model_dump(mode="json"))
+    except UserError:
+        return None
+
+
 def played_settings(name: str, overrides: Sequence[str]) -> "type[RecipeSettings]":
     """Return the settings type of a method with the keys of the environment and data set in ``overrides``."""
     from coterie.environments.registry import task_settings_type, with_file

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from coterie.config.resolve import flatten
-from coterie.environments.registry import Choice
 from coterie.errors import UserError
 from coterie.progress import duration
 from coterie.recipes.base import Recipe
+from coterie.recipes.registry import preset_values
 from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import page
@@ -73,7 +72,7 @@ def run_report(recipe: Recipe, run: Run) -> Report:
             *page.headlines(evaluations, metric, recipe.settings.iteration_count),
         )[:HEADLINES],
         sections=(
-            page.changes(recipe.settings, _preset(recipe)),
+            page.changes(recipe.settings, preset_values(recipe.settings.recipe, recipe.settings.model_dump())),
             *recipe.sections(run),
             replace(page.scores(evaluations, metric), examples=_before_and_after(recipe, run, versions)),
             page.measures(measures),
@@ -239,20 +238,3 @@ def _stages(run: Run, done: Sequence[StageKey]) -> Section:
     heads = ("iteration", "stage", "time", "share", "metrics")
     intro = f"All stages took {duration(total)}."
     return Section("stages", "Time and metrics of stages", intro, heads, tuple(rows), folded=True)
-
-
-def _preset(recipe: Recipe) -> dict[str, object] | None:
-    from coterie.recipes.registry import settings
-
-    run_settings = recipe.settings
-    # The preset is resolved for the run's own data set and environment.
-    choice = Choice.of(run_settings.model_dump())
-    names = (("dataset", choice.dataset), ("environment", choice.environment))
-    overrides = [f"{group}={name}" for group, name in names if name]
-    if source := getattr(run_settings.dataset, "source", None):
-        overrides.append(f"dataset.source={source}")
-    try:
-        return flatten(settings(run_settings.recipe, overrides).model_dump(mode="json"))
-    except UserError:
-        # A file or plug-in may be missing by now; the page then compares with the defaults.
-        return None

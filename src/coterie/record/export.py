@@ -123,7 +123,7 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
     # A later prompt contains all earlier ones, since it is a delta on them.
     link: Request | None = request
     while link is not None:
-        if any(_is_secret(part) for message in link.messages for part in message.parts):
+        if any(is_secret(part) for message in link.messages for part in message.parts):
             return True
         previous_prompt = tree.turns[link.previous].prompt if link.previous else None
         link = tree.requests[previous_prompt] if previous_prompt else None
@@ -134,15 +134,15 @@ def _redacted(turn: Turn, hidden: set[str]) -> Turn:
     if turn.prompt in hidden:
         # The sample refers to the hidden prompt. Its writer stays as the author of the text.
         turn = replace(turn, sample=None, author=turn.writer, request=None)
-    if any(map(_is_secret, turn.parts)):
+    if any(map(is_secret, turn.parts)):
         # Unsampled ids are the tokens of the text, with the secret in it.
         marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
-        parts = tuple(mark if _is_secret(part) else part for part, mark in marked)
+        parts = tuple(mark if is_secret(part) else part for part, mark in marked)
         turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
     return turn
 
 
-def _is_secret(part: Part) -> bool:
+def is_secret(part: Part) -> bool:
     return part.source.startswith("secret:")
 
 

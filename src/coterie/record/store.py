@@ -74,6 +74,12 @@ PROBLEMS = {
 }
 """Problems and fixes by primary error codes of SQLite. Other errors are bugs of the program."""
 TreeKey = tuple[int, int, str, str]
+REQUESTS = (
+    "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools, "
+    f"{whole('request', 'r')} AND (tools IS NULL OR {whole('toolset', 's')}) "
+    "FROM request r LEFT JOIN toolset s ON s.key = toolset"
+)
+"""Query of requests with their tools; the last column is false for a damaged row."""
 
 
 def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
@@ -553,21 +559,11 @@ class Store:
 
     def read_tree(self, key: TreeKey) -> Tree:
         """Return a tree with turns in the order of items, then in order within each item."""
-        find = (
-            "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools, "
-            f"{whole('request', 'r')} AND (tools IS NULL OR {whole('toolset', 's')}) "
-            "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id"
-        )
+        find = f"{REQUESTS} WHERE tree = ? ORDER BY id"
         with explained(self.path):
             tree = self._fill(key, (turn for _, turn in self.turns(key)))
             for row in self._checked(find, key[:1], _name(key)):
-                id_, agent, parent, previous, keep, ids, kept_messages, messages, tools = row
-                message_delta = value_of(tables.MESSAGES, messages)
-                offered = _tools(tools) if tools else ()
-                header = (id_, agent, parent, previous, keep)
-                request = Request(
-                    *header, numbers_of(ids, IDS), kept_messages, message_delta, offered
-                )
+                request = request_of(row)
                 tree.requests[request.id] = request
             return tree
 
@@ -575,7 +571,7 @@ class Store:
         """Yield the turns of a tree in order, each with the sample name of its item."""
         find = f"SELECT *, {whole('turn')} FROM turn WHERE tree = ? ORDER BY sample, position"
         for row in self._checked(find, key[:1], _name(key)):
-            yield row[2], _turn(row[4:-1])
+            yield row[2], turn_of(row[4:-1])
 
     def _outline(self, key: TreeKey) -> Tree:
         find = (
@@ -664,7 +660,16 @@ def _tools(text: str) -> tuple[Tool, ...]:
     return value_of(tables.TOOLS, text)
 
 
-def _turn(values: Sequence[Any]) -> Turn:
+def request_of(values: Sequence[Any]) -> Request:
+    """Return a request from a row of :data:`REQUESTS`, without the column of its digest."""
+    *header, ids, keep_messages, messages, tools = values
+    message_delta = value_of(tables.MESSAGES, messages)
+    offered = _tools(tools) if tools else ()
+    return Request(*header, numbers_of(ids, IDS), keep_messages, message_delta, offered)
+
+
+def turn_of(values: Sequence[Any]) -> Turn:
+    """Return a turn from its columns in the order of the table, ``id`` to ``top_p``."""
     id_, parent, kind, speaker, parts, blob, called, returned, author, *rest = values
     draw, request, truncated, logprobs, *sampled = rest
     ids, sample = numbers_of(blob, IDS), None

@@ -1,0 +1,426 @@
+"""``coterie view``: the record of a run in the browser, as one HTML file, or as text."""
+
+import base64
+import contextlib
+import getpass
+import hashlib
+import html
+import itertools
+import json
+import os
+import re
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.errors import UserError, did_you_mean
+from coterie.terminal import notes, results
+
+NUMBERS = ("iteration", "updates", "position")
+"""Parameters that are numbers."""
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""First bytes of images, and their types."""
+POLICY = (
+    "default-src 'none'; script-src {0}; style-src {0}; connect-src {1}; img-src {1} data:; base-uri 'none'; "
+    "form-action 'none'; require-trusted-types-for 'script'"
+)
+"""Content security policy: texts of models could neither run nor load anything, even if the page showed them as HTML.
+
+Takes the source of scripts and styles, and the source of answers and images.
+"""
+MAX_EXPORT = 50 * 2**20
+DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+"""Marks that change the direction of a text, by which it could look like another one in a terminal."""
+Fields = dict[str, Any]
+Answer = tuple[str, Mapping[str, str], Any]
+"""Route, parameters and answer."""
+console = notes()
+
+
+class Viewer:
+    """Answers about one run, or two runs that are compared.
+
+    Args:
+        folders: Run folders.
+        show_secrets: Include secrets of tasks, and prompts that contain them.
+    """
+
+    def __init__(self, folders: Sequence[Path], *, show_secrets: bool) -> None:
+        from coterie.record import lineage
+        from coterie.record.browse import Browser
+        from coterie.runs.run import read_config
+
+        self.folders, self.browsers = folders, list[Browser]()
+        for folder in folders:
+            files = list(tokenizer_files(folder, read_config(folder)[1]))
+            self.browsers.append(Browser(folder / "store.sqlite", files, secrets=show_secrets))
+            self.browsers[-1].version()  # a missing or foreign store is an error of the command
+        self.routes: dict[str, tuple[Callable[..., Fields], Sequence[str]]] = {
+            "tasks": (Browser.tasks, ("iteration", "stage")),
+            "search": (Browser.search, ("iteration", "stage", "text")),
+            "task": (Browser.task, ("iteration", "stage", "task")),
+            "tree": (Browser.tree, ("iteration", "stage", "task")),
+            "path": (lineage.path, ("leaf",)),
+            "prompt": (lineage.prompt, ("turn",)),
+            "turn": (lineage.turn, ("id",)),
+            "row": (lineage.row, ("iteration", "stage", "role", "updates", "position")),
+        }
+
+    def answer(self, route: str, params: Mapping[str, str]) -> Fields:
+        """Return the answer of a route; ``run`` is the number of the run.
+
+        Raises ``KeyError`` for an unknown route, run, node or task, and ``ValueError`` for other parameters.
+        """
+        number = int(params.get("run", "0"))
+        given = {name: value for name, value in params.items() if name != "run"}
+        if not 0 <= number < len(self.browsers):
+            raise KeyError(f"there is no run {number}")
+        browser = self.browsers[number]
+        if route == "version":
+            versions = " ".join(browser.version() for browser in self.browsers)
+            return {"version": versions, "running": browser.is_written()}
+        if route == "health":
+            return {"checks": []}
+        if route == "overview":
+            return self._overview(number)
+        if route == "compare":
+            return self._compare(given.get("a", ""), given.get("b", ""))
+        if route not in self.routes:
+            raise KeyError(f"there is no route {route}")
+        question, names = self.routes[route]
+        if set(names) != given.keys():
+            raise ValueError(f"{route} has the parameters {', '.join(names)}")
+        values = [int(given[name]) if name in NUMBERS else given[name] for name in names]
+        return browser.answer(question, *values)
+
+    def _overview(self, number: int) -> Fields:
+        from coterie.config.plugins import is_spec
+        from coterie.recipes.registry import preset_values
+        from coterie.reports.overview import overview
+
+        def preset(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
+            return (
+                None if is_spec(name) else preset_values(name, stored)
+            )  # runs no code of a plug-in
+
+        fields = overview(self.folders[number], self.browsers[number], preset)
+        others = [folder.absolute().name for folder in self.folders[1:]]
+        return {
+            **fields,
+            "secrets": self.browsers[0].secrets,
+            "compare": {"name": others[0]} if others else None,
+        }
+
+    def _compare(self, a: str, b: str) -> Fields:
+        """Return the scores of tasks that two stages have, each given as ``RUN/ITERATION/STAGE``."""
+        answer: Fields = {}
+        sides = dict[str, Mapping[str, tuple[float, str]]]()
+        for side, text in (("a", a), ("b", b)):
+            run, iteration, stage = text.split("/", 2)
+            answer[side] = {"run": int(run), "iteration": int(iteration), "stage": stage}
+            browser = self.browsers[int(run)]
+            sides[side] = browser.answer(type(browser).scores, int(iteration), stage)["tasks"]
+        answer["tasks"] = sorted(sides["a"].keys() & sides["b"].keys())
+        for side, scores in sides.items():
+            answer[f"{side}_score"] = [scores[task][0] for task in answer["tasks"]]
+            answer[f"{side}_leaf"] = [scores[task][1] for task in answer["tasks"]]
+        return answer
+
+    def image(self, hash_: str) -> tuple[bytes, str]:
+        """Return an image with its media type, which is never one that a browser would run."""
+        for browser in self.browsers:
+            with contextlib.suppress(KeyError):
+                data = browser.store.image(hash_)
+                kinds = (
+                    f"image/{kind}" for start, kind in IMAGES.items() if data.startswith(start)
+                )
+                return data, next(kinds, "application/octet-stream")
+        raise KeyError(f"there is no image {hash_}")
+
+
+def tokenizer_files(folder: Path, stored: Mapping[str, object]) -> Iterator[Path]:
+    """Yield the files ``tokenizer.json`` of a run: of its last checkpoints, and of the models in its settings."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from coterie.config.resolve import flatten
+    from coterie.models.loading import resolve
+
+    for role in sorted(folder.glob("training/*")):
+        yield from sorted(role.glob("iteration-*/final/tokenizer.json"))[-1:]
+    for key, name in flatten(dict(stored)).items():
+        if key.rpartition(".")[2] == "model" and isinstance(name, str):
+            with contextlib.suppress(UserError):  # the model is gone
+                file = Path(source := resolve(name)) / "tokenizer.json"
+                cached = file if file.is_absolute() else try_to_load_from_cache(source, file.name)
+                if isinstance(cached, str | Path) and Path(cached).is_file():
+                    yield Path(cached)
+
+
+def dumps(value: object) -> str:
+    """Return JSON in ASCII, which may stand in a page: without ``<``, and with ``null`` for infinite numbers."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+    return text.replace("<", "\\u003c")
+
+
+def page_files() -> dict[str, bytes]:
+    """Return the files of the page by name."""
+    folder = Path(str(resources.files("coterie.reports") / "viewer"))
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix in TYPES]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def serve(viewer: Viewer, port: int, *, opens: bool) -> None:
+    """Serve the page on 127.0.0.1 until Ctrl-C."""
+    import uvicorn
+
+    from coterie.cli.serve import HOST, listener_on
+    from coterie.cli.view_server import application
+
+    with contextlib.closing(listener_on(port)) as listener:
+        port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+        # Cookies do not depend on the port, and several viewers may run.
+        app = application(viewer, token, f"coterie-{port}")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        print(url := f"http://{HOST}:{port}/?token={token}", flush=True)
+        login = f"{getpass.getuser()}@{socket.gethostname()}"
+        console.print(
+            f"from another machine: ssh -N -L {port}:{HOST}:{port} {login}, then open this address there"
+        )
+        console.print("Ctrl-C ends it")
+        # Without a display, a text browser would take the terminal over.
+        if opens and (
+            os.uname().sysname == "Darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+        ):
+            webbrowser.open(url)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    console.print("stopped")
+
+
+# -- export -------------------------------------------------------------------------------------------
+
+
+def export_page(viewer: Viewer, tasks: Sequence[str], file: Path) -> None:
+    """Write the page with all answers about tasks as one HTML file, which needs no server.
+
+    Raises ``UserError`` if it would be larger than :data:`MAX_EXPORT`.
+    """
+    from coterie.config.folders import atomic_file, check_new
+
+    check_new(file)
+    page, blocks = bundle(page_files()), list[str]()
+    size = len(page)
+    by_task = (_task_answers(viewer, task) for task in tasks)
+    for number, answers in enumerate(itertools.chain([_run_answers(viewer, tasks)], by_task)):
+        for route, params, answer in answers:
+            key = html.escape(dumps([route, params]))
+            blocks.append(
+                f'<script type="application/json" data-key="{key}">{dumps(answer)}</script>\n'
+            )
+            size += len(blocks[-1])
+            if size > MAX_EXPORT:
+                fits = f"{max(0, number - 1)} of its {len(tasks)} tasks fit"
+                problem = f"the export would be larger than {MAX_EXPORT >> 20} MiB; {fits}"
+                raise UserError(problem, "choose fewer with --tasks")
+    with atomic_file(file) as part:
+        part.write_text(page.replace("</body>", f"{''.join(blocks)}</body>"), encoding="utf-8")
+
+
+def _run_answers(viewer: Viewer, tasks: Collection[str]) -> Iterator[Answer]:
+    """Yield the answers about the whole run, without other tasks."""
+    browser, overview = viewer.browsers[0], viewer.answer("overview", {})
+    yield "overview", {}, overview
+    yield "health", {}, viewer.answer("health", {})
+    for stage in overview["stages"]:
+        iteration, name = stage["iteration"], stage["stage"]
+        if stage["has_trees"]:
+            columns = browser.answer(type(browser).tasks, iteration, name, tasks)
+            yield "tasks", {"iteration": str(iteration), "stage": name}, columns
+    evaluated = [f"0/{stage['iteration']}/{stage['stage']}" for stage in overview["evaluations"]]
+    for a, b in itertools.combinations(evaluated, 2):
+        answer = viewer.answer("compare", {"a": a, "b": b})
+        kept = [index for index, task in enumerate(answer["tasks"]) if task in tasks]
+        columns = {name: [v[i] for i in kept] for name, v in answer.items() if isinstance(v, list)}
+        yield "compare", {"a": a, "b": b}, {**answer, **columns}
+
+
+def _task_answers(viewer: Viewer, task: str) -> Iterator[Answer]:
+    """Yield the answers about a task: its trees, and their paths, turns, prompts, training rows and images."""
+    stages = "SELECT iteration, stage FROM tree"
+    find = f"SELECT DISTINCT iteration, stage FROM item WHERE task = ? AND (iteration, stage) IN ({stages})"
+    done, ask = set[str](), partial(_ask, viewer)
+    for iteration, stage in viewer.browsers[0].fetch(find, (task,)):
+        place = {"iteration": str(iteration), "stage": stage, "task": task}
+        yield (answer := ask("task", place))
+        if answer[2]["root"]:
+            yield ask("tree", place)
+        for leaf in [rollout["leaf"] for rollout in answer[2]["rollouts"] if rollout["leaf"]]:
+            yield (path := ask("path", {"leaf": leaf}))
+            images = dict.fromkeys(
+                part["image"] for turn in path[2]["turns"] for part in turn["parts"]
+            )
+            for turn in [turn for turn in path[2]["turns"] if turn["id"] not in done]:
+                done.add(turn["id"])
+                yield ask("turn", {"id": turn["id"]})
+                if turn["has_prompt"]:
+                    yield (prompt := ask("prompt", {"turn": turn["id"]}))
+                    images |= dict.fromkeys(
+                        p["image"] for m in prompt[2]["messages"] for p in m["parts"]
+                    )
+            for row in path[2]["trained"]:
+                key = {name: str(row[name]) for name in viewer.routes["row"][1]}
+                if (name := dumps(key)) not in done:
+                    done.add(name)
+                    yield ask("row", key)
+            for hash_ in [hash_ for hash_ in images if hash_ and hash_ not in done]:
+                done.add(hash_)
+                data, kind = viewer.image(hash_)
+                yield (
+                    "image",
+                    {"hash": hash_},
+                    f"data:{kind};base64,{base64.b64encode(data).decode()}",
+                )
+
+
+def _ask(viewer: Viewer, route: str, params: Mapping[str, str]) -> Answer:
+    return route, params, viewer.answer(route, params)
+
+
+def bundle(files: Mapping[str, bytes]) -> str:
+    """Return ``index.html`` with its styles and scripts inside, and a policy that allows only these, by hash."""
+    hashes, modules = list[str](), list[str]()
+
+    def inline(tag: str, content: str) -> str:
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes.append(f"'sha256-{digest}'")
+        return f"<{tag}>{content}</{tag}>"
+
+    def script(match: re.Match[str]) -> str:
+        source = files[match["name"]].decode().replace("</script", r"<\/script")
+        if match["module"]:
+            modules.append(_as_function(source))
+            return ""
+        return inline("script", source)
+
+    text = files["index.html"].decode()
+    text = re.sub(
+        r'<link rel="stylesheet" href="(.*?)">',
+        lambda m: inline("style", files[m[1]].decode()),
+        text,
+    )
+    text = re.sub(r'<script(?P<module> type="module")? src="(?P<name>.*?)"></script>', script, text)
+    # Modules can't import each other in a file, so they become one script.
+    code = inline("script", "\n".join(['"use strict";', *modules]))
+    policy = html.escape(POLICY.format(" ".join(hashes), "'none'"))
+    meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return text.replace("<head>", meta, 1).replace("</body>", f"{code}\n</body>")
+
+
+def _as_function(source: str) -> str:
+    """Return a module as a function that returns its exports. Its imports are exports of earlier modules."""
+    names = re.findall(
+        r"^export (?:async )?(?:function|class|const|let) (\w+)", source, re.MULTILINE
+    )
+    for group in re.findall(r"^export const \{(.*?)\}", source, re.MULTILINE):
+        names += group.split(",")
+    source = re.sub(r"^import .*$", "", source, flags=re.MULTILINE)
+    exports = ", ".join(name.strip() for name in names)
+    source = re.sub(r"^export ", "", source, flags=re.MULTILINE)
+    return f"const {{ {exports} }} = (() => {{\n{source}\nreturn {{ {exports} }};\n}})();"
+
+
+# -- text ---------------------------------------------------------------------------------------------
+
+
+def print_task(viewer: Viewer, name: str) -> None:
+    """Print the dialogues of ``ITERATION/STAGE/TASK``."""
+    browser, output = viewer.browsers[0], results()
+    places = browser.fetch(
+        "SELECT iteration || '/' || stage || '/' || task, iteration, stage, task FROM tree"
+    )
+    place = next((place for text, *place in places if text == name), None)
+    if place is None:
+        fix = f"{did_you_mean(name, [text for text, *_ in places])}`coterie view {viewer.folders[0]}` lists all"
+        raise UserError(f"{viewer.folders[0]} has no dialogues of {name}", fix)
+    answer = browser.answer(type(browser).task, *place)
+    for damage in answer["damaged"]:
+        console.print(damage)
+    for rollout in answer["rollouts"]:
+        facts = [
+            f"{key} {rollout[key]}"
+            for key in ("score", "answer", "reason", "failure")
+            if rollout[key] is not None
+        ]
+        output.print(f"== {rollout['sample']}: {', '.join(facts)}\n", soft_wrap=True)
+        for turn in (
+            viewer.answer("path", {"leaf": rollout["leaf"]})["turns"] if rollout["leaf"] else ()
+        ):
+            texts = [f"{turn['speaker']}: ", *(part["text"] for part in turn["parts"])]
+            texts += [f"\n[{call['name']} {call['arguments']}]" for call in turn["calls"]]
+            texts += [f"\n[result: {result['text']}]" for result in turn["results"]]
+            output.print(
+                "".join(texts).translate(DIRECTIONS) + "\n", soft_wrap=True, highlight=False
+            )
+
+
+def view(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    compare: Annotated[Path | None, typer.Option(help="Second run to compare with.")] = None,
+    export: Annotated[Path | None, typer.Option(help="HTML file to write instead.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="With --export: tasks, such as a,b; default: all.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Print the dialogues of ITERATION/STAGE/TASK instead.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free port.")
+    ] = 0,
+    show_secrets: Annotated[
+        bool, typer.Option("--secrets", help="Show right answers, and prompts with them.")
+    ] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
+) -> None:
+    """Show a run in the browser: scores, each dialogue with its tokens, trees, and what each turn trained.
+
+    The run may be going on; nothing is written into its folder. The page is served on 127.0.0.1, at an address with a
+    random token. Right answers, references and prompts with them are left out without --secrets.
+
+    Examples:
+
+        coterie view runs/mine
+
+        coterie view runs/mine --compare runs/other
+
+        coterie view runs/mine --export why.html --tasks train-0-3,train-0-7
+
+        coterie view runs/mine --text 0/rollout/train-0-3
+    """
+    viewer = Viewer([folder, *([compare] if compare else [])], show_secrets=show_secrets)
+    if text is not None:
+        print_task(viewer, text)
+    elif export is not None:
+        find = "SELECT DISTINCT task FROM tree ORDER BY task"
+        names = [task for (task,) in viewer.browsers[0].fetch(find)]
+        chosen = names if tasks is None else [tasks] if tasks in names else tasks.split(",")
+        for task in chosen:
+            if task not in names:
+                fix = f"{did_you_mean(task, names)}`coterie view {folder}` lists them"
+                raise UserError(f"{folder} has no task {task!r}", fix)
+        export_page(viewer, chosen, export)
+        print(export)
+    else:
+        serve(viewer, port, opens=not no_open)

@@ -1,0 +1,438 @@
+"""Read-only queries of a store for the viewer: rollouts of a stage or task, trees, and facts of nodes.
+
+Columns are read by SQL without building trees. A digest is checked for what an answer shows; a damaged row is named in
+the answer, and the rest of the answer is not affected. Answers are JSON-able, with ``None`` for what was not recorded.
+"""
+
+import json
+import math
+import operator
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from tokenizers import Tokenizer
+
+from coterie.errors import UserError
+from coterie.record import tables
+from coterie.record.export import is_secret
+from coterie.record.store import Store, explained
+from coterie.record.tables import value_of, whole
+
+T = TypeVar("T")
+Fields = dict[str, Any]
+LABEL, ANSWER, TEXT = 80, 200, 2000
+"""Maximum numbers of characters of a node's label, an answer in a list, and a turn in the view of a task."""
+MAX_TEXTS, MAX_MATCHES = 1000, 1000
+"""Maximum number of nodes of a tree whose texts the view of a task has, and of paths that a search returns."""
+CHOSEN, REJECTED = 1, 2
+"""Bits of the side of a node in selections."""
+STAGE = "WHERE r.iteration = :iteration AND r.stage = :stage AND (:task IS NULL OR r.task = :task)"
+TURNS = "FROM tree r CROSS JOIN turn t ON t.tree = r.key"
+ORDER = "ORDER BY r.task, t.sample, t.position"
+"""Order in which parents come before their children."""
+SECRET = """instr(t.parts, '"source":"secret:')"""
+"""SQL condition of turns with a secret. In the text of a part, these quotes would be escaped."""
+LABEL_OF = (
+    f"CASE WHEN {SECRET} THEN NULL WHEN json_valid(t.parts) "
+    f"THEN replace(substr(json_extract(t.parts, '$[#-1].text'), 1, {LABEL}), char(10), ' ') END"
+)
+IN = "IN (SELECT value FROM json_each(:nodes))"
+AMONG = f"AND (:nodes IS NULL OR {{}} {IN})"
+KEY = ("iteration", "stage", "role", "updates", "position")
+"""Key of a training row."""
+ROW = ", ".join(
+    (*KEY, "step, origin, leaf, agent, segment, turn, context, side, pair, weight, tokens")
+)
+"""Columns of a training row without its numbers."""
+FACTS = ("selected", "left_out", "trained")
+COLUMNS = (
+    "task", "sample", "leaf", "score", "reward", "tokens", "turns", "cut_off", "reason", "answer", "failure", *FACTS
+)  # fmt: skip
+"""Columns of rollouts."""
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Return numbers with 5 significant digits, and ``None`` for those that are not finite."""
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.5g}") for v in values]
+
+
+def along(
+    nodes: Mapping[str, Fields], values: Mapping[str, T], join: Callable[[T, T], T]
+) -> dict[str, T]:
+    """Return the values of nodes, each joined with those of its ancestors. Parents come first in ``nodes``."""
+    joined = dict(values)
+    for node, fields in nodes.items():
+        if (parent := fields["parent"]) in joined:
+            above = joined[parent]
+            joined[node] = join(above, joined[node]) if node in joined else above
+    return joined
+
+
+def merged(facts: Mapping[str, Mapping[str, list[Fields]]], nodes: Collection[str]) -> Fields:
+    return {
+        name: [fact for node in nodes for fact in of.get(node, ())] for name, of in facts.items()
+    }
+
+
+def _values(place: Fields, only: Collection[str] | None) -> Fields:
+    return {**place, "nodes": None if only is None else json.dumps(list(only))}
+
+
+class Browser:
+    """Answers about one store, which a run may write meanwhile. Writes nothing into the run folder.
+
+    Args:
+        file: The store.
+        tokenizers: Files ``tokenizer.json`` of the run's models, the most likely first.
+        secrets: Include secrets of tasks, and prompts that contain them.
+    """
+
+    def __init__(
+        self, file: Path, tokenizers: Sequence[Path] = (), *, secrets: bool = False
+    ) -> None:
+        self.file, self.secrets = file.absolute(), secrets
+        self._tokenizer_files = tokenizers
+        self._files = ExitStack()
+        self._state: tuple[object, ...] = ()
+        self._db: sqlite3.Connection | None = None
+        self._snapshot: sqlite3.Connection | None = None
+        self.damaged: list[str] = []
+
+    @cached_property
+    def tokenizers(self) -> list[Tokenizer]:
+        # Checkpoints of several roles often have the same tokenizer, which takes a second to read.
+        distinct = dict.fromkeys(file.read_bytes() for file in self._tokenizer_files)
+        return [Tokenizer.from_buffer(data) for data in distinct]
+
+    def close(self) -> None:
+        self._files.close()
+        self._db = None
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """Connection to the current file. Raises ``UserError`` for a missing or foreign file."""
+        if not self.file.is_file():
+            raise UserError(f"there is no store at {self.file}", "check the path of the run folder")
+        # Without commits in a WAL file, the file is opened as immutable: this works on a read-only disk, and makes no
+        # files. SQLite then sees no later change, so a change of the file opens it again.
+        wal = self.file.with_name(f"{self.file.name}-wal")
+        is_quiet = not (wal.is_file() and wal.stat().st_size)
+        state = (is_quiet, *(self._changed() if is_quiet else ()))
+        if self._db is None or self._state != state:
+            self.close()
+            with explained(self.file):
+                uri = f"{self.file.as_uri()}?mode=ro{'&immutable=1' * is_quiet}"
+                db = sqlite3.connect(uri, uri=True, isolation_level=None)
+                self._files.enter_context(closing(db))
+                tables.prepare(db, self.file, read_only=True, check=False)
+            self._db, self._state = db, state
+        return self._db
+
+    @property
+    def store(self) -> Store:
+        return Store(self.file, self.db, ExitStack(), False)
+
+    def _changed(self) -> tuple[int, int]:
+        stat = self.file.stat()
+        return stat.st_mtime_ns, stat.st_size
+
+    def version(self) -> str:
+        """Return a text that changes with every commit to the store."""
+        (count,) = self.db.execute("PRAGMA data_version").fetchone()
+        return f"{self._changed()[0]}-{count}"
+
+    def is_written(self) -> bool:
+        """Return True if a process that opened the store to write it is running."""
+        lock = self.file.with_name(f"{self.file.name}.lock")
+        pid = lock.read_text("ascii") if lock.is_file() else ""
+        return pid.isdecimal() and psutil.pid_exists(int(pid))
+
+    def answer(self, question: Callable[..., Fields], *values: Any) -> Fields:
+        """Return ``question(self, *values)``, read from one state of the store, with the names of its damaged rows.
+
+        Questions are methods and functions of :mod:`~coterie.record.lineage`; they raise ``KeyError`` for an unknown
+        node, task or row.
+        """
+        self.damaged = []
+        with explained(self.file):
+            self._snapshot = self.db
+            self._snapshot.execute("BEGIN")
+        try:
+            return {**question(self, *values), "damaged": list(dict.fromkeys(self.damaged))}
+        finally:
+            self._snapshot.execute("ROLLBACK")
+            self._snapshot = None
+
+    def fetch(self, find: str, values: Any = ()) -> list[Any]:
+        with explained(self.file):
+            return (self._snapshot or self.db).execute(find, values).fetchall()
+
+    def records(self, find: str, values: Any, name: str = "") -> list[Fields]:
+        """Return rows by column. A row with a false column ``whole`` is not returned, but named as damaged."""
+        with explained(self.file):
+            cursor = (self._snapshot or self.db).execute(find, values)
+            columns = [column[0] for column in cursor.description]
+            found = [dict(zip(columns, row, strict=True)) for row in cursor]
+        if "whole" not in columns:
+            return found
+        self.damaged += [
+            f"{name} {r[columns[0]]} differs from its digest" for r in found if not r["whole"]
+        ]
+        return [row for row in found if row.pop("whole")]
+
+    # -- rollouts of a stage or task, and trees ---------------------------------------------------
+
+    def tasks(self, iteration: int, stage: str, only: Collection[str] | None = None) -> Fields:
+        """Return the rollouts of a stage (of the tasks in ``only``) as columns, in order of task and sample."""
+        place = {"iteration": iteration, "stage": stage, "task": None}
+        rollouts = self.rollouts(place, self.nodes(place))
+        if only is not None:
+            rollouts = [rollout for rollout in rollouts if rollout["task"] in only]
+        numbers = {name: n for n, name in enumerate(dict.fromkeys(r["task"] for r in rollouts))}
+        answer: Fields = {name: [rollout[name] for rollout in rollouts] for name in COLUMNS}
+        for group in ("credit", "metrics"):
+            items = (item for rollout in rollouts for item in rollout[group].items())
+            keys = dict.fromkeys(key for key, value in items if not isinstance(value, str))
+            answer[group] = {key: rounded(r[group].get(key) for r in rollouts) for key in keys}
+        answer["task"] = [numbers[name] for name in answer["task"]]
+        return {**place, **answer, "tasks": list(numbers)}
+
+    def task(self, iteration: int, stage: str, task: str) -> Fields:
+        """Return a task's rollouts, with their paths, selections, training rows and reasons for leaving them out."""
+        place = {"iteration": iteration, "stage": stage, "task": task}
+        nodes, root = self.nodes(place), self.root(place)
+        rollouts, credit = self.rollouts(place, nodes), self.credit(place)
+        if not rollouts and not root:
+            raise KeyError(f"{iteration}/{stage} has no task {task!r}")
+        facts = self.facts([root, *nodes])
+        for rollout in rollouts:
+            path, node = list[str](), rollout["leaf"]
+            while node in nodes and node not in path:
+                path.insert(0, node)
+                node = nodes[node]["parent"]
+            rollout |= {"path": path, **merged(facts, [root, *path] if path else [])}
+        turns = dict[str, Fields]()
+        find = f"SELECT t.id, t.parts, {whole('turn', 't')} AS whole {TURNS} {STAGE} {ORDER}"
+        for row in self.records(find, place, "turn") if len(nodes) <= MAX_TEXTS else ():
+            parts = value_of(tables.PARTS, row["parts"])
+            is_hidden = not self.secrets and any(map(is_secret, parts))
+            text = None if is_hidden else "".join(part.text for part in parts)
+            shown = {"text": text and text[:TEXT], "clipped": len(text or "") > TEXT}
+            turns[row["id"]] = {**nodes[row["id"]], **shown, "credit": credit.get(row["id"], {})}
+        # A tree branches after a turn that a model sampled. The rollouts of a group may share a first observation.
+        children = Counter(fields["parent"] for fields in nodes.values())
+        branches = any(children[node] > 1 and fields["tokens"] for node, fields in nodes.items())
+        pairs = [s for s in merged(facts, nodes)["selected"] if s["side"] == "chosen"]
+        find = f"SELECT id, public, {whole('task')} AS whole FROM task WHERE id = ?"
+        public = self.records(find, (task,), "task")
+        return {
+            **place, "root": root, "nodes": len(nodes), "rollouts": rollouts, "turns": turns, "pairs": pairs,
+            "is_tree": branches or any(children[pair["node"]] for pair in pairs),
+            "public": json.loads(public[0]["public"]) if public else {}, "secrets": self.secrets_of(task),
+            "agents": list(dict.fromkeys(n["speaker"] for n in nodes.values() if n["kind"] == "agent")),
+            "left_out": merged(facts, [root, *nodes])["left_out"],
+        }  # fmt: skip
+
+    def tree(self, iteration: int, stage: str, task: str) -> Fields:
+        """Return the nodes of a task's tree as parallel arrays in depth-first order; node 0 is the root."""
+        place = {"iteration": iteration, "stage": stage, "task": task}
+        root, children = self.root(place), dict[str, list[str]]()
+        if not root:
+            raise KeyError(f"{iteration}/{stage} has no tree of task {task!r}")
+        nodes = {root: {"parent": "", "kind": "", "speaker": "", "tokens": 0}, **self.nodes(place)}
+        for node, fields in [*nodes.items()][1:]:
+            # A turn whose parent is missing is shown below the root.
+            fields["parent"] = fields["parent"] if fields["parent"] in nodes else root
+            children.setdefault(fields["parent"], []).append(node)
+        order, waiting = list[str](), [root]
+        while waiting:
+            order.append(waiting.pop())
+            waiting += reversed(children.get(order[-1], []))
+        index = {node: number for number, node in enumerate(order)}
+        outcomes = {outcome["leaf"]: outcome for outcome in self.outcomes(place)}
+        graded = {node: o["score"] for node, o in outcomes.items() if o["score"] is not None}
+        totals = {node: graded.get(node, 0.0) for node in order}
+        counts = {node: int(node in graded) for node in order}
+        for node in reversed(order[1:]):  # children come before their parents
+            totals[nodes[node]["parent"]] += totals[node]
+            counts[nodes[node]["parent"]] += counts[node]
+        credit, sides, reasons = self.credit(place), self.sides(), self.reasons()
+        speakers = list(dict.fromkeys((n["kind"], n["speaker"]) for n in nodes.values()))
+        depths = along(nodes, dict.fromkeys(nodes, 1), operator.add)
+        labels = dict(self.fetch(f"SELECT t.id, {LABEL_OF} {TURNS} {STAGE}", place))
+        entries = list[Fields]()
+        for node in order:
+            fields, numbers, outcome = nodes[node], credit.get(node, {}), outcomes.get(node, {})
+            named = [v for k, v in numbers.items() if k.partition(":")[0] in ("value", "return")]
+            mean = totals[node] / counts[node] if counts[node] else None
+            entries.append({
+                "id": node, "parent": index.get(fields["parent"], -1), "depth": depths[node] - 1,
+                "speaker": speakers.index((fields["kind"], fields["speaker"])) - 1, "tokens": fields["tokens"],
+                "label": labels.get(node, ""), "value": rounded([*named, mean])[0],
+                "visits": numbers.get("visits", counts[node]), "score": outcome.get("score"),
+                "reason": outcome.get("reason"), "sample": fields["sample"] if outcome else None,
+                "side": sides.get(node, 0), "left_out": reasons.get(node),
+            })  # fmt: skip
+        names = dict.fromkeys(name for numbers in credit.values() for name in numbers)
+        columns: Fields = {name: [entry[name] for entry in entries] for name in entries[0]}
+        columns["credit"] = {k: rounded(credit.get(n, {}).get(k) for n in order) for k in names}
+        return {**place, "root": root, "speakers": speakers[1:], **columns}
+
+    def search(self, iteration: int, stage: str, text: str) -> Fields:
+        """Return paths with a turn that contains a text, whatever the case of ASCII letters, and tasks like this."""
+        place = {"iteration": iteration, "stage": stage, "task": None}
+        # The stored text is JSON.
+        text = json.dumps(text, ensure_ascii=False)[1:-1]
+        place["text"] = f"%{text.replace('!', '!!').replace('%', '!%').replace('_', '!_')}%"
+        like = "LIKE :text ESCAPE '!'"
+        find = f"SELECT t.id, 1 {TURNS} {STAGE} AND (t.parts || t.calls || t.results {like})"
+        matches = dict(self.fetch(find + f" AND NOT {SECRET}" * (not self.secrets), place))
+        below = along(self.nodes(place), matches, max)
+        leaves = [outcome["leaf"] for outcome in self.outcomes(place) if outcome["leaf"] in below]
+        of_task = f"r.task {like} OR k.public {like}"
+        find = (
+            f"SELECT DISTINCT k.id FROM item r JOIN task k ON k.id = r.task {STAGE} AND ({of_task})"
+        )
+        tasks = [task for (task,) in self.fetch(find, place)]
+        return {"leaves": leaves[:MAX_MATCHES], "tasks": tasks, "more": len(leaves) > MAX_MATCHES}
+
+    def scores(self, iteration: int, stage: str) -> Fields:
+        """Return score and leaf of the first graded rollout of each task."""
+        outcomes = self.outcomes({"iteration": iteration, "stage": stage, "task": None})
+        graded = [o for o in reversed(outcomes) if o["score"] is not None]
+        return {"tasks": {o["task"]: (o["score"], o["leaf"]) for o in graded}}
+
+    def nodes(self, place: Fields, only: Collection[str] | None = None) -> dict[str, Fields]:
+        """Return turns by id (those in ``only``), without their content, parents before their children."""
+        sampled = "length(t.ids) / 4 * (t.logprobs IS NOT NULL) AS tokens"
+        columns = f"t.id, t.parent, t.sample, t.kind, t.speaker, {sampled}"
+        find = f"SELECT {columns} {TURNS} {STAGE} {AMONG.format('t.id')} {ORDER}"
+        # Not by `records`, which takes twice the time; a stage may have 100,000 turns.
+        return {
+            id_: {"parent": parent, "sample": sample, "kind": kind, "speaker": speaker, "tokens": tokens}
+            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, _values(place, only))
+        }  # fmt: skip
+
+    def root(self, place: Fields) -> str:
+        """Return the root of a task's tree; empty if all of its rollouts failed."""
+        return "".join(root for (root,) in self.fetch(f"SELECT r.root FROM tree r {STAGE}", place))
+
+    def outcomes(self, place: Fields, only: Collection[str] | None = None) -> list[Fields]:
+        find = (
+            "SELECT o.leaf, r.task, o.sample AS number, o.reason, o.truncated AS cut_off, o.score, "
+            f"substr(o.answer, 1, {ANSWER}) AS answer, {whole('outcome', 'o')} AS whole FROM tree r "
+            f"CROSS JOIN outcome o ON o.tree = r.key {STAGE} {AMONG.format('o.leaf')}"
+        )
+        values = _values(place, only)
+        return self.records(f"{find} ORDER BY r.task, o.sample, o.leaf", values, "outcome of leaf")
+
+    def rollouts(
+        self, place: Fields, nodes: Mapping[str, Fields], leaf: str | None = None
+    ) -> list[Fields]:
+        """Return the rollouts of a stage or task with the columns of :data:`COLUMNS`; with ``leaf``, only its own.
+
+        Args:
+            place: Iteration, stage and task.
+            nodes: Turns of these rollouts.
+            leaf: Leaf of a path.
+        """
+        sampled = {node: fields["tokens"] for node, fields in nodes.items()}
+        tokens = along(nodes, sampled, operator.add)
+        turns = along(nodes, dict.fromkeys(nodes, 1), operator.add)
+        sides = along(nodes, self.sides(), operator.or_)
+        count = "SELECT leaf, count(*) FROM trained WHERE leaf IS NOT NULL GROUP BY leaf"
+        trained = along(nodes, dict(self.fetch(count)), operator.add)
+        reasons = along(nodes, self.reasons(), lambda above, reason: reason)
+        only = None if leaf is None else [leaf]
+        credit = self.credit(place, only)
+        columns = f"r.sample, r.task, r.failure, r.metrics, {whole('item', 'r')} AS whole"
+        find = f"SELECT {columns} FROM item r {STAGE} AND r.task != '' {AMONG.format('r.sample')}"
+        samples = None if leaf is None else [nodes[leaf]["sample"]]
+        found = self.records(find, _values(place, samples), "item of sample")
+        items = {(item["task"], item["sample"]): item for item in found}
+        for item in items.values():
+            item |= {"metrics": json.loads(item["metrics"]), "credit": {}}
+        rollouts = list[Fields]()
+        for outcome in self.outcomes(place, only):
+            leaf, task = outcome["leaf"], outcome["task"]
+            if leaf not in nodes:
+                self.damaged.append(f"turn {leaf} is missing")
+            sample = nodes[leaf]["sample"] if leaf in nodes else f"{outcome['number']:04d}"
+            item = items.pop((task, sample), {"sample": sample, "metrics": {}})
+            numbers = credit.get(leaf, {})
+            names = [name for name in numbers if name.partition(":")[0] in ("total", "reward")]
+            rewards = [numbers[name] for name in names]
+            reward = sum(rewards) / len(rewards) if rewards else item["metrics"].get("reward")
+            rollouts.append({
+                **outcome, **item, "reward": reward, "tokens": tokens.get(leaf), "turns": turns.get(leaf),
+                "selected": sides.get(leaf, 0), "trained": trained.get(leaf, 0), "left_out": reasons.get(leaf),
+                "credit": numbers,
+            })  # fmt: skip
+        # A failed rollout has no leaf.
+        rollouts += [item for item in items.values() if item["failure"] is not None]
+        rollouts = [{**dict.fromkeys(COLUMNS), **rollout} for rollout in rollouts]
+        return sorted(rollouts, key=operator.itemgetter("task", "sample"))
+
+    def secrets_of(self, task: str) -> dict[str, str] | None:
+        if not self.secrets:
+            return None
+        find = f"SELECT name, text, {whole('secret')} AS whole FROM secret WHERE task = ?"
+        return {row["name"]: row["text"] for row in self.records(find, (task,), "secret")}
+
+    # -- facts of nodes: credit, selections, reasons and training rows -------------------------------
+
+    def credit(
+        self, place: Fields, only: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Return the credit of nodes (those in ``only``) by name; of several settings, the last."""
+        find = (
+            f"SELECT c.node, k.name, c.value, {whole('credit', 'c')} AS whole FROM tree r CROSS JOIN credit_kind k "
+            f"CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, r.key) {STAGE} {AMONG.format('c.node')} ORDER BY k.key"
+        )
+        credit = dict[str, dict[str, float]]()
+        for row in self.records(find, _values(place, only), "credit of node"):
+            credit.setdefault(row["node"], {})[row["name"]] = row["value"]
+        return credit
+
+    def sides(self) -> dict[str, int]:
+        sides = dict[str, int]()
+        for leaf, rejected in self.fetch("SELECT leaf, rejected FROM selection"):
+            for node, side in ((leaf, CHOSEN), (rejected, REJECTED)):
+                sides[node] = sides.get(node, 0) | side
+        return sides
+
+    def reasons(self) -> dict[str, str]:
+        """Return the first reason why a node was not trained on. Failed rollouts have no node."""
+        find = "SELECT node, reason FROM left_out WHERE reason != 'samples_failed'"
+        return dict(self.fetch(f"{find} ORDER BY item DESC, position DESC"))
+
+    def facts(self, nodes: Iterable[str]) -> dict[str, dict[str, list[Fields]]]:
+        """Return selections, reasons and training rows by node."""
+        values = {"nodes": json.dumps(list(nodes))}
+        facts = {name: dict[str, list[Fields]]() for name in FACTS}
+        find = (
+            "SELECT s.leaf, s.rejected, i.iteration, i.stage, s.agent, s.context, s.weight "
+            "FROM selection s JOIN item i ON i.key = s.item "
+            f"WHERE s.leaf {IN} OR s.rejected {IN} ORDER BY s.item, s.position"
+        )
+        for row in self.records(find, values):
+            leaf, rejected = row.pop("leaf"), row.pop("rejected")
+            for side, node, against in (("chosen", leaf, rejected), ("rejected", rejected, leaf)):
+                fact = {**row, "side": side if rejected else "", "node": node, "against": against}
+                facts["selected"].setdefault(node, []).append(fact)
+        find = (
+            "SELECT l.node, i.iteration, i.stage, l.agent, l.reason, l.number FROM left_out l JOIN item i "
+            f"ON i.key = l.item WHERE l.node {IN} ORDER BY l.item, l.position"
+        )
+        for row in self.records(find, values):
+            facts["left_out"].setdefault(row["node"], []).append(row)
+        find = f"SELECT {ROW} FROM trained WHERE leaf {IN} ORDER BY {', '.join(KEY)}"
+        for row in self.records(find, values):
+            facts["trained"].setdefault(row["leaf"], []).append(row)
+        return facts

@@ -1,0 +1,128 @@
+"""First page of the viewer: settings, scores, stages and curves of a run, read from its folder without models."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from coterie.config.resolve import flatten, read_yaml
+from coterie.engines.protocol import LEFT_OUT
+from coterie.evaluation import mean_interval
+from coterie.record.browse import Browser, Fields
+from coterie.runs.loop import EVALUATION
+from coterie.runs.reinforce_record import HELDOUT, STEP
+from coterie.runs.run import COMMANDS, CREATED, FINISHED, read_config
+
+Preset = Callable[[str, Mapping[str, object]], Mapping[str, object] | None]
+"""Function that returns the flat settings of a recipe's preset for stored settings, if there is one."""
+Marks = Mapping[tuple[int, str], Mapping[str, dict[str, Any]]]
+"""Metrics of the items of a whole stage, by iteration and stage and by name (``finished``, ``step-00001``)."""
+
+
+def overview(folder: Path, browser: Browser, preset: Preset) -> Fields:
+    """Return the facts of a run, finished or not."""
+    recipe, stored = read_config(folder)
+    settings, defaults, commands = flatten(dict(stored)), preset(recipe, stored), folder / COMMANDS
+    marks = dict[tuple[int, str], dict[str, dict[str, Any]]]()
+    find = "SELECT iteration, stage, sample, metrics FROM item WHERE task = '' ORDER BY key"
+    for iteration, stage, name, metrics in browser.fetch(find):
+        marks.setdefault((iteration, stage), {})[name] = json.loads(metrics)
+    stages = _stages(browser, marks)
+    return {
+        "name": folder.absolute().name, "folder": str(folder), "recipe": recipe, "settings": settings,
+        "created": str(read_yaml(folder / "config.yaml").get(CREATED, "")),
+        "model": settings.get("model"), "seed": settings.get("seed"),
+        "changes": None if defaults is None else [
+            {"key": key, "value": value, "preset": defaults.get(key)}
+            for key, value in settings.items() if defaults.get(key) != value
+        ],
+        "commands": commands.read_text("utf-8").splitlines() if commands.is_file() else [],
+        "evaluations": [
+            _evaluation(browser, stage["iteration"])
+            for stage in stages if stage["stage"] == EVALUATION and stage["has_trees"]
+        ],
+        "stages": stages, "curves": [*_step_curves(marks, STEP), *_training_curves(folder)],
+        "held_out": [
+            {"iteration": curve["iteration"], "steps": curve["steps"], "score": curve["series"].get("score", [])}
+            for curve in _step_curves(marks, HELDOUT)
+        ],
+        "roles": sorted(path.name for path in folder.glob("training/*") if path.is_dir()),
+        "trained": bool(browser.fetch("SELECT 1 FROM trained LIMIT 1")),
+    }  # fmt: skip
+
+
+def _stages(browser: Browser, marks: Marks) -> list[Fields]:
+    """Return the stages in the order in which they started."""
+    find = (
+        "SELECT i.iteration, i.stage, count(DISTINCT nullif(i.task, '')) AS tasks, sum(i.task != '') AS rollouts, "
+        "count(i.failure) AS failed, "
+        "EXISTS (SELECT 1 FROM tree t WHERE (t.iteration, t.stage) = (i.iteration, i.stage)) AS has_trees "
+        "FROM item i GROUP BY i.iteration, i.stage ORDER BY min(i.key)"
+    )
+    stages = browser.records(find, ())
+    for stage in stages:
+        metrics = marks.get((stage["iteration"], stage["stage"]), {}).get(FINISHED)
+        stage |= {"finished": metrics is not None, "metrics": metrics or {}}
+        stage["seconds"] = stage["metrics"].get("seconds")
+    return stages
+
+
+def _evaluation(browser: Browser, iteration: int) -> Fields:
+    """Return score and tokens of a policy as in the report: the first dialogue of each task, 0 for a failed one."""
+    columns = browser.answer(Browser.tasks, iteration, EVALUATION)
+    scores, tokens = dict[int, float | None](), dict[int, float]()
+    counts = columns["metrics"].get("tokens", columns["score"])
+    for task, score, count, failure in zip(
+        columns["task"], columns["score"], counts, columns["failure"], strict=True
+    ):
+        # Tasks that can't be graded, whatever an agent does, are left out.
+        if not (failure or "").startswith(LEFT_OUT) and task not in scores:
+            scores[task] = score
+            tokens[task] = 0.0 if score is None else count or 0.0
+    values = [score or 0.0 for score in scores.values()]
+    low, high = mean_interval(values, seed=0) if values else (None, None)
+    return {
+        "iteration": iteration, "stage": EVALUATION, "label": f"after iteration {iteration}" if iteration else "base",
+        "tasks": len(values), "failed": [*scores.values()].count(None), "low": low, "high": high,
+        "score": fmean(values) if values else None, "tokens": fmean(tokens.values()) if values else None,
+    }  # fmt: skip
+
+
+def _step_curves(marks: Marks, prefix: str) -> Iterator[Fields]:
+    """Yield the metrics of items whose names are ``prefix`` and the number of a step, by iteration."""
+    for (iteration, stage), items in marks.items():
+        steps = {
+            int(name.removeprefix(prefix)): metrics
+            for name, metrics in items.items() if name.startswith(prefix)
+        }  # fmt: skip
+        if steps:
+            yield {
+                "iteration": iteration,
+                "stage": stage,
+                "role": None,
+                "x": "step",
+                **_curve(steps),
+            }
+
+
+def _training_curves(folder: Path) -> Iterator[Fields]:
+    """Yield the metrics of optimizer steps by role and training."""
+    for file in sorted(folder.glob("training/*/iteration-*/metrics.jsonl")):
+        # The last line may be incomplete while the run goes on.
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.endswith("}")]
+        steps = {line["step"]: line for line in map(json.loads, lines)}
+        iteration = int(file.parent.name.removeprefix("iteration-"))
+        yield {
+            "iteration": iteration,
+            "stage": "training",
+            "role": file.parts[-3],
+            "x": "update",
+            **_curve(steps),
+        }
+
+
+def _curve(steps: Mapping[int, Mapping[str, Any]]) -> Fields:
+    items = [item for metrics in steps.values() for item in metrics.items()]
+    names = dict.fromkeys(name for name, value in items if not isinstance(value, str))
+    return {"steps": list(steps), "series": {n: [m.get(n) for m in steps.values()] for n in names}}

@@ -1,0 +1,283 @@
+"""``coterie view``: only its own page gets answers, without secrets, and the export is whole."""
+
+import asyncio
+import base64
+import hashlib
+import html
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from tokenizers import Tokenizer
+
+from coterie.cli import view as view_module
+from coterie.cli.view import Viewer, bundle, dumps, export_page
+from coterie.cli.view_server import application
+from coterie.models.loading import resolve
+from coterie.record.store import Store
+from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree, hash_of
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, ToolCall, make_turn
+from tests.conftest import Cli, refused
+from tests.helpers.serve_app import serve_app
+
+GOLD = "heliotrope"
+HOSTILE = (
+    "<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "<!-- ]]>", "javascript:alert(1)",
+    "\u202egpj.exe", "\x1b[2J\x07", "' onmouseover='alert(1)", "\u2028 &quot; \\u003c",
+)  # fmt: skip
+TASKS = tuple(f"t{number} {text}" for number, text in enumerate(HOSTILE))
+PNG = b"\x89PNG\r\n\x1a\n rest"
+PAGE = {
+    "index.html": b"""<!doctype html><html><head><link rel="stylesheet" href="view.css"></head><body>
+<script src="vendor/x.js"></script>
+<script type="module" src="a.js"></script>
+<script type="module" src="b.js"></script>
+</body></html>""",
+    "view.css": b"p > a { color: red }", "vendor/x.js": b'var x = "</script>";',
+    "a.js": b"export function f() { return 1; }\nexport const { g } = { g: 2 };\nconst hidden = 1;\n",
+    "b.js": b'import { f, g } from "./a.js";\nconst hidden = 2;\nglobalThis.sum = f() + g + hidden;\n',
+}  # fmt: skip
+TOKENIZER = Tokenizer.from_file(f"{resolve('tiny-exchange')}/tokenizer.json")
+
+
+def sampled(tree: Tree, parent: str, agent: str, text: str, *parts: Part, draw: int = 0) -> str:
+    """Add a turn with a prompt of these parts; its id."""
+    prompt = tuple(TOKENIZER.encode("".join(part.text for part in parts)).ids)
+    request = Request.make(agent, parent, None, prompt, (Message("user", parts),))
+    ids = tuple(TOKENIZER.encode(text).ids)
+    sample = Sample(request.id, ids, (-0.5,) * len(ids), "end", "policy", "0", 2**64 - 1, 1.0, 1.0)
+    calls = (ToolCall("c0", text, text, text),)
+    shown = [Part(text, source="sampled")]
+    turn = make_turn(parent, Speaker("agent", agent), shown, sample=sample, calls=calls, draw=draw)
+    tree.add(turn, request)
+    return turn.id
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run whose tasks and texts are hostile, and whose critic reads the right answer."""
+    folder = tmp_path_factory.mktemp("view") / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        "recipe: rl/grpo\nmade: 2026-11-29\nmodel: tiny-exchange\nseed: 1\n"
+    )
+    secret = Secret(GOLD, name="gold", readers=frozenset({"critic"}))
+    with Store.open(folder / "store.sqlite") as store:
+        store.put_tasks([Task(task, {"question": task}, {"gold": secret}) for task in TASKS])
+        for task, text in zip(TASKS, HOSTILE, strict=True):
+            tree = Tree(task, "rollout", 0)
+            image = tree.add_image(PNG)
+            first = make_turn(tree.root, Speaker("environment", text), [Part(text, image=image)])
+            tree.add(first)
+            leaf = sampled(tree, first.id, "Alice", f"I say {text}", Part(text))
+            hidden = Part(f"{GOLD} ", frozenset({"critic"}), "secret:gold")
+            leaf = sampled(tree, leaf, "critic", "A good answer", Part("Gold: "), hidden)
+            shown = make_turn(
+                leaf,
+                Speaker("environment", "world"),
+                [hidden],
+                ids=tuple(TOKENIZER.encode(GOLD).ids),
+            )
+            tree.add(shown)
+            tree.end(Outcome(shown.id, 0, Ending("agreed"), text, 0.5))
+            store.finish(ItemKey(0, "rollout", task, "0000"), tree=tree, metrics={"tokens": 3})
+            store.finish(ItemKey(0, "rollout", task, "0001"), failure=f"failed with {text}")
+            store.finish(
+                ItemKey(0, "evaluate", task, "0000"), tree=copy_of(tree, "evaluate"), metrics={"tokens": 3}
+            )  # fmt: skip
+            store.finish(ItemKey(1, "evaluate", task, "0000"), failure="stopped")
+    return folder
+
+
+def copy_of(tree: Tree, stage: str) -> Tree:
+    copy = Tree(tree.task, stage, 0)
+    leaf = sampled(copy, copy.root, "Bob", "yes", Part("question"))
+    copy.end(Outcome(leaf, 0, Ending("agreed"), "yes", 1.0))
+    return copy
+
+
+@pytest.fixture
+def viewer(folder) -> Iterator[Viewer]:
+    viewer = Viewer([folder], show_secrets=False)
+    yield viewer
+    for browser in viewer.browsers:
+        browser.close()
+
+
+def test_only_the_page_itself_gets_answers(viewer, monkeypatch):
+    monkeypatch.setattr(view_module, "page_files", lambda: PAGE)
+    monkeypatch.setattr("coterie.cli.view_server.page_files", lambda: PAGE)
+    leaf = viewer.browsers[0].fetch("SELECT leaf FROM outcome")[0][0]
+    cookie = {"Cookie": "name=secret"}
+    own = {**cookie, "Sec-Fetch-Site": "same-origin"}
+    cases = [
+        ("GET", "/", {}, 403), ("GET", "/?token=wrong", {}, 403), ("GET", "/?token=secret", {}, 200),
+        ("GET", "/?token=secret", {"Sec-Fetch-Site": "cross-site"}, 200), ("GET", "/", own, 200),
+        ("GET", "/api/overview", {}, 403), ("GET", "/api/overview?token=secret", {}, 403),
+        ("GET", "/api/overview", {"Cookie": "other=secret"}, 403), ("GET", "/api/overview", own, 200),
+        ("GET", "/api/version", {**cookie, "Host": "evil.example"}, 400),
+        ("GET", "/api/version", {**cookie, "Origin": "http://evil.example"}, 403),
+        ("GET", "/api/version", {**cookie, "Origin": "null"}, 403),
+        ("GET", "/api/version", {**cookie, "Sec-Fetch-Site": "cross-site"}, 403),
+        ("GET", "/api/version", {**cookie, "Sec-Fetch-Site": "same-site"}, 403),
+        *((method, "/api/version", own, 405) for method in ("POST", "PUT", "DELETE")),
+        ("GET", "/vendor/x.js", own, 200), ("GET", "/vendor/../../view.py", own, 404),
+        ("GET", "/..%2f..%2fview.py", own, 404), ("GET", "//etc/passwd", own, 404),
+        ("GET", "/api/../view.py", own, 404), ("GET", "/%00", own, 404),
+        ("GET", f"/api/path?leaf={leaf}", own, 200), ("GET", "/api/path?leaf=x", own, 404),
+        ("GET", "/api/path", own, 400), ("GET", "/api/nothing", own, 404),
+        ("GET", "/api/tasks?iteration=x&stage=rollout", own, 400), ("GET", "/api/overview?run=1", own, 404),
+        ("GET", f"/api/tasks?iteration={9**99}&stage=rollout", own, 400),
+        ("GET", "/api/compare?a=0&b=0", own, 400), ("GET", "/api/compare?a=7/0/x&b=0/0/x", own, 400),
+        ("GET", f"/image/{hash_of(PNG)}", own, 200), ("GET", "/image/x", own, 404),
+    ]  # fmt: skip
+
+    async def ask() -> None:
+        async with serve_app(application(viewer, "secret", "name")) as url:
+            for method, path, headers, status in cases:
+                answer = await request(url, method, path, headers)
+                assert answer.status_code == status, (method, path, headers, answer.text)
+                if status == 400 and "evil" in str(headers):
+                    continue  # refused before the application
+                assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                if path == "/?token=secret":
+                    assert re.fullmatch(
+                        "name=secret; HttpOnly; Path=/; SameSite=strict",
+                        answer.headers["Set-Cookie"],
+                    )
+                if path.startswith("/image/") and status == 200:
+                    assert answer.content == PNG and answer.headers["Content-Type"] == "image/png"
+                if path.startswith("/api/") and status in (400, 404) and ".." not in path:
+                    assert set(answer.json()) == {"error", "fix"}
+
+    asyncio.run(ask())
+
+
+async def request(url: str, method: str, path: str, headers: dict[str, str]) -> httpx2.Response:
+    """Send a request whose path is not normalized."""
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+        message = http.build_request(method, url, headers=headers)
+        message.url = message.url.copy_with(raw_path=path.encode())
+        return await http.send(message)
+
+
+def everything(viewer: Viewer) -> str:
+    answers = [*view_module._run_answers(viewer, TASKS)]
+    answers += [answer for task in TASKS for answer in view_module._task_answers(viewer, task)]
+    return dumps(answers)
+
+
+def test_secrets_are_left_out_as_text_and_as_tokens(folder, viewer):
+    ids = dumps(TOKENIZER.encode(GOLD).ids)[1:-1]
+    prompt = dumps(TOKENIZER.encode(f"Gold: {GOLD} ").ids)[1:-1]
+    text = everything(viewer)
+    assert GOLD not in text and ids not in text and prompt not in text
+    assert "A good answer" in text, "the critic's turn stays"
+    assert (
+        viewer.answer("search", {"iteration": "0", "stage": "rollout", "text": GOLD})["leaves"]
+        == []
+    )
+    shown = Viewer([folder], show_secrets=True)
+    text = everything(shown)
+    assert GOLD in text and ids in text and prompt in text
+    assert shown.answer("search", {"iteration": "0", "stage": "rollout", "text": GOLD})["leaves"]
+    shown.browsers[0].close()
+
+
+def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp_path, monkeypatch):
+    monkeypatch.setattr(view_module, "page_files", lambda: PAGE)
+    export_page(viewer, TASKS[:2], tmp_path / "why.html")
+    text = (tmp_path / "why.html").read_text()
+    assert text.isascii() and GOLD not in text
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, re.DOTALL)
+    assert text.count("</script>") == len(scripts)
+    policy = html.unescape(re.search(r'Policy" content="(.*?)"', text)[1])
+    code = [source for attributes, source in scripts if not attributes]
+    style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
+    for source in (*code, style):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy and "'self'" not in policy and "unsafe" not in policy
+    answers = dict[str, object]()
+    for attributes, source in scripts:
+        if key := re.search('data-key="(.*?)"', attributes):
+            answers[html.unescape(key[1])] = json.loads(source)
+    for key, answer in answers.items():
+        route, params = json.loads(key)
+        if route == "tasks":
+            assert answer["tasks"] == list(TASKS[:2])
+        elif route not in ("image", "overview", "compare"):
+            assert answer == json.loads(dumps(viewer.answer(route, params)))
+    routes = {json.loads(key)[0] for key in answers}
+    assert routes == {
+        "overview",
+        "health",
+        "tasks",
+        "task",
+        "tree",
+        "path",
+        "turn",
+        "prompt",
+        "image",
+    }
+    assert TASKS[2] not in {answer["task"] for answer in answers.values() if "nodes" in answer}
+    monkeypatch.setattr(view_module, "MAX_EXPORT", 60_000)
+    with pytest.raises(view_module.UserError, match=r"\d of its 8 tasks fit"):
+        export_page(viewer, TASKS, tmp_path / "large.html")
+    assert not (tmp_path / "large.html").exists()
+
+
+def test_modules_become_one_script_that_runs(tmp_path):
+    import subprocess
+
+    code = re.findall("<script>(.*?)</script>", bundle(PAGE), re.DOTALL)
+    assert len(code) == 2
+    (tmp_path / "code.js").write_text("\n".join(code) + "\nconsole.log(globalThis.sum, x);")
+    try:
+        result = subprocess.run(
+            ["node", tmp_path / "code.js"], capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        pytest.skip("node is not installed")
+    assert result.stdout == "5 </script>\n"
+
+
+def test_dialogues_are_printed_without_control_characters(cli: Cli, folder):
+    result = cli("view", folder, "--text", f"0/rollout/{TASKS[5]}")
+    assert result.code == 0 and "I say \ufffd[2J\ufffd" in result.out
+    result = cli("view", folder, "--text", f"0/rollout/{TASKS[4]}", "--secrets")
+    assert "\u202e" not in result.out and GOLD in result.out
+
+
+def test_bad_input_is_one_error(cli: Cli, folder, tmp_path):
+    assert "is not a run folder" in refused(cli, "view", tmp_path)
+    (tmp_path / "config.yaml").write_text("recipe: rl/grpo\n")
+    assert "there is no store" in refused(cli, "view", tmp_path)
+    assert "did you mean '0/rollout/t0" in refused(cli, "view", folder, "--text", "0/rollout/t0")
+    assert "has no task 'x'" in refused(cli, "view", folder, "--export", "x.html", "--tasks", "x")
+    (tmp_path / "old.html").touch()
+    assert "already exists" in refused(cli, "view", folder, "--export", "old.html")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"can't listen on port {port}" in refused(cli, "view", folder, "--port", port)
+
+
+def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):
+    from coterie.runs.evaluation import evaluation
+
+    overview = viewer.answer("overview", {})
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        expected = evaluation(store, 0)
+    (shown,) = [e for e in overview["evaluations"] if e["iteration"] == 0]
+    assert (shown["score"], shown["tokens"]) == (expected.score, expected.tokens)
+    assert (shown["low"], shown["high"]) == expected.interval
+    stages = {
+        (s["iteration"], s["stage"]): (s["tasks"], s["rollouts"], s["failed"])
+        for s in overview["stages"]
+    }
+    assert stages[0, "rollout"] == (8, 16, 8)
