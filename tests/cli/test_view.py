@@ -44,15 +44,18 @@ PAGE = {
 TOKENIZER = Tokenizer.from_file(f"{resolve('tiny-exchange')}/tokenizer.json")
 
 
-def sampled(tree: Tree, parent: str, agent: str, text: str, *parts: Part, draw: int = 0) -> str:
-    """Add a turn with a prompt of these parts; its id."""
+def sampled(
+    tree: Tree, parent: str, agent: str, text: str, *parts: Part, turn: str | None = None
+) -> str:
+    """Add a turn with a prompt of these parts, which may be those of a turn; its id."""
     prompt = tuple(TOKENIZER.encode("".join(part.text for part in parts)).ids)
-    request = Request.make(agent, parent, None, prompt, (Message("user", parts),))
+    message = Message("user", turn=turn) if turn else Message("user", parts)
+    request = Request.make(agent, parent, None, prompt, (message,))
     ids = tuple(TOKENIZER.encode(text).ids)
     sample = Sample(request.id, ids, (-0.5,) * len(ids), "end", "policy", "0", 2**64 - 1, 1.0, 1.0)
     calls = (ToolCall("c0", text, text, text),)
     shown = [Part(text, source="sampled")]
-    turn = make_turn(parent, Speaker("agent", agent), shown, sample=sample, calls=calls, draw=draw)
+    turn = make_turn(parent, Speaker("agent", agent), shown, sample=sample, calls=calls)
     tree.add(turn, request)
     return turn.id
 
@@ -83,7 +86,9 @@ def folder(tmp_path_factory) -> Path:
                 ids=tuple(TOKENIZER.encode(GOLD).ids),
             )
             tree.add(shown)
-            tree.end(Outcome(shown.id, 0, Ending("agreed"), text, 0.5))
+            leaf = sampled(tree, shown.id, "critic", "Right", hidden, turn=shown.id)
+            leaf = sampled(tree, leaf, "Alice", "Thanks", Part("seen by Alice"))
+            tree.end(Outcome(leaf, 0, Ending("agreed"), text, 0.5))
             store.finish(ItemKey(0, "rollout", task, "0000"), tree=tree, metrics={"tokens": 3})
             store.finish(ItemKey(0, "rollout", task, "0001"), failure=f"failed with {text}")
             store.finish(
@@ -178,15 +183,21 @@ def test_secrets_are_left_out_as_text_and_as_tokens(folder, viewer):
     text = everything(viewer)
     assert GOLD not in text and ids not in text and prompt not in text
     assert "A good answer" in text, "the critic's turn stays"
+    leaf = viewer.browsers[0].fetch("SELECT leaf FROM outcome")[0][0]
+    turns = viewer.answer("path", {"leaf": leaf})["turns"]
+    shown = {turn["speaker"]: turn["has_prompt"] for turn in turns if turn["kind"] == "agent"}
+    assert shown == {"Alice": True, "critic": False}, "only the critic's prompts are hidden"
     assert (
         viewer.answer("search", {"iteration": "0", "stage": "rollout", "text": GOLD})["leaves"]
         == []
     )
-    shown = Viewer([folder], show_secrets=True)
-    text = everything(shown)
+    privileged = Viewer([folder], show_secrets=True)
+    text = everything(privileged)
     assert GOLD in text and ids in text and prompt in text
-    assert shown.answer("search", {"iteration": "0", "stage": "rollout", "text": GOLD})["leaves"]
-    shown.browsers[0].close()
+    assert privileged.answer("search", {"iteration": "0", "stage": "rollout", "text": GOLD})[
+        "leaves"
+    ]
+    privileged.browsers[0].close()
 
 
 def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp_path, monkeypatch):
@@ -202,6 +213,10 @@ def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp
     for source in (*code, style):
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
+    assert "img-src data:;" in policy
+    assert text.rindex("data-key=") < text.index('<script>"use strict"'), (
+        "the script reads the answers"
+    )
     assert "default-src 'none'" in policy and "'self'" not in policy and "unsafe" not in policy
     answers = dict[str, object]()
     for attributes, source in scripts:
@@ -258,7 +273,8 @@ def test_bad_input_is_one_error(cli: Cli, folder, tmp_path):
     assert "is not a run folder" in refused(cli, "view", tmp_path)
     (tmp_path / "config.yaml").write_text("recipe: rl/grpo\n")
     assert "there is no store" in refused(cli, "view", tmp_path)
-    assert "did you mean '0/rollout/t0" in refused(cli, "view", folder, "--text", "0/rollout/t0")
+    near = refused(cli, "view", folder, "--text", f"0/rollout/{TASKS[0]}x")
+    assert f"did you mean '0/rollout/{TASKS[0]}'" in near
     assert "has no task 'x'" in refused(cli, "view", folder, "--export", "x.html", "--tasks", "x")
     (tmp_path / "old.html").touch()
     assert "already exists" in refused(cli, "view", folder, "--export", "old.html")

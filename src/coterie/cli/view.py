@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.errors import UserError, did_you_mean
+from coterie.errors import CONTROL_CHARACTERS, UserError, did_you_mean
 from coterie.terminal import notes, results
 
 NUMBERS = ("iteration", "updates", "position")
@@ -29,16 +29,18 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """First bytes of images, and their types."""
 POLICY = (
-    "default-src 'none'; script-src {0}; style-src {0}; connect-src {1}; img-src {1} data:; base-uri 'none'; "
+    "default-src 'none'; script-src {0}; style-src {0}; connect-src {1}; img-src {2}; base-uri 'none'; "
     "form-action 'none'; require-trusted-types-for 'script'"
 )
 """Content security policy: texts of models could neither run nor load anything, even if the page showed them as HTML.
 
-Takes the source of scripts and styles, and the source of answers and images.
+Takes the sources of scripts and styles, of answers, and of images.
 """
 MAX_EXPORT = 50 * 2**20
-DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
-"""Marks that change the direction of a text, by which it could look like another one in a terminal."""
+SHOWN = CONTROL_CHARACTERS | dict.fromkeys(
+    (*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd"
+)
+"""Table for ``str.translate``. Marks of direction could make a text look like another one in a terminal."""
 Fields = dict[str, Any]
 Answer = tuple[str, Mapping[str, str], Any]
 """Route, parameters and answer."""
@@ -102,22 +104,11 @@ class Viewer:
         return browser.answer(question, *values)
 
     def _overview(self, number: int) -> Fields:
-        from coterie.config.plugins import is_spec
-        from coterie.recipes.registry import preset_values
         from coterie.reports.overview import overview
 
-        def preset(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
-            return (
-                None if is_spec(name) else preset_values(name, stored)
-            )  # runs no code of a plug-in
-
-        fields = overview(self.folders[number], self.browsers[number], preset)
-        others = [folder.absolute().name for folder in self.folders[1:]]
-        return {
-            **fields,
-            "secrets": self.browsers[0].secrets,
-            "compare": {"name": others[0]} if others else None,
-        }
+        fields = self.browsers[number].answer(overview, self.folders[number], _preset)
+        others = [{"name": folder.absolute().name} for folder in self.folders[1:]]
+        return {**fields, "secrets": self.browsers[0].secrets, "compare": next(iter(others), None)}
 
     def _compare(self, a: str, b: str) -> Fields:
         """Return the scores of tasks that two stages have, each given as ``RUN/ITERATION/STAGE``."""
@@ -144,6 +135,14 @@ class Viewer:
                 )
                 return data, next(kinds, "application/octet-stream")
         raise KeyError(f"there is no image {hash_}")
+
+
+def _preset(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
+    from coterie.config.plugins import is_spec
+    from coterie.recipes.registry import preset_values
+
+    # The code of a plug-in is not run to look at its run.
+    return None if is_spec(name) else preset_values(name, stored)
 
 
 def tokenizer_files(folder: Path, stored: Mapping[str, object]) -> Iterator[Path]:
@@ -221,8 +220,7 @@ def export_page(viewer: Viewer, tasks: Sequence[str], file: Path) -> None:
     from coterie.config.folders import atomic_file, check_new
 
     check_new(file)
-    page, blocks = bundle(page_files()), list[str]()
-    size = len(page)
+    blocks, size = list[str](), 0
     by_task = (_task_answers(viewer, task) for task in tasks)
     for number, answers in enumerate(itertools.chain([_run_answers(viewer, tasks)], by_task)):
         for route, params, answer in answers:
@@ -236,7 +234,7 @@ def export_page(viewer: Viewer, tasks: Sequence[str], file: Path) -> None:
                 problem = f"the export would be larger than {MAX_EXPORT >> 20} MiB; {fits}"
                 raise UserError(problem, "choose fewer with --tasks")
     with atomic_file(file) as part:
-        part.write_text(page.replace("</body>", f"{''.join(blocks)}</body>"), encoding="utf-8")
+        part.write_text(bundle(page_files(), "".join(blocks)), encoding="utf-8")
 
 
 def _run_answers(viewer: Viewer, tasks: Collection[str]) -> Iterator[Answer]:
@@ -299,8 +297,11 @@ def _ask(viewer: Viewer, route: str, params: Mapping[str, str]) -> Answer:
     return route, params, viewer.answer(route, params)
 
 
-def bundle(files: Mapping[str, bytes]) -> str:
-    """Return ``index.html`` with its styles and scripts inside, and a policy that allows only these, by hash."""
+def bundle(files: Mapping[str, bytes], blocks: str = "") -> str:
+    """Return ``index.html`` with its styles and scripts inside, and a policy that allows only these, by hash.
+
+    ``blocks`` stand before the script of the page, which reads them.
+    """
     hashes, modules = list[str](), list[str]()
 
     def inline(tag: str, content: str) -> str:
@@ -324,9 +325,9 @@ def bundle(files: Mapping[str, bytes]) -> str:
     text = re.sub(r'<script(?P<module> type="module")? src="(?P<name>.*?)"></script>', script, text)
     # Modules can't import each other in a file, so they become one script.
     code = inline("script", "\n".join(['"use strict";', *modules]))
-    policy = html.escape(POLICY.format(" ".join(hashes), "'none'"))
+    policy = html.escape(POLICY.format(" ".join(hashes), "'none'", "data:"))
     meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return text.replace("<head>", meta, 1).replace("</body>", f"{code}\n</body>")
+    return text.replace("<head>", meta, 1).replace("</body>", f"{blocks}{code}\n</body>")
 
 
 def _as_function(source: str) -> str:
@@ -359,21 +360,23 @@ def print_task(viewer: Viewer, name: str) -> None:
     for damage in answer["damaged"]:
         console.print(damage)
     for rollout in answer["rollouts"]:
-        facts = [
-            f"{key} {rollout[key]}"
-            for key in ("score", "answer", "reason", "failure")
-            if rollout[key] is not None
+        given = [
+            name for name in ("score", "answer", "reason", "failure") if rollout[name] is not None
         ]
-        output.print(f"== {rollout['sample']}: {', '.join(facts)}\n", soft_wrap=True)
-        for turn in (
-            viewer.answer("path", {"leaf": rollout["leaf"]})["turns"] if rollout["leaf"] else ()
-        ):
-            texts = [f"{turn['speaker']}: ", *(part["text"] for part in turn["parts"])]
-            texts += [f"\n[{call['name']} {call['arguments']}]" for call in turn["calls"]]
-            texts += [f"\n[result: {result['text']}]" for result in turn["results"]]
-            output.print(
-                "".join(texts).translate(DIRECTIONS) + "\n", soft_wrap=True, highlight=False
+        texts = [
+            f"== {rollout['sample']}: {', '.join(f'{name} {rollout[name]}' for name in given)}"
+        ]
+        path = (
+            viewer.answer("path", {"leaf": rollout["leaf"]}) if rollout["leaf"] else {"turns": []}
+        )
+        for turn in path["turns"]:
+            texts.append(
+                "".join((f"{turn['speaker']}: ", *(part["text"] for part in turn["parts"])))
             )
+            texts += [f"[{call['name']} {call['arguments']}]" for call in turn["calls"]]
+            texts += [f"[result: {result['text']}]" for result in turn["results"]]
+        for text in texts:
+            output.print(f"{text}\n".translate(SHOWN), soft_wrap=True, highlight=False)
 
 
 def view(

@@ -20,7 +20,8 @@ from coterie.cli.view import POLICY, TYPES, Viewer, dumps, page_files
 from coterie.errors import UserError
 
 HEADERS = {
-    "Content-Security-Policy": POLICY.format("'self'", "'self'") + "; frame-ancestors 'none'",
+    "Content-Security-Policy": POLICY.format("'self'", "'self'", "'self' data:")
+    + "; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",

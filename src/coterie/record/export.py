@@ -123,8 +123,10 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
     # A later prompt contains all earlier ones, since it is a delta on them.
     link: Request | None = request
     while link is not None:
-        if any(is_secret(part) for message in link.messages for part in message.parts):
-            return True
+        for message in link.messages:
+            of_turn = tree.turns[message.turn].parts if message.turn in tree.turns else ()
+            if any(map(is_secret, (*message.parts, *of_turn))):
+                return True
         previous_prompt = tree.turns[link.previous].prompt if link.previous else None
         link = tree.requests[previous_prompt] if previous_prompt else None
     return False

@@ -42,8 +42,8 @@ def path(browser: Browser, leaf: str) -> Fields:
     credit, facts = browser.credit(place, tree.turns), browser.facts([tree.root, *tree.turns])
     trained = dict[str, list[Fields]]()
     for row in merged(facts, tree.turns)["trained"]:
-        for turn, arrays in _by_turn(browser, tree, row).items():
-            trained.setdefault(turn, []).append({"row": row, **arrays})
+        for turn_id, arrays in _by_turn(browser, tree, row).items():
+            trained.setdefault(turn_id, []).append({"row": row, **arrays})
     find = f"SELECT t.parent, count(*) {TURNS} {STAGE} AND t.parent {IN} GROUP BY t.parent"
     parents = json.dumps([tree.root, *tree.turns])
     children = dict(browser.fetch(find, {**place, "nodes": parents}))
@@ -150,14 +150,13 @@ def read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
     if id_ != tree.root:
         browser.damaged.append(f"turn {id_} is missing")
     for *columns, is_whole in reversed(found.values()):
-        if not is_whole:
+        if is_whole:
+            turn = turn_of(columns[4:-1])
+        else:
             browser.damaged.append(f"turn {columns[4]} differs from its digest")
-        turn = (
-            turn_of(columns[4:-1])
-            if is_whole
-            else Turn(*columns[4:6], Speaker(*columns[6:8]), (), author=DAMAGED)
-        )
-        tree.turns[columns[4]] = turn if tree.turns else replace(turn, parent=tree.root)
+            name, parent, kind, speaker = columns[4:8]
+            turn = Turn(name, parent, Speaker(kind, speaker), (), author=DAMAGED)
+        tree.turns[turn.id] = turn if tree.turns else replace(turn, parent=tree.root)
     ids = json.dumps([turn.prompt for turn in tree.turns.values() if turn.prompt])
     for *values, is_whole in browser.fetch(
         f"{REQUESTS} WHERE tree = :tree AND id {IN}", {**key, "nodes": ids}

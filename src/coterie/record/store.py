@@ -662,10 +662,9 @@ def _tools(text: str) -> tuple[Tool, ...]:
 
 def request_of(values: Sequence[Any]) -> Request:
     """Return a request from a row of :data:`REQUESTS`, without the column of its digest."""
-    *header, ids, keep_messages, messages, tools = values
-    message_delta = value_of(tables.MESSAGES, messages)
-    offered = _tools(tools) if tools else ()
-    return Request(*header, numbers_of(ids, IDS), keep_messages, message_delta, offered)
+    id_, agent, parent, previous, keep, ids, kept_messages, messages, tools = values
+    delta = (numbers_of(ids, IDS), kept_messages, value_of(tables.MESSAGES, messages))
+    return Request(id_, agent, parent, previous, keep, *delta, _tools(tools) if tools else ())
 
 
 def turn_of(values: Sequence[Any]) -> Turn:

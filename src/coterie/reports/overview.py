@@ -1,6 +1,7 @@
 """First page of the viewer: settings, scores, stages and curves of a run, read from its folder without models."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from coterie.config.resolve import flatten, read_yaml
 from coterie.engines.protocol import LEFT_OUT
 from coterie.evaluation import mean_interval
 from coterie.record.browse import Browser, Fields
+from coterie.record.tables import whole
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import HELDOUT, STEP
 from coterie.runs.run import COMMANDS, CREATED, FINISHED, read_config
@@ -20,14 +22,15 @@ Marks = Mapping[tuple[int, str], Mapping[str, dict[str, Any]]]
 """Metrics of the items of a whole stage, by iteration and stage and by name (``finished``, ``step-00001``)."""
 
 
-def overview(folder: Path, browser: Browser, preset: Preset) -> Fields:
-    """Return the facts of a run, finished or not."""
+def overview(browser: Browser, folder: Path, preset: Preset) -> Fields:
+    """Return the facts of a run, finished or not; a question for :meth:`Browser.answer`."""
     recipe, stored = read_config(folder)
     settings, defaults, commands = flatten(dict(stored)), preset(recipe, stored), folder / COMMANDS
     marks = dict[tuple[int, str], dict[str, dict[str, Any]]]()
-    find = "SELECT iteration, stage, sample, metrics FROM item WHERE task = '' ORDER BY key"
-    for iteration, stage, name, metrics in browser.fetch(find):
-        marks.setdefault((iteration, stage), {})[name] = json.loads(metrics)
+    find = f"SELECT sample, iteration, stage, metrics, {whole('item')} AS whole FROM item WHERE task = ''"
+    for item in browser.records(f"{find} ORDER BY key", (), "item"):
+        of_stage = marks.setdefault((item["iteration"], item["stage"]), {})
+        of_stage[item["sample"]] = json.loads(item["metrics"])
     stages = _stages(browser, marks)
     return {
         "name": folder.absolute().name, "folder": str(folder), "recipe": recipe, "settings": settings,
@@ -48,7 +51,7 @@ def overview(folder: Path, browser: Browser, preset: Preset) -> Fields:
             for curve in _step_curves(marks, HELDOUT)
         ],
         "roles": sorted(path.name for path in folder.glob("training/*") if path.is_dir()),
-        "trained": bool(browser.fetch("SELECT 1 FROM trained LIMIT 1")),
+        "trained": bool(updates := _last_updates(browser)), "last_updates": updates,
     }  # fmt: skip
 
 
@@ -60,17 +63,36 @@ def _stages(browser: Browser, marks: Marks) -> list[Fields]:
         "EXISTS (SELECT 1 FROM tree t WHERE (t.iteration, t.stage) = (i.iteration, i.stage)) AS has_trees "
         "FROM item i GROUP BY i.iteration, i.stage ORDER BY min(i.key)"
     )
+    left_out = Counter[tuple[int, str]]()
+    for tree in (
+        "turn n ON n.id = l.node JOIN tree r ON r.key = n.tree",
+        "tree r ON r.root = l.node",
+    ):
+        count = f"SELECT r.iteration, r.stage, count(*) FROM left_out l JOIN {tree} GROUP BY 1, 2"
+        left_out.update({(row[0], row[1]): row[2] for row in browser.fetch(count)})
     stages = browser.records(find, ())
     for stage in stages:
         metrics = marks.get((stage["iteration"], stage["stage"]), {}).get(FINISHED)
         stage |= {"finished": metrics is not None, "metrics": metrics or {}}
+        stage["left_out"] = left_out[stage["iteration"], stage["stage"]]
         stage["seconds"] = stage["metrics"].get("seconds")
     return stages
 
 
+def _last_updates(browser: Browser) -> list[Fields]:
+    """Return the last optimizer step of each role with its number of training rows."""
+    key = "iteration, stage, role"
+    last = f"SELECT {key}, max(updates) AS updates FROM trained GROUP BY {key}"
+    find = (
+        f"SELECT {key}, updates, count(*) AS rows FROM ({last}) JOIN trained USING ({key}, updates)"
+    )
+    rows = browser.records(f"{find} GROUP BY {key} ORDER BY {key}", ())
+    return list({row["role"]: row for row in rows}.values())
+
+
 def _evaluation(browser: Browser, iteration: int) -> Fields:
     """Return score and tokens of a policy as in the report: the first dialogue of each task, 0 for a failed one."""
-    columns = browser.answer(Browser.tasks, iteration, EVALUATION)
+    columns = browser.tasks(iteration, EVALUATION)
     scores, tokens = dict[int, float | None](), dict[int, float]()
     counts = columns["metrics"].get("tokens", columns["score"])
     for task, score, count, failure in zip(
