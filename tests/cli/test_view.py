@@ -172,8 +172,8 @@ async def request(url: str, method: str, path: str, headers: dict[str, str]) -> 
 
 
 def everything(viewer: Viewer) -> str:
-    answers = [*view_module._run_answers(viewer, TASKS)]
-    answers += [answer for task in TASKS for answer in view_module._task_answers(viewer, task)]
+    answers = [*view_module._run_answers(viewer, TASKS[:2])]
+    answers += [answer for task in TASKS[:2] for answer in view_module._task_answers(viewer, task)]
     return dumps(answers)
 
 

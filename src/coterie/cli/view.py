@@ -13,7 +13,6 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,8 @@ import typer
 from coterie.errors import CONTROL_CHARACTERS, UserError, did_you_mean
 from coterie.terminal import notes, results
 
+KEY = ("iteration", "stage", "role", "updates", "position")
+"""Parameters of a training row."""
 NUMBERS = ("iteration", "updates", "position")
 """Parameters that are numbers."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -73,7 +74,7 @@ class Viewer:
             "path": (lineage.path, ("leaf",)),
             "prompt": (lineage.prompt, ("turn",)),
             "turn": (lineage.turn, ("id",)),
-            "row": (lineage.row, ("iteration", "stage", "role", "updates", "position")),
+            "row": (lineage.row, KEY),
         }
 
     def answer(self, route: str, params: Mapping[str, str]) -> Fields:
@@ -82,7 +83,7 @@ class Viewer:
         Raises ``KeyError`` for an unknown route, run, node or task, and ``ValueError`` for other parameters.
         """
         number = int(params.get("run", "0"))
-        given = {name: value for name, value in params.items() if name != "run"}
+        values = {name: value for name, value in params.items() if name != "run"}
         if not 0 <= number < len(self.browsers):
             raise KeyError(f"there is no run {number}")
         browser = self.browsers[number]
@@ -94,14 +95,14 @@ class Viewer:
         if route == "overview":
             return self._overview(number)
         if route == "compare":
-            return self._compare(given.get("a", ""), given.get("b", ""))
+            return self._compare(values.get("a", ""), values.get("b", ""))
         if route not in self.routes:
             raise KeyError(f"there is no route {route}")
         question, names = self.routes[route]
-        if set(names) != given.keys():
+        if set(names) != values.keys():
             raise ValueError(f"{route} has the parameters {', '.join(names)}")
-        values = [int(given[name]) if name in NUMBERS else given[name] for name in names]
-        return browser.answer(question, *values)
+        arguments = [int(values[name]) if name in NUMBERS else values[name] for name in names]
+        return browser.answer(question, *arguments)
 
     def _overview(self, number: int) -> Fields:
         from coterie.reports.overview import overview
@@ -256,45 +257,42 @@ def _run_answers(viewer: Viewer, tasks: Collection[str]) -> Iterator[Answer]:
 
 
 def _task_answers(viewer: Viewer, task: str) -> Iterator[Answer]:
-    """Yield the answers about a task: its trees, and their paths, turns, prompts, training rows and images."""
-    stages = "SELECT iteration, stage FROM tree"
-    find = f"SELECT DISTINCT iteration, stage FROM item WHERE task = ? AND (iteration, stage) IN ({stages})"
-    done, ask = set[str](), partial(_ask, viewer)
-    for iteration, stage in viewer.browsers[0].fetch(find, (task,)):
-        place = {"iteration": str(iteration), "stage": stage, "task": task}
-        yield (answer := ask("task", place))
-        if answer[2]["root"]:
-            yield ask("tree", place)
-        for leaf in [rollout["leaf"] for rollout in answer[2]["rollouts"] if rollout["leaf"]]:
-            yield (path := ask("path", {"leaf": leaf}))
-            images = dict.fromkeys(
-                part["image"] for turn in path[2]["turns"] for part in turn["parts"]
-            )
-            for turn in [turn for turn in path[2]["turns"] if turn["id"] not in done]:
-                done.add(turn["id"])
-                yield ask("turn", {"id": turn["id"]})
-                if turn["has_prompt"]:
-                    yield (prompt := ask("prompt", {"turn": turn["id"]}))
-                    images |= dict.fromkeys(
-                        p["image"] for m in prompt[2]["messages"] for p in m["parts"]
-                    )
-            for row in path[2]["trained"]:
-                key = {name: str(row[name]) for name in viewer.routes["row"][1]}
-                if (name := dumps(key)) not in done:
-                    done.add(name)
-                    yield ask("row", key)
-            for hash_ in [hash_ for hash_ in images if hash_ and hash_ not in done]:
-                done.add(hash_)
-                data, kind = viewer.image(hash_)
-                yield (
-                    "image",
-                    {"hash": hash_},
-                    f"data:{kind};base64,{base64.b64encode(data).decode()}",
-                )
+    """Yield the answers about a task: its trees, and all that they lead to."""
+    find = "SELECT DISTINCT i.iteration, i.stage FROM item i JOIN tree t USING (iteration, stage) WHERE i.task = ?"
+    places = viewer.browsers[0].fetch(find, (task,))
+    waiting = [("task", {"iteration": str(i), "stage": stage, "task": task}) for i, stage in places]
+    done = set[str]()
+    while waiting:
+        route, params = waiting.pop()
+        if (key := dumps([route, params])) in done:
+            continue
+        done.add(key)
+        if route == "image":
+            data, kind = viewer.image(params["hash"])
+            yield route, params, f"data:{kind};base64,{base64.b64encode(data).decode()}"
+            continue
+        answer = viewer.answer(route, params)
+        waiting += _links(route, params, answer)
+        yield route, params, answer
 
 
-def _ask(viewer: Viewer, route: str, params: Mapping[str, str]) -> Answer:
-    return route, params, viewer.answer(route, params)
+def _links(
+    route: str, params: Mapping[str, str], answer: Fields
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the questions to which an answer leads."""
+    parts = [part for message in answer.get("messages", ()) for part in message["parts"]]
+    if route == "task":
+        if answer["root"]:
+            yield "tree", dict(params)
+        yield from (("path", {"leaf": r["leaf"]}) for r in answer["rollouts"] if r["leaf"])
+    elif route == "path":
+        parts = [part for turn in answer["turns"] for part in turn["parts"]]
+        for turn in answer["turns"]:
+            yield "turn", {"id": turn["id"]}
+            if turn["has_prompt"]:
+                yield "prompt", {"turn": turn["id"]}
+        yield from (("row", {name: str(row[name]) for name in KEY}) for row in answer["trained"])
+    yield from (("image", {"hash": part["image"]}) for part in parts if part["image"])
 
 
 def bundle(files: Mapping[str, bytes], blocks: str = "") -> str:
@@ -360,19 +358,11 @@ def print_task(viewer: Viewer, name: str) -> None:
     for damage in answer["damaged"]:
         console.print(damage)
     for rollout in answer["rollouts"]:
-        given = [
-            name for name in ("score", "answer", "reason", "failure") if rollout[name] is not None
-        ]
-        texts = [
-            f"== {rollout['sample']}: {', '.join(f'{name} {rollout[name]}' for name in given)}"
-        ]
-        path = (
-            viewer.answer("path", {"leaf": rollout["leaf"]}) if rollout["leaf"] else {"turns": []}
-        )
-        for turn in path["turns"]:
-            texts.append(
-                "".join((f"{turn['speaker']}: ", *(part["text"] for part in turn["parts"])))
-            )
+        facts = {name: rollout[name] for name in ("score", "answer", "reason", "failure")}
+        facts_text = ", ".join(f"{name} {fact}" for name, fact in facts.items() if fact is not None)
+        texts, leaf = [f"== {rollout['sample']}: {facts_text}"], rollout["leaf"]
+        for turn in viewer.answer("path", {"leaf": leaf})["turns"] if leaf else ():
+            texts.append(f"{turn['speaker']}: {''.join(part['text'] for part in turn['parts'])}")
             texts += [f"[{call['name']} {call['arguments']}]" for call in turn["calls"]]
             texts += [f"[result: {result['text']}]" for result in turn["results"]]
         for text in texts:

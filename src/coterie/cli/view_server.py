@@ -87,15 +87,15 @@ def _answer(viewer: Viewer, request: Request) -> tuple[dict[str, Any], int]:
 
 
 def _refusal(request: Request, token: str, cookie: str) -> str:
-    """Return why a request is refused; empty for the page's own."""
-    given = request.query_params.get("token", "") if request.url.path == "/" else ""
-    shown = given or request.cookies.get(cookie, "")
-    if not secrets.compare_digest(shown.encode("utf-8", "replace"), token.encode()):
+    """Return why a request is refused; empty for a request of the page."""
+    in_address = request.query_params.get("token", "") if request.url.path == "/" else ""
+    secret = in_address or request.cookies.get(cookie, "")
+    if not secrets.compare_digest(secret.encode("utf-8", "replace"), token.encode()):
         return "the token is missing or wrong"
     # Pages of other programs on this machine are of the same site, and browsers send them this cookie.
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
-    is_own = site in ("none", "same-origin") and origin in (
+    is_same = site in ("none", "same-origin") and origin in (
         None,
         f"http://{request.headers['host']}",
     )
-    return "" if is_own or given else "the request is of another page"
+    return "" if is_same or in_address else "the request is of another page"

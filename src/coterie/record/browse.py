@@ -80,8 +80,8 @@ def merged(facts: Mapping[str, Mapping[str, list[Fields]]], nodes: Collection[st
     }
 
 
-def _values(place: Fields, only: Collection[str] | None) -> Fields:
-    return {**place, "nodes": None if only is None else json.dumps(list(only))}
+def _values(scope: Fields, only: Collection[str] | None) -> Fields:
+    return {**scope, "nodes": None if only is None else json.dumps(list(only))}
 
 
 class Browser:
@@ -178,20 +178,20 @@ class Browser:
         with explained(self.file):
             cursor = (self._snapshot or self.db).execute(find, values)
             columns = [column[0] for column in cursor.description]
-            found = [dict(zip(columns, row, strict=True)) for row in cursor]
+            records = [dict(zip(columns, row, strict=True)) for row in cursor]
         if "whole" not in columns:
-            return found
+            return records
         self.damaged += [
-            f"{name} {r[columns[0]]} differs from its digest" for r in found if not r["whole"]
+            f"{name} {r[columns[0]]} differs from its digest" for r in records if not r["whole"]
         ]
-        return [row for row in found if row.pop("whole")]
+        return [row for row in records if row.pop("whole")]
 
     # -- rollouts of a stage or task, and trees ---------------------------------------------------
 
     def tasks(self, iteration: int, stage: str, only: Collection[str] | None = None) -> Fields:
         """Return the rollouts of a stage (of the tasks in ``only``) as columns, in order of task and sample."""
-        place = {"iteration": iteration, "stage": stage, "task": None}
-        rollouts = self.rollouts(place, self.nodes(place))
+        scope = {"iteration": iteration, "stage": stage, "task": None}
+        rollouts = self.rollouts(scope, self.nodes(scope))
         if only is not None:
             rollouts = [rollout for rollout in rollouts if rollout["task"] in only]
         numbers = {name: n for n, name in enumerate(dict.fromkeys(r["task"] for r in rollouts))}
@@ -201,13 +201,13 @@ class Browser:
             keys = dict.fromkeys(key for key, value in items if not isinstance(value, str))
             answer[group] = {key: rounded(r[group].get(key) for r in rollouts) for key in keys}
         answer["task"] = [numbers[name] for name in answer["task"]]
-        return {**place, **answer, "tasks": list(numbers)}
+        return {**scope, **answer, "tasks": list(numbers)}
 
     def task(self, iteration: int, stage: str, task: str) -> Fields:
         """Return a task's rollouts, with their paths, selections, training rows and reasons for leaving them out."""
-        place = {"iteration": iteration, "stage": stage, "task": task}
-        nodes, root = self.nodes(place), self.root(place)
-        rollouts, credit = self.rollouts(place, nodes), self.credit(place)
+        scope = {"iteration": iteration, "stage": stage, "task": task}
+        nodes, root = self.nodes(scope), self.root(scope)
+        rollouts, credit = self.rollouts(scope, nodes), self.credit(scope)
         if not rollouts and not root:
             raise KeyError(f"{iteration}/{stage} has no task {task!r}")
         facts = self.facts([root, *nodes])
@@ -219,7 +219,7 @@ class Browser:
             rollout |= {"path": path, **merged(facts, [root, *path] if path else [])}
         turns = dict[str, Fields]()
         find = f"SELECT t.id, t.parts, {whole('turn', 't')} AS whole {TURNS} {STAGE} {ORDER}"
-        for row in self.records(find, place, "turn") if len(nodes) <= MAX_TEXTS else ():
+        for row in self.records(find, scope, "turn") if len(nodes) <= MAX_TEXTS else ():
             parts = value_of(tables.PARTS, row["parts"])
             is_hidden = not self.secrets and any(map(is_secret, parts))
             text = None if is_hidden else "".join(part.text for part in parts)
@@ -232,7 +232,7 @@ class Browser:
         find = f"SELECT id, public, {whole('task')} AS whole FROM task WHERE id = ?"
         public = self.records(find, (task,), "task")
         return {
-            **place, "root": root, "nodes": len(nodes), "rollouts": rollouts, "turns": turns, "pairs": pairs,
+            **scope, "root": root, "nodes": len(nodes), "rollouts": rollouts, "turns": turns, "pairs": pairs,
             "is_tree": branches or any(children[pair["node"]] for pair in pairs),
             "public": json.loads(public[0]["public"]) if public else {}, "secrets": self.secrets_of(task),
             "agents": list(dict.fromkeys(n["speaker"] for n in nodes.values() if n["kind"] == "agent")),
@@ -241,11 +241,11 @@ class Browser:
 
     def tree(self, iteration: int, stage: str, task: str) -> Fields:
         """Return the nodes of a task's tree as parallel arrays in depth-first order; node 0 is the root."""
-        place = {"iteration": iteration, "stage": stage, "task": task}
-        root, children = self.root(place), dict[str, list[str]]()
+        scope = {"iteration": iteration, "stage": stage, "task": task}
+        root, children = self.root(scope), dict[str, list[str]]()
         if not root:
             raise KeyError(f"{iteration}/{stage} has no tree of task {task!r}")
-        nodes = {root: {"parent": "", "kind": "", "speaker": "", "tokens": 0}, **self.nodes(place)}
+        nodes = {root: {"parent": "", "kind": "", "speaker": "", "tokens": 0}, **self.nodes(scope)}
         for node, fields in [*nodes.items()][1:]:
             # A turn whose parent is missing is shown below the root.
             fields["parent"] = fields["parent"] if fields["parent"] in nodes else root
@@ -255,17 +255,17 @@ class Browser:
             order.append(waiting.pop())
             waiting += reversed(children.get(order[-1], []))
         index = {node: number for number, node in enumerate(order)}
-        outcomes = {outcome["leaf"]: outcome for outcome in self.outcomes(place)}
+        outcomes = {outcome["leaf"]: outcome for outcome in self.outcomes(scope)}
         graded = {node: o["score"] for node, o in outcomes.items() if o["score"] is not None}
         totals = {node: graded.get(node, 0.0) for node in order}
         counts = {node: int(node in graded) for node in order}
         for node in reversed(order[1:]):  # children come before their parents
             totals[nodes[node]["parent"]] += totals[node]
             counts[nodes[node]["parent"]] += counts[node]
-        credit, sides, reasons = self.credit(place), self.sides(), self.reasons()
+        credit, sides, reasons = self.credit(scope), self.sides(), self.reasons()
         speakers = list(dict.fromkeys((n["kind"], n["speaker"]) for n in nodes.values()))
         depths = along(nodes, dict.fromkeys(nodes, 1), operator.add)
-        labels = dict(self.fetch(f"SELECT t.id, {LABEL_OF} {TURNS} {STAGE}", place))
+        labels = dict(self.fetch(f"SELECT t.id, {LABEL_OF} {TURNS} {STAGE}", scope))
         entries = list[Fields]()
         for node in order:
             fields, numbers, outcome = nodes[node], credit.get(node, {}), outcomes.get(node, {})
@@ -282,24 +282,24 @@ class Browser:
         names = dict.fromkeys(name for numbers in credit.values() for name in numbers)
         columns: Fields = {name: [entry[name] for entry in entries] for name in entries[0]}
         columns["credit"] = {k: rounded(credit.get(n, {}).get(k) for n in order) for k in names}
-        return {**place, "root": root, "speakers": speakers[1:], **columns}
+        return {**scope, "root": root, "speakers": speakers[1:], **columns}
 
     def search(self, iteration: int, stage: str, text: str) -> Fields:
         """Return paths with a turn that contains a text, whatever the case of ASCII letters, and tasks like this."""
-        place = {"iteration": iteration, "stage": stage, "task": None}
+        scope = {"iteration": iteration, "stage": stage, "task": None}
         # The stored text is JSON.
         text = json.dumps(text, ensure_ascii=False)[1:-1]
-        place["text"] = f"%{text.replace('!', '!!').replace('%', '!%').replace('_', '!_')}%"
+        scope["text"] = f"%{text.replace('!', '!!').replace('%', '!%').replace('_', '!_')}%"
         like = "LIKE :text ESCAPE '!'"
         find = f"SELECT t.id, 1 {TURNS} {STAGE} AND (t.parts || t.calls || t.results {like})"
-        matches = dict(self.fetch(find + f" AND NOT {SECRET}" * (not self.secrets), place))
-        below = along(self.nodes(place), matches, max)
-        leaves = [outcome["leaf"] for outcome in self.outcomes(place) if outcome["leaf"] in below]
+        matches = dict(self.fetch(find + f" AND NOT {SECRET}" * (not self.secrets), scope))
+        below = along(self.nodes(scope), matches, max)
+        leaves = [outcome["leaf"] for outcome in self.outcomes(scope) if outcome["leaf"] in below]
         of_task = f"r.task {like} OR k.public {like}"
         find = (
             f"SELECT DISTINCT k.id FROM item r JOIN task k ON k.id = r.task {STAGE} AND ({of_task})"
         )
-        tasks = [task for (task,) in self.fetch(find, place)]
+        tasks = [task for (task,) in self.fetch(find, scope)]
         return {"leaves": leaves[:MAX_MATCHES], "tasks": tasks, "more": len(leaves) > MAX_MATCHES}
 
     def scores(self, iteration: int, stage: str) -> Fields:
@@ -308,7 +308,7 @@ class Browser:
         graded = [o for o in reversed(outcomes) if o["score"] is not None]
         return {"tasks": {o["task"]: (o["score"], o["leaf"]) for o in graded}}
 
-    def nodes(self, place: Fields, only: Collection[str] | None = None) -> dict[str, Fields]:
+    def nodes(self, scope: Fields, only: Collection[str] | None = None) -> dict[str, Fields]:
         """Return turns by id (those in ``only``), without their content, parents before their children."""
         sampled = "length(t.ids) / 4 * (t.logprobs IS NOT NULL) AS tokens"
         columns = f"t.id, t.parent, t.sample, t.kind, t.speaker, {sampled}"
@@ -316,31 +316,31 @@ class Browser:
         # Not by `records`, which takes twice the time; a stage may have 100,000 turns.
         return {
             id_: {"parent": parent, "sample": sample, "kind": kind, "speaker": speaker, "tokens": tokens}
-            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, _values(place, only))
+            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, _values(scope, only))
         }  # fmt: skip
 
-    def root(self, place: Fields) -> str:
+    def root(self, scope: Fields) -> str:
         """Return the root of a task's tree; empty if all of its rollouts failed."""
-        return "".join(root for (root,) in self.fetch(f"SELECT r.root FROM tree r {STAGE}", place))
+        return "".join(root for (root,) in self.fetch(f"SELECT r.root FROM tree r {STAGE}", scope))
 
-    def outcomes(self, place: Fields, only: Collection[str] | None = None) -> list[Fields]:
+    def outcomes(self, scope: Fields, only: Collection[str] | None = None) -> list[Fields]:
         find = (
             "SELECT o.leaf, r.task, o.sample AS number, o.reason, o.truncated AS cut_off, o.score, "
             f"substr(o.answer, 1, {ANSWER}) AS answer, {whole('outcome', 'o')} AS whole FROM tree r "
             f"CROSS JOIN outcome o ON o.tree = r.key {STAGE} {AMONG.format('o.leaf')}"
         )
-        values = _values(place, only)
+        values = _values(scope, only)
         return self.records(f"{find} ORDER BY r.task, o.sample, o.leaf", values, "outcome of leaf")
 
     def rollouts(
-        self, place: Fields, nodes: Mapping[str, Fields], leaf: str | None = None
+        self, scope: Fields, nodes: Mapping[str, Fields], leaf: str | None = None
     ) -> list[Fields]:
-        """Return the rollouts of a stage or task with the columns of :data:`COLUMNS`; with ``leaf``, only its own.
+        """Return the rollouts of a stage or task with the columns of :data:`COLUMNS`.
 
         Args:
-            place: Iteration, stage and task.
+            scope: Iteration, stage and task.
             nodes: Turns of these rollouts.
-            leaf: Leaf of a path.
+            leaf: Leaf of the only rollout; ``None`` for all.
         """
         sampled = {node: fields["tokens"] for node, fields in nodes.items()}
         tokens = along(nodes, sampled, operator.add)
@@ -350,16 +350,16 @@ class Browser:
         trained = along(nodes, dict(self.fetch(count)), operator.add)
         reasons = along(nodes, self.reasons(), lambda above, reason: reason)
         only = None if leaf is None else [leaf]
-        credit = self.credit(place, only)
+        credit = self.credit(scope, only)
         columns = f"r.sample, r.task, r.failure, r.metrics, {whole('item', 'r')} AS whole"
         find = f"SELECT {columns} FROM item r {STAGE} AND r.task != '' {AMONG.format('r.sample')}"
         samples = None if leaf is None else [nodes[leaf]["sample"]]
-        found = self.records(find, _values(place, samples), "item of sample")
-        items = {(item["task"], item["sample"]): item for item in found}
+        stored = self.records(find, _values(scope, samples), "item of sample")
+        items = {(item["task"], item["sample"]): item for item in stored}
         for item in items.values():
             item |= {"metrics": json.loads(item["metrics"]), "credit": {}}
         rollouts = list[Fields]()
-        for outcome in self.outcomes(place, only):
+        for outcome in self.outcomes(scope, only):
             leaf, task = outcome["leaf"], outcome["task"]
             if leaf not in nodes:
                 self.damaged.append(f"turn {leaf} is missing")
@@ -388,7 +388,7 @@ class Browser:
     # -- facts of nodes: credit, selections, reasons and training rows -------------------------------
 
     def credit(
-        self, place: Fields, only: Collection[str] | None = None
+        self, scope: Fields, only: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
         """Return the credit of nodes (those in ``only``) by name; of several settings, the last."""
         find = (
@@ -396,7 +396,7 @@ class Browser:
             f"CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, r.key) {STAGE} {AMONG.format('c.node')} ORDER BY k.key"
         )
         credit = dict[str, dict[str, float]]()
-        for row in self.records(find, _values(place, only), "credit of node"):
+        for row in self.records(find, _values(scope, only), "credit of node"):
             credit.setdefault(row["node"], {})[row["name"]] = row["value"]
         return credit
 

@@ -36,17 +36,17 @@ DAMAGED = "damaged"
 
 def path(browser: Browser, leaf: str) -> Fields:
     """Return the turns from the root to a node, with their tokens and everything that is recorded on them."""
-    tree, place = read_path(browser, leaf)
-    nodes = browser.nodes(place, tree.turns)
-    rollouts = browser.rollouts(place, nodes, leaf) if leaf in nodes else []
-    credit, facts = browser.credit(place, tree.turns), browser.facts([tree.root, *tree.turns])
+    tree, scope = read_path(browser, leaf)
+    nodes = browser.nodes(scope, tree.turns)
+    rollouts = browser.rollouts(scope, nodes, leaf) if leaf in nodes else []
+    credit, facts = browser.credit(scope, tree.turns), browser.facts([tree.root, *tree.turns])
     trained = dict[str, list[Fields]]()
     for row in merged(facts, tree.turns)["trained"]:
         for turn_id, arrays in _by_turn(browser, tree, row).items():
             trained.setdefault(turn_id, []).append({"row": row, **arrays})
     find = f"SELECT t.parent, count(*) {TURNS} {STAGE} AND t.parent {IN} GROUP BY t.parent"
     parents = json.dumps([tree.root, *tree.turns])
-    children = dict(browser.fetch(find, {**place, "nodes": parents}))
+    children = dict(browser.fetch(find, {**scope, "nodes": parents}))
     turns = list[Fields]()
     for turn_id, turn in tree.turns.items():
         logprobs = turn.sample and rounded(turn.sample.logprobs)
@@ -60,7 +60,7 @@ def path(browser: Browser, leaf: str) -> Fields:
             "siblings": children.get(turn.parent, 1), "tokens": tokens if turn.ids else None,
         })  # fmt: skip
     return {
-        **(rollouts or [dict.fromkeys(COLUMNS)])[0], **place, "leaf": leaf, "is_leaf": leaf not in children,
+        **(rollouts or [dict.fromkeys(COLUMNS)])[0], **scope, "leaf": leaf, "is_leaf": leaf not in children,
         "agents": list(dict.fromkeys(turn["speaker"] for turn in turns if turn["kind"] == "agent")),
         "turns": turns, "credit": credit.get(leaf, {}), **merged(facts, [tree.root, *tree.turns]),
     }  # fmt: skip
@@ -86,10 +86,10 @@ def prompt(browser: Browser, turn: str) -> Fields:
 
 def row(browser: Browser, *key: Any) -> Fields:
     """Return a training row, by the values of :data:`KEY`: tokens, targets, and numbers of the optimizer step."""
-    found = browser.records(f"SELECT {ROW} {OF_ROW}", dict(zip(KEY, key, strict=True)))
-    if not found:
+    stored = browser.records(f"SELECT {ROW} {OF_ROW}", dict(zip(KEY, key, strict=True)))
+    if not stored:
         raise KeyError(f"there is no training row {'/'.join(map(str, key))}")
-    fields = found[0]
+    fields = stored[0]
     answer = {
         "row": fields,
         **_numbers(browser, fields),
@@ -98,10 +98,10 @@ def row(browser: Browser, *key: Any) -> Fields:
         "sampler": None,
     }
     if fields["leaf"]:
-        tree, place = read_path(browser, fields["leaf"])
+        tree, scope = read_path(browser, fields["leaf"])
         nodes = [tree.root, *tree.turns]
-        credit = browser.credit(place, [fields["leaf"]]).get(fields["leaf"], {})
-        answer |= {"place": place, "credit": credit, **merged(browser.facts(nodes), nodes)}
+        credit = browser.credit(scope, [fields["leaf"]]).get(fields["leaf"], {})
+        answer |= {"place": scope, "credit": credit, **merged(browser.facts(nodes), nodes)}
         if training_row := _training_row(tree, fields):
             logprobs = (training_row.logprobs or ())[training_row.unpredicted :]
             targets = [plain(replace(target, spans=None)) for target in training_row.targets]
@@ -118,38 +118,38 @@ def row(browser: Browser, *key: Any) -> Fields:
 
 def turn(browser: Browser, id_: str) -> Fields:
     """Return what a turn trained: rows and selections of all paths through it."""
-    tree, place = read_path(browser, id_)
-    below = along(browser.nodes(place), {id_: 1}, max)
+    tree, scope = read_path(browser, id_)
+    below = along(browser.nodes(scope), {id_: 1}, max)
     facts = merged(browser.facts(below), below)
-    leaves = [outcome["leaf"] for outcome in browser.outcomes(place) if outcome["leaf"] in below]
+    leaves = [outcome["leaf"] for outcome in browser.outcomes(scope) if outcome["leaf"] in below]
     trained = [
         fields for fields in facts.pop("trained") if _trains(browser, fields, tree.turns[id_])
     ]
     return {
-        **_turn(browser, tree.turns[id_]), **place, "leaf": leaves[0] if leaves else id_, "leaves": len(leaves),
-        "credit": browser.credit(place, [id_]).get(id_, {}), "rows": trained, **facts,
+        **_turn(browser, tree.turns[id_]), **scope, "leaf": leaves[0] if leaves else id_, "leaves": len(leaves),
+        "credit": browser.credit(scope, [id_]).get(id_, {}), "rows": trained, **facts,
     }  # fmt: skip
 
 
 def read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
-    """Return a tree with one path, to ``node``, and its place; redacted without secrets.
+    """Return a tree with one path, to ``node``, and its scope; redacted without secrets.
 
     A damaged turn has no content. A turn has no sample if its prompt is damaged.
     """
-    found, id_ = dict[str, Any](), node
-    while id_ not in found and (
+    turns, id_ = dict[str, Any](), node
+    while id_ not in turns and (
         row := browser.fetch(f"SELECT *, {whole('turn')} FROM turn WHERE id = ?", (id_,))
     ):
-        found[id_] = row[0]
+        turns[id_] = row[0]
         id_ = row[0][5]
-    if not found:
+    if not turns:
         raise KeyError(f"there is no turn {node}")
-    key = {"tree": found[node][1]}
-    (place,) = browser.records("SELECT iteration, stage, task FROM tree WHERE key = :tree", key)
-    tree = Tree(place["task"], place["stage"], place["iteration"])
+    key = {"tree": turns[node][1]}
+    (scope,) = browser.records("SELECT iteration, stage, task FROM tree WHERE key = :tree", key)
+    tree = Tree(scope["task"], scope["stage"], scope["iteration"])
     if id_ != tree.root:
         browser.damaged.append(f"turn {id_} is missing")
-    for *columns, is_whole in reversed(found.values()):
+    for *columns, is_whole in reversed(turns.values()):
         if is_whole:
             turn = turn_of(columns[4:-1])
         else:
@@ -171,7 +171,7 @@ def read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
         is_readable = request and (not request.previous or _has_prompt(tree, request.previous))
         if turn.prompt and not is_readable:
             tree.turns[id_] = replace(turn, sample=None, author=turn.writer, request=None)
-    return (tree if browser.secrets else redact(tree)), place
+    return (tree if browser.secrets else redact(tree)), scope
 
 
 def _has_prompt(tree: Tree, turn: str) -> bool:
@@ -270,8 +270,8 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[int]]:
     for piece in pieces:
         # Some tokenizers move spaces when a later token follows, so that a piece is found without them.
         core = piece if text.startswith(piece, start) else piece.strip()
-        found = text.find(core, start, start + len(piece) + 2)
-        stop = found + len(core) if found >= 0 else start
+        position = text.find(core, start, start + len(piece) + 2)
+        stop = position + len(core) if position >= 0 else start
         units += len(text[start:stop].encode("utf-16-le", "surrogatepass")) // 2
         offsets.append(units)
         start = stop
