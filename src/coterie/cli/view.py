@@ -15,6 +15,7 @@ import webbrowser
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -200,12 +201,15 @@ def serve(viewer: Viewer, port: int, *, opens: bool) -> None:
             f"from another machine: ssh -N -L {port}:{HOST}:{port} {login}, then open this address there"
         )
         console.print("Ctrl-C ends it")
-        # Without a display, a text browser would take the terminal over.
-        if opens and (
-            os.uname().sysname == "Darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-        ):
-            webbrowser.open(url)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), TemporaryDirectory() as private:
+            # Without a display, a text browser would take the terminal over.
+            if opens and (
+                os.uname().sysname == "Darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+            ):
+                # Other users see the arguments of programs, which must not have the token.
+                link = Path(private) / "view.html"
+                link.write_text(f'<meta http-equiv="refresh" content="0;url={url}">')
+                webbrowser.open(link.as_uri())
             uvicorn.Server(config).run(sockets=[listener])
     console.print("stopped")
 
