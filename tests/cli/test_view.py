@@ -76,6 +76,7 @@ def folder(tmp_path_factory) -> Path:
             image = tree.add_image(PNG)
             first = make_turn(tree.root, Speaker("environment", text), [Part(text, image=image)])
             tree.add(first)
+            sampled(tree, first.id, "Alice", f"A candidate {text}", Part(text))
             leaf = sampled(tree, first.id, "Alice", f"I say {text}", Part(text))
             hidden = Part(f"{GOLD} ", frozenset({"critic"}), "secret:gold")
             leaf = sampled(tree, leaf, "critic", "A good answer", Part("Gold: "), hidden)
@@ -240,6 +241,9 @@ def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp
         "prompt",
         "image",
     }
+    paths = [answer["turns"] for key, answer in answers.items() if json.loads(key)[0] == "path"]
+    said = [turn["parts"][0]["text"] for path in paths for turn in path]
+    assert f"A candidate {HOSTILE[0]}" in said, "a turn that no rollout goes on with"
     assert TASKS[2] not in {answer["task"] for answer in answers.values() if "nodes" in answer}
     monkeypatch.setattr(view_module, "MAX_EXPORT", 60_000)
     with pytest.raises(view_module.UserError, match=r"\d of its 8 tasks fit"):

@@ -285,10 +285,12 @@ def _links(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the questions to which an answer leads."""
     parts = [part for message in answer.get("messages", ()) for part in message["parts"]]
-    if route == "task":
-        if answer["root"]:
-            yield "tree", dict(params)
-        yield from (("path", {"leaf": r["leaf"]}) for r in answer["rollouts"] if r["leaf"])
+    if route == "task" and answer["root"]:
+        yield "tree", dict(params)
+    elif route == "tree":
+        # Not only the rollouts: candidates of a turn end here, too.
+        inner = {0, *answer["parent"]}
+        yield from (("path", {"leaf": id_}) for n, id_ in enumerate(answer["id"]) if n not in inner)
     elif route == "path":
         parts = [part for turn in answer["turns"] for part in turn["parts"]]
         for turn in answer["turns"]:
