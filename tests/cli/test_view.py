@@ -267,6 +267,23 @@ def test_modules_become_one_script_that_runs(tmp_path):
     assert result.stdout == "5 </script>\n"
 
 
+def test_two_runs_are_compared_by_the_tasks_that_both_have(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    with Store.open(tmp_path / "other/store.sqlite") as store, store.transaction() as db:
+        of_task = "SELECT leaf FROM outcome JOIN tree ON tree = key WHERE task = ?"
+        db.execute(f"DELETE FROM outcome WHERE leaf IN ({of_task})", TASKS[:1])
+    viewer = Viewer([folder, tmp_path / "other"], show_secrets=False)
+    answer = viewer.answer("compare", {"a": "0/0/evaluate", "b": "1/0/evaluate"})
+    assert (
+        answer["tasks"] == sorted(TASKS[1:]) and answer["a_score"] == answer["b_score"] == [1.0] * 7
+    )
+    assert viewer.answer("overview", {})["compare"] == {"name": "other"}
+    leaf = viewer.answer("path", {"leaf": answer["b_leaf"][0], "run": "1"})
+    assert leaf["task"] == answer["tasks"][0] and leaf["score"] == 1.0
+    for browser in viewer.browsers:
+        browser.close()
+
+
 def test_dialogues_are_printed_without_control_characters(cli: Cli, folder):
     result = cli("view", folder, "--text", f"0/rollout/{TASKS[5]}")
     assert result.code == 0 and "I say \ufffd[2J\ufffd" in result.out
@@ -302,20 +319,3 @@ def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):
         for s in overview["stages"]
     }
     assert stages[0, "rollout"] == (8, 16, 8)
-
-
-def test_two_runs_are_compared_by_the_tasks_that_both_have(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "other")
-    with Store.open(tmp_path / "other/store.sqlite") as store, store.transaction() as db:
-        of_task = "SELECT leaf FROM outcome JOIN tree ON tree = key WHERE task = ?"
-        db.execute(f"DELETE FROM outcome WHERE leaf IN ({of_task})", TASKS[:1])
-    viewer = Viewer([folder, tmp_path / "other"], show_secrets=False)
-    answer = viewer.answer("compare", {"a": "0/0/evaluate", "b": "1/0/evaluate"})
-    assert (
-        answer["tasks"] == sorted(TASKS[1:]) and answer["a_score"] == answer["b_score"] == [1.0] * 7
-    )
-    assert viewer.answer("overview", {})["compare"] == {"name": "other"}
-    leaf = viewer.answer("path", {"leaf": answer["b_leaf"][0], "run": "1"})
-    assert leaf["task"] == answer["tasks"][0] and leaf["score"] == 1.0
-    for browser in viewer.browsers:
-        browser.close()

@@ -253,7 +253,8 @@ def _run_answers(viewer: Viewer, tasks: Collection[str]) -> Iterator[Answer]:
             columns = browser.answer(type(browser).tasks, iteration, name, tasks)
             yield "tasks", {"iteration": str(iteration), "stage": name}, columns
     evaluated = [f"0/{stage['iteration']}/{stage['stage']}" for stage in overview["evaluations"]]
-    for a, b in itertools.combinations(evaluated, 2):
+    pairs = [*itertools.pairwise(evaluated), *((evaluated[0], last) for last in evaluated[2:])]
+    for a, b in pairs:
         answer = viewer.answer("compare", {"a": a, "b": b})
         kept = [index for index, task in enumerate(answer["tasks"]) if task in tasks]
         columns = {name: [v[i] for i in kept] for name, v in answer.items() if isinstance(v, list)}
