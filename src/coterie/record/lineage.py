@@ -121,7 +121,7 @@ def turn(browser: Browser, id_: str) -> Fields:
     tree, scope = read_path(browser, id_)
     below = along(browser.nodes(scope), {id_: 1}, max)
     facts = merged(browser.facts(below), below)
-    leaves = [outcome["leaf"] for outcome in browser.outcomes(scope) if outcome["leaf"] in below]
+    leaves = [outcome["leaf"] for outcome in browser.outcomes(scope, below)]
     trained = [
         fields for fields in facts.pop("trained") if _trains(browser, fields, tree.turns[id_])
     ]
