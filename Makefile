@@ -18,7 +18,7 @@ WITH_TRACKERS := .venv-trackers
 WITH_COMLRL := .venv-comlrl
 PYTHON312 ?= python3.12
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint viewer-vendor tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -101,6 +101,10 @@ test-cluster: $(WITH_VLLM)/.ready
 # BASE=COMMIT takes another base, WRITE=1 writes tests/golden/expected.json anew.
 golden: $(VENV)/.dev
 	$(PY) -m tests.golden --methods "$(METHODS)" --base "$(BASE)" $(if $(WRITE),--write)
+
+# The JavaScript libraries of coterie view, from npm, with licenses and checksums.
+viewer-vendor: $(VENV)/.run
+	$(PY) scripts/viewer_vendor.py
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff format --check .
