@@ -319,3 +319,29 @@ def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):
         for s in overview["stages"]
     }
     assert stages[0, "rollout"] == (8, 16, 8)
+
+
+def test_an_export_is_read_from_disk_without_any_request(viewer, tmp_path, browser):
+    export_page(viewer, TASKS, tmp_path / "why.html")
+    page, events = browser.new_page(), list[str]()
+    page.on("console", lambda message: events.append(message.text))
+    page.on("pageerror", lambda error: events.append(str(error)))
+    page.on("dialog", lambda dialog: (events.append("dialog"), dialog.dismiss()))
+    page.on("request", lambda request: events.append(request.url))
+    address = (tmp_path / "why.html").as_uri()
+    page.goto(address)
+    page.wait_for_selector("text=iteration")
+    page.click("nav >> text=Tasks")
+    page.wait_for_selector(".line a")
+    shown = page.inner_text("main")
+    assert all(task in shown for task in TASKS[:4]) and not {*shown} & {*"\u202e\x1b\x07\u2028"}
+    page.locator(".line a", has_text="t0 ").click()
+    page.locator("td a").first.click()
+    page.wait_for_selector(".tokens")
+    # Each token of the turn is there, and none of the right answer, which only the critic reads.
+    leaf = page.evaluate("location.hash.split('/').at(-1)")
+    turns = viewer.answer("path", {"leaf": leaf})["turns"]
+    turn = next(turn for turn in turns if turn["tokens"] and turn["tokens"]["text"])
+    assert page.locator(".tokens >> nth=0").locator(".k").count() == len(turn["tokens"]["ids"])
+    assert GOLD not in page.content()
+    assert {event for event in events if not event.startswith("data:")} == {address}
