@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import UserError
-from coterie.record.rows import TrainedRow, Update
+from coterie.record.rows import LabeledTrajectory, Row, Target, TrainedRow, Update, trained_rows
 from coterie.record.store import Credit, Selection, Store, copy_step
 from coterie.record.tables import write_tree
 from coterie.record.tree import (
@@ -375,6 +375,13 @@ def test_rows_of_an_optimizer_step_come_back_and_replace_those_of_an_earlier_att
             assert numbers == ([1, 2] if name == "s.db" else [])
     with Store.open(tmp_path / "s.db") as store:
         assert store.update(0, "train", "policy", 1).rows[0].weight == 1.0
+
+
+def test_a_row_of_a_labeled_trajectory_has_its_label():
+    row = Row((1, 2), (Target(1, 2, "policy@0"),), origin="rows.jsonl:1")
+    items = [LabeledTrajectory((row,), success) for success in (True, False)]
+    trained = trained_rows(items, [(0, {"loss": 0.5}), (1, {"loss": 0.5})], arrays=True)
+    assert [one.metrics["success"] for one in trained] == [1.0, 0.0]
 
 
 def test_a_row_of_a_step_takes_few_bytes(tmp_path):

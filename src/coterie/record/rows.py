@@ -452,6 +452,8 @@ def trained_rows(
         numbers = {name: float(value) for name, value in values.items() if np.ndim(value) == 0}
         of_tokens = {name: np.asarray(value) for name, value in values.items() if np.ndim(value)}
         sides = {"": (item,) if isinstance(item, Row) else getattr(item, "rows", ())}
+        if isinstance(item, LabeledTrajectory):
+            numbers["success"] = float(item.success)
         references: Mapping[str, float] = {}
         if isinstance(item, Pair):
             sides = {"chosen": item.chosen, "rejected": item.rejected}
