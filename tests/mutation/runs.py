@@ -199,6 +199,8 @@ FAULTS = (
         result(lambda steps: dict(list(steps.items())[:1])),
         [NEXT_RUN],
     ),
+    # Checks of a run's health: none ever fires.
+    Fault("coterie.reports.health:Rule.breaks", returns(False), ["tests/reports/test_health.py"]),
     # Checkpoints by step.
     Fault(
         "coterie.runs.reinforce_record:updates_after",

@@ -18,7 +18,13 @@ from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.runs.joint_critic import JointPath
-from coterie.runs.reinforce_batch import AgentPath, StepBatch, StepSamples, informative_tasks
+from coterie.runs.reinforce_batch import (
+    AgentPath,
+    StepBatch,
+    StepSamples,
+    distribution_metrics,
+    informative_tasks,
+)
 from coterie.runs.reinforce_record import LEFT_OUT
 from coterie.runs.reinforce_settings import (
     AdvantageSettings,
@@ -335,6 +341,39 @@ def updated(paths: Sequence[AgentPath], *policies: Policy, **steps: int) -> dict
     bonus = PolicyLossSettings(entropy_coef=0.01)  # all rows have a gradient
     learners: Any = policies
     return update(paths, learners, ReinforceSettings(steps=StepSettings(**steps), loss=bonus), "s")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("policy_kl", 0.0), ("engine_kl", 0.5)])
+def test_trainer_and_sampler_are_compared_before_the_first_update(
+    name: str, expected: float
+) -> None:
+    class Measured(Policy):
+        def step(self, rows: Sequence[Row]) -> dict[str, float]:
+            super().step(rows)
+            moved = float(len(self.steps) - 1)
+            return {"policy_kl": moved, **({name: moved + 0.5} if name == "engine_kl" else {})}
+
+    paths = [path("1", 1.0, "p@0", task="a"), path("2", 1.0, "p@0", task="b")]
+    metrics = updated(paths, Measured(), minibatches_per_step=2)
+    assert metrics["policy/sampler_kl"] == expected and metrics["policy/policy_kl"] == 0.5
+
+
+def test_a_step_reports_how_rewards_lengths_and_replies_are_distributed() -> None:
+    rewards = (0.0, 0.25, 0.75, 1.0, 1.0, None)
+    paths = [path(str(n), reward, *["p@0"] * (n + 1)) for n, reward in enumerate(rewards)]
+    # Two rollouts of another task are equal; a group of one says nothing.
+    paths += [path("6", 1.0, "p@0", task="b"), path("7", 1.0, "p@0", task="b")]
+    paths += [path("8", 0.0, "p@0", task="c")]
+    paths[0] = replace(paths[0], call_errors=(True, False, False))
+    paths[1] = replace(paths[1], call_errors=(False,))
+    lengths = {"tokens_wrong": [2, 3, 2], "tokens_right": [4, 5, 6, 2, 2]}
+    expected = {
+        "reward_p10": 0.0, "reward_p50": 0.75 + 0.25, "reward_p90": 1.0, "reward_at_min": 2 / 8,
+        "reward_at_max": 4 / 8, "distinct": (1.0 + 0.5) / 2, "call_errors": 1 / 4,
+    }  # fmt: skip
+    expected |= {name: sum(of) / len(of) for name, of in lengths.items()}
+    assert distribution_metrics(paths) == pytest.approx(expected)
+    assert distribution_metrics([]) == {}
 
 
 def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on() -> None:

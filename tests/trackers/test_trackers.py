@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce import step_records
+from coterie.runs.reinforce_batch import step_stage
+from coterie.runs.reinforce_record import step_records
 from coterie.runs.run import FINISHED
 from tests.conftest import FEW, Cli, once, refused
 from tests.helpers.run_rl import SMALL as REINFORCED
@@ -21,6 +23,7 @@ from tests.helpers.write_rows import write_jsonl
 
 pytest.importorskip("swanlab", reason="make test-trackers installs the trackers")
 
+ROLLOUTS = "reinforce/rollouts"
 Points = dict[str, list[tuple[int, float]]]
 """Steps and values by metric, in the order in which they were logged."""
 
@@ -182,6 +185,57 @@ def test_all_metrics_of_a_run_arrive(tracker: str, recipe: str, cli: Cli, tmp_pa
         assert values == pytest.approx([value for _, value in expected], rel=1e-6), name
     for name, numbers in stage_values(Path("run")).items():
         assert [value for _, value in points[name]] == pytest.approx(numbers, rel=1e-6), name
+
+
+def wandb_rollouts(tracking: Path) -> dict[int, list[dict[str, Any]]]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    result = {}
+    for file in tracking.rglob("*.wandb"):
+        for record in log_records(file.read_bytes(), header=7):
+            history = Record.FromString(record).history
+            row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in history.item}
+            if path := row.get(f"{ROLLOUTS}/path"):
+                (table,) = tracking.rglob(Path(path).name)
+                read = json.loads(table.read_text())
+                rows = [dict(zip(read["columns"], one, strict=True)) for one in read["data"]]
+                result[int(row["step"])] = rows
+    return result
+
+
+def trackio_rollouts(tracking: Path) -> dict[int, list[dict[str, Any]]]:
+    from trackio.utils import TRACKIO_DIR
+
+    result: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    find = "SELECT step, messages, metadata FROM traces WHERE run_name LIKE ? AND key = ?"
+    name = f"%-{(tracking / 'id').read_text()[:8]}"
+    with closing(sqlite3.connect(TRACKIO_DIR / "coterie.db")) as database:
+        for step, messages, facts in database.execute(find, (name, ROLLOUTS)):
+            texts = [message["content"] for message in json.loads(messages)]
+            result[step].append({**json.loads(facts), "messages": "\n".join(texts)})
+    return result
+
+
+@pytest.mark.parametrize(
+    ("tracker", "read"), [("wandb", wandb_rollouts), ("trackio", trackio_rollouts)]
+)
+def test_rollouts_of_each_step_arrive_with_their_messages(
+    tracker: str, read: Callable[[Path], dict[int, list[dict[str, Any]]]], cli: Cli
+) -> None:
+    words = [*RECIPES["rl"], f"tracker={tracker}", "tracker_samples=3", "--folder", "run"]
+    assert cli("run", *words).code == 0
+    steps = read(Path("run/tracking"))
+    with Store.open("run/store.sqlite", read_only=True) as store:
+        for number, record in step_records(store, 0, REINFORCE).items():
+            rollouts = steps.pop(int(record["policy/updates"]))
+            assert len(rollouts) == 3
+            for rollout in rollouts:
+                tree = store.tree(0, step_stage(REINFORCE, number), rollout["task"])
+                (leaf,) = (o.leaf for o in tree.outcomes.values() if o.sample == rollout["sample"])
+                said = [t.text for t in tree.path(leaf) if t.speaker.name == rollout["agent"]]
+                assert all(text in rollout["messages"] for text in said) and said
+                assert isinstance(rollout["reward"], float)
+    assert not steps
 
 
 @pytest.mark.parametrize("tracker", READERS)

@@ -397,6 +397,8 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
     measured = loss.measures([row], [[values]])
     ratios = measured["engine_ratio"]
     assert ratios.extremes and ratios.values.tolist() == pytest.approx(raw), "before any cut"
+    estimates = [ratio - 1 - math.log(ratio) for ratio in (0.5, 2.0, 8.0)]
+    assert measured["engine_kl"].values.tolist() == pytest.approx(estimates), "of single tokens"
     if importance != "off":
         cut = [ratio > cap for ratio in raw]
         assert measured["engine_cut_share"].values.tolist() == cut
@@ -448,6 +450,8 @@ def test_clips_are_counted_where_they_keep_a_token_from_moving():
     values = read(2.0, 0.5, 1.0, 2.0, 0.5, 20.0)
     measured = objective(dual_clip=10.0).measures([row], [[values]])
     assert measured["clip_share"].values.tolist() == [1, 0, 0, 0, 1, 1]
+    assert measured["clip_share_low"].values.tolist() == [0, 0, 0, 0, 1, 0]
+    assert measured["clip_share_high"].values.tolist() == [1, 0, 0, 0, 0, 1]
     assert measured["policy_kl"].values[2] == 0
     assert measured["entropy"].values.tolist() == [1] * 6
 

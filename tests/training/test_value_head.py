@@ -384,6 +384,12 @@ def test_the_bradley_terry_loss_is_that_of_the_margin(reduction):
     objective = DPO(DPOSettings(beta=0.1, reduction=reduction))
     losses = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
     assert losses.tolist() == pytest.approx([2.0 * math.log1p(math.exp(-0.1 * margin))])
+    measured = objective.measures([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
+    assert {name: measure.values.tolist() for name, measure in measured.items()} == {
+        "margin": [pytest.approx(0.1 * margin)],
+        "accuracy": [margin > 0],
+        "chosen_logprob": [pytest.approx(expected[0])],
+    }
     assert objective.count(pair) == 2.0
 
 

@@ -44,6 +44,7 @@ from coterie.recipes.rl_plan import check_roles, plan_reinforcement, teacher_sec
 from coterie.recipes.rl_settings import PRIVILEGED, PolicySettings, RLSettings, critic_roles
 from coterie.record.rows import Row
 from coterie.record.tree import LeftOut, Metrics
+from coterie.reports.health import step_warnings
 from coterie.reports.page import Section
 from coterie.rewards.advantages import (
     gae,
@@ -212,6 +213,7 @@ async def reinforce(
             PathReward(s.reward),
             recipe.settings.seed,
             train_step,
+            step_warnings,
             learners,
             critics,
             heldout=recipe.heldout_tasks() if s.steps.evaluate_every else (),
@@ -518,9 +520,14 @@ def update(
             if rows and _has_gradient(learner, rows, s):
                 if learner.config.init_from is None:  # not a critic
                     trained += sum(row.target_count for row in rows)
-                for name, value in learner.step(rows).items():
+                metrics = learner.step(rows)
+                for name, value in metrics.items():
                     if name not in TOTALS:
                         sums.setdefault(f"{learner.role}/{name}", []).append(value)
+                # The weights are the sampler's only before the first optimizer step.
+                sampler_kl = metrics.get("engine_kl", metrics.get("policy_kl"))
+                if sampler_kl is not None:
+                    sums.setdefault(f"{learner.role}/sampler_kl", [sampler_kl])
     if too_long and not fits:
         longest = max(learner.trainer.longest for learner in learners)
         raise UserError(

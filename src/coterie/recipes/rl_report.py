@@ -7,6 +7,7 @@ from coterie.recipes.base import Recipe
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, ExampleSample, described, example
+from coterie.reports.health import step_warnings
 from coterie.reports.page import Section
 from coterie.rewards.advantages import turn_ends
 from coterie.runs.group_queue import groups_taken
@@ -16,7 +17,6 @@ from coterie.runs.reinforce_record import (
     OF_ROLES,
     TERM,
     heldout_means,
-    learning_warnings,
     sampling_warnings,
     step_records,
     trained_roles,
@@ -88,11 +88,12 @@ def step_sections(
     if not records:
         return ()
     greedy = not recipe.settings.evaluate.temperature
-    texts = [*sampling_warnings(run, iteration, greedy=greedy), *learning_warnings(records)]
+    means = heldout_means(run, iteration)
+    texts = [*sampling_warnings(run, iteration, greedy=greedy), *step_warnings(records, means)]
     rows = tuple((text,) for text in texts)
     sections = [Section(f"warnings-{iteration}", "Warnings", "", ("warning",), rows)]
     charts = list[Chart]()
-    if len(means := heldout_means(run, iteration)) > 1:
+    if len(means) > 1:
         scores = {n: float(means[n]["score"]) for n in sorted(means)}
         points = [Point(n, scores[n], f"step {n}: held-out score {scores[n]:.3f}") for n in scores]
         charts.append(_chart(f"score-{iteration}", "Held-out score by step", "score", points))

@@ -465,6 +465,28 @@ class Store:
                     if call.id in by_call:
                         yield call, by_call[call.id]
 
+    def stage_counts(self) -> list[dict[str, Any]]:
+        """Return iteration, stage and shares of rollouts of each stage with trees; digests are not checked.
+
+        ``failed_share`` counts failed rollouts, and ungraded ones where others are graded; ``truncated`` those that a
+        limit cut off.
+        """
+        find = (
+            "SELECT t.iteration, t.stage, count(*), sum(o.truncated), sum(o.score IS NULL), ("
+            "SELECT count(*) FROM item i WHERE i.failure NOTNULL AND i.task != '' "
+            "AND (i.iteration, i.stage) = (t.iteration, t.stage)) "
+            "FROM tree t JOIN outcome o ON o.tree = t.key GROUP BY 1, 2"
+        )
+        return [
+            {
+                "iteration": iteration,
+                "stage": stage,
+                "truncated": cut_off / ended,
+                "failed_share": (failed + ungraded * (ungraded < ended)) / (ended + failed),
+            }
+            for iteration, stage, ended, cut_off, ungraded, failed in self._fetch(find)
+        ]
+
     def credit(
         self,
         settings: str,

@@ -106,6 +106,7 @@ class GroupQueue:
         for group in groups:
             del self._paths[group]
         samples.staleness = sum(age * count for age, count in ages) / max(tokens, 1)
+        samples.staleness_max = max((age for age, _ in ages), default=0)
         self.taken.update(groups)
         self._ready = [group for group in self._ready if group not in self.taken]
         return samples

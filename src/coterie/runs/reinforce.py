@@ -36,10 +36,12 @@ from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import (
     StepBatch,
     StepSamples,
+    distribution_metrics,
     informative_tasks,
     paths_of,
     role_metrics,
     running_means,
+    shown_rollouts,
     standard_error,
     step_credit,
     step_stage,
@@ -53,7 +55,6 @@ from coterie.runs.reinforce_record import (
     is_constant,
     is_distilled,
     kept_steps,
-    learning_warnings,
     no_signal_error,
     sampling_warnings,
     step_records,
@@ -81,6 +82,7 @@ TrainStep = Callable[
     [StepSamples, Sequence[Learner], Sequence[Learner], ReinforceSettings, str, Collection[str]],
     tuple[StepBatch, dict[str, float]],
 ]
+StepWarnings = Callable[[Mapping[int, Metrics], Mapping[int, Metrics], bool], Sequence[str]]
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class ReinforcementLoop:
     seed: int
     train_step: TrainStep
     """Trains the policies and their critics on the rollouts of a step (:func:`coterie.recipes.rl.train_step`)."""
+    step_warnings: StepWarnings
+    """Checks the metrics of the steps so far (:func:`coterie.reports.health.step_warnings`)."""
     policies: Sequence[LearnerConfig]
     critics: Sequence[LearnerConfig] = ()
     """Critic of each policy, or one of the joint state; none without critics."""
@@ -151,9 +155,9 @@ class ReinforcementLoop:
                         pace.add(1, now := time.monotonic())
                         seconds_left = pace.left(now, evidence=0.0)
                         line = describe_step(self._step_count, steps.count, self._records[step])
-                        progress.say(
-                            f"{line}, {duration(seconds_left)} left" if seconds_left else line
-                        )
+                        line += f", {duration(seconds_left)} left" if seconds_left else ""
+                        warnings = ", ".join(self._warnings(brief=True))
+                        progress.say(f"{line}; warning: {warnings}" if warnings else line)
                         # The first groups show whether sampling is much worse than the start's
                         # greedy score.
                         if step == 0:
@@ -211,7 +215,8 @@ class ReinforcementLoop:
         }
         if queue:
             staleness = round(samples.staleness, 4)
-            metrics |= {"staleness": staleness, GROUPS: json.dumps(samples.groups)}
+            metrics |= {"staleness": staleness, "staleness_max": samples.staleness_max}
+            metrics |= {GROUPS: json.dumps(samples.groups)}
         key = ItemKey(self.iteration, REINFORCE, "", f"{STEP}{step:05d}")
         trained = [*self._updates_of(step)]
         # A repeated step keeps its first record.
@@ -224,7 +229,10 @@ class ReinforcementLoop:
                 updates=trained,
                 metrics=metrics,
             )
-        self.run.tracker.stage(REINFORCE, metrics, self._learners[0].trainer.done)
+        tracker, done = self.run.tracker, self._learners[0].trainer.done
+        tracker.stage(REINFORCE, metrics, done)
+        place = (self.run.store, self.iteration, step)
+        tracker.show(shown_rollouts(*place, samples, batch, tracker.samples), done)
         if unmeasured:
             self._progress.say(
                 f"reward.measures weighs {', '.join(unmeasured)}, which no dialogue of this step has; it counts as 0. "
@@ -560,6 +568,9 @@ class ReinforcementLoop:
     def _updates(self, step: int, learner: Learner) -> int:
         return updates_after(self._records, step, learner.role)
 
+    def _warnings(self, *, brief: bool = False) -> Sequence[str]:
+        return self.step_warnings(self._records, heldout_means(self.run, self.iteration), brief)
+
     def _warn(self, warnings: Sequence[str]) -> None:
         for warning in warnings:
             self._progress.say(f"warning: {warning}")
@@ -601,7 +612,7 @@ class ReinforcementLoop:
         if self._best is not None:
             for learner in self._learners:
                 finish_with(learner.trainer.folder, self._updates(self._best, learner))
-        self._warn(learning_warnings(self._records))
+        self._warn(self._warnings())
         # A single step's reward is noisy, so the last tenth of the steps is reported.
         tenth = max(self.settings.steps.count // 10, 1)
         steps = [self._records[step] for step in sorted(self._records)]
@@ -632,6 +643,7 @@ def step_metrics(
     # share a leaf, too, and each counts.
     outcomes = {(path.outcome.leaf, path.outcome.sample): path.outcome for path in paths}.values()
     thought = _mean([float(path.thought_tokens) for path in paths])
+    ungraded = {path.outcome.leaf for path in paths if path.sampled.total is None}
     return {
         "reward": _mean(rewards),
         "reward_error": standard_error(rewards),
@@ -640,6 +652,8 @@ def step_metrics(
         **({"thought_tokens": thought} if thought else {}),
         "turns": _mean([float(path.turns) for path in paths]),
         "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
+        "failed_share": (failed + len(ungraded)) / max(samples.sample_count, 1),
+        **distribution_metrics(paths),
         "groups_informative": len(batch.informative),
         **batch.counts,
         "paths": len(batch.paths),

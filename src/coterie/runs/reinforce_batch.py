@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.environments.qa_metrics import TEACHER
 from coterie.models.chat import ChatRenderer
+from coterie.record.export import chat
 from coterie.record.rows import Edit, Row, recontext, rows, view
 from coterie.record.store import Store
 from coterie.record.tree import Credit, LeftOut, Metrics, Outcome, Task, Tree
@@ -24,7 +25,9 @@ from coterie.rewards.advantages import (
 from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings, add_terms
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.joint_critic import JointPath, JointReader
+from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_record import REWARDED, TERM
+from coterie.training.settings import Rollout
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.runs.roles import Learner, LearnerConfig
@@ -54,6 +57,8 @@ class AgentPath:
     """States of all agents, for the critic of the joint state."""
     teacher_rows: tuple[Row, ...] = ()
     """The same turns after prompts with secrets, for a privileged teacher. They are never trained on."""
+    call_errors: tuple[bool, ...] = ()
+    """For each result of the agent's tool calls, whether it is an error."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -153,9 +158,13 @@ def _of_sample(
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         states = tuple(_last_message(tree, turn) for turn in turn_ends(agent_rows))
+        speakers = {turn.id: turn.speaker.name for turn in path}
+        # Results follow the turn with their calls.
+        results = [turn.results for turn in path if speakers.get(turn.parent) == agent]
         yield AgentPath(
             *(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {}, states),
             joint.path(tree, outcome, path, agent, rewards) if joint else None,
+            call_errors=tuple(result.error for of_turn in results for result in of_turn),
         )
 
 
@@ -309,6 +318,7 @@ class StepSamples:
     """Dropped paths of older weights, which ``paths`` does not have."""
     staleness: float = 0.0
     """Mean age of the tokens of ``paths`` in steps."""
+    staleness_max: int = 0
     teacher: Any = None
     """Model whose log-probs the policies distill, if there is one."""
     trained_roles: Sequence[str] = ()
@@ -399,6 +409,66 @@ def with_teacher_of(path: AgentPath, scored: AgentPath) -> AgentPath:
     return replace(path, rows=tuple(path_rows))
 
 
+def distribution_metrics(paths: Sequence[AgentPath]) -> dict[str, float]:
+    """Return metrics of a step's paths beside the means.
+
+    Deciles of the rewards and the shares at their ends; the mean length of right and wrong paths (score above 0.5 or
+    not); the mean share of ``distinct`` paths in a group; the share of tool calls with an error.
+    """
+    metrics = dict[str, float]()
+    rewards = sorted(total for path in paths if (total := path.sampled.total) is not None)
+    if rewards:
+        last = len(rewards) - 1
+        metrics |= {f"reward_p{n}": rewards[round(last * n / 100)] for n in (10, 50, 90)}
+        metrics |= {
+            f"reward_at_{name}": rewards.count(end) / len(rewards)
+            for name, end in (("min", rewards[0]), ("max", rewards[-1]))
+        }
+    lengths: dict[str, list[int]] = {}
+    groups: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+    for path in paths:
+        if path.outcome.score is not None:
+            verdict = "right" if path.outcome.score > 0.5 else "wrong"
+            lengths.setdefault(f"tokens_{verdict}", []).append(path.tokens)
+        of_group = groups.setdefault((path.sampled.group, path.agent), [])
+        of_group.append(tuple(row.ids for row in path.rows))
+    metrics |= {name: fmean(tokens) for name, tokens in lengths.items()}
+    shares = [len(set(group)) / len(group) for group in groups.values() if len(group) > 1]
+    metrics |= {"distinct": fmean(shares)} if shares else {}
+    errors = [error for path in paths for error in path.call_errors]
+    return metrics | ({"call_errors": fmean(errors)} if errors else {})
+
+
+def shown_rollouts(
+    store: Store, iteration: int, step: int, samples: StepSamples, batch: StepBatch, count: int
+) -> list[Rollout]:
+    """Return ``count`` evenly spaced paths of a step as messages, with rewards and mean advantages."""
+    paths = samples.paths if samples.measured is None else samples.measured
+    draws = {task: draw for draw, task in samples.groups}
+    advantages = {
+        (path.agent, path.sampled.path): [n for row in path.rows for n in row.advantages or ()]
+        for path in batch.paths
+    }
+    rollouts = list[Rollout]()
+    for path in paths[:: max(1, len(paths) // max(1, count))][:count]:
+        stage = step_stage(REINFORCE, draws.get(path.task, step))
+        tree, last_turn = store.tree(iteration, stage, path.task), path.rows[-1].targets[-1].turn
+        prompt = tree.turns[last_turn].prompt
+        assert prompt is not None, "a trained turn was sampled after a prompt"
+        # The last prompt of an agent has everything that it saw and said before.
+        seen = [*tree.messages(tree.requests[prompt]), Message("assistant", turn=last_turn)]
+        values = advantages.get((path.agent, path.sampled.path))
+        rollouts.append({
+            "task": path.task,
+            "agent": path.agent,
+            "sample": path.outcome.sample,
+            "reward": path.sampled.total,
+            "advantage": fmean(values) if values else None,
+            "messages": chat(tree, seen, path.agent),
+        })  # fmt: skip
+    return rollouts
+
+
 def role_metrics(
     samples: StepSamples, policies: "Sequence[LearnerConfig]"
 ) -> dict[str, float | int]:
@@ -418,6 +488,7 @@ def role_metrics(
                 f"{prefix}reward_error": standard_error(rewards),
                 f"{prefix}tokens": fmean([path.tokens for path in paths]) if paths else 0.0,
                 f"{prefix}groups_informative": len(informative_tasks(compared)),
+                **{f"{prefix}{name}": n for name, n in distribution_metrics(paths).items()},
             }
         graded = [path.all_terms for path in paths if path.terms]
         names = dict.fromkeys(name for terms in graded for name in terms)

@@ -1,4 +1,4 @@
-"""Record of the steps of reinforcement learning: metrics, held-out means, checkpoints, and warnings."""
+"""Record of the steps of reinforcement learning: metrics, held-out means, checkpoints, and errors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -116,33 +116,6 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
         "learns to sample what it decodes greedily. Lower rollout.temperature, or set evaluate.temperature=1 to see "
         "this progress"
     ]
-
-
-def learning_warnings(records: Mapping[int, Metrics]) -> list[str]:
-    """Return warnings about roles that got no reward, and about last steps without an informative group."""
-    steps = [records[n] for n in sorted(records)]
-    # The last tenth of the steps, but at least three of them.
-    recent, warnings = steps[-max(3, len(steps) // 10) :], list[str]()
-    roles = trained_roles(steps[-1])
-    without = [role for role in roles if not any(metrics[f"{role}{REWARDED}"] for metrics in steps)]
-    if without:
-        warnings.append(
-            f"no rollout of {' and '.join(without)} had a reward other than 0 in any step, so nothing was "
-            "learned from them. Look at some with `coterie report`, give partial rewards, or fine-tune the policy first"
-        )
-    if any(metrics["groups_informative"] and metrics["paths"] for metrics in recent):
-        counts = {role: [m.get(f"{role}/groups_informative", 1) for m in recent] for role in roles}
-        equal = [role for role in roles if role not in without and not any(counts[role])]
-        if equal:
-            warnings.append(
-                f"in the last {len(recent)} steps all rollouts of a task had the same reward for "
-                f"{' and '.join(equal)}, so nothing was learned from them; the other roles learned"
-            )
-    elif without != roles and not is_distilled(recent):
-        # If no role had any reward, the warning above says so.
-        error = no_signal_error(recent)
-        warnings.append(f"{error.what} {error.todo[0].upper()}{error.todo[1:]}")
-    return warnings
 
 
 def step_records(

@@ -36,7 +36,7 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.record.store import ItemKey, Store
 from coterie.record.tree import LeftOut, Metrics, Selection
-from coterie.training.settings import Tracker, TrackerName, make_tracker
+from coterie.training.settings import Rollout, Tracker, TrackerName, make_tracker
 
 if TYPE_CHECKING:
     from coterie.clusters import Cluster
@@ -51,6 +51,11 @@ class RunSettings(Settings):
     tracker: TrackerName = key(
         "none", "Experiment tracker that also receives the metrics of the run."
     )
+    tracker_samples: int = key(
+        4,
+        "Number of rollouts of each step of reinforcement learning that `trackio` and `wandb` show.",
+        ge=0,
+    )
     cluster: str = key(
         "none",
         "Machines for servers and ranks: `none` (this machine), `ray` (the Ray cluster at RAY_ADDRESS, or of this "
@@ -64,7 +69,10 @@ class RunTracker:
 
     def __init__(self, folder: Path, settings: Settings, store: Store) -> None:
         self._folder, self._settings, self._store = folder, settings, store
-        self._name = settings.tracker if isinstance(settings, RunSettings) else "none"
+        of_run = settings if isinstance(settings, RunSettings) else RunSettings()
+        self._name: TrackerName = of_run.tracker
+        self.samples = of_run.tracker_samples if self._name in ("trackio", "wandb") else 0
+        """Number of rollouts of a step to show."""
         self._tracker: Tracker | None = None
         self._stepped = set[str]()
         """Stages that logged their steps; the metrics of the whole stage would look like another step."""
@@ -90,11 +98,19 @@ class RunTracker:
         numbers = ((metric, n) for metric, n in metrics.items() if not isinstance(n, str))
         self.log({f"{name}/{metric}": n for metric, n in numbers}, self._steps() + updates)
 
+    def show(self, rollouts: Sequence[Rollout], updates: int) -> None:
+        """Show rollouts of the step after ``updates`` optimizer steps of the stage."""
+        if rollouts and (show := self._open().show):
+            self._open().log({"reinforce/rollouts": show(rollouts)}, self._steps() + updates)
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._open().log(metrics, step)
+
+    def _open(self) -> Tracker:
         if self._tracker is None:
             folder, config = self._folder / "tracking", self._settings.model_dump(mode="json")
             self._tracker = make_tracker(self._name, folder, self._folder.absolute().name, config)
-        self._tracker.log(metrics, step)
+        return self._tracker
 
     def close(self) -> None:
         if self._tracker is not None:

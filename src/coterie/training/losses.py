@@ -275,6 +275,17 @@ class DPO(OnPairs):
             side_statistic(item.rejected, rejected, self.settings.reduction) - reference[1],
         )
 
+    def measures(self, items: Sequence[Pair], read: Values) -> dict[str, Measure]:
+        """Return measures of the pairs.
+
+        ``margin`` of the implicit rewards; ``accuracy``: share of pairs with a positive margin; ``chosen_logprob``,
+        reduced by ``reduction``.
+        """
+        facts = self.facts(items, read, {})
+        margins, chosen = (torch.stack([f[name] for f in facts]) for name in ("margin", "chosen"))
+        measures = {"margin": margins, "accuracy": margins > 0, "chosen_logprob": chosen}
+        return {name: Measure(values) for name, values in measures.items()}
+
     def facts(
         self, items: Sequence[Pair], read: Values, measures: Mapping[str, Measure]
     ) -> list[dict[str, torch.Tensor]]:

@@ -173,9 +173,10 @@ class PolicyGradient(OnRows):
         """Return measures of all trained tokens of the rows.
 
         ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient (except with
-        ``cispo``); ``policy_kl``: k3 estimate from p_old; ``entropy``; ``reference_kl`` and ``teacher_kl``: k3
-        estimates; ``engine_ratio``: p_old / p_engine before truncation (with extremes); ``engine_cut_share``: share of
-        tokens above ``importance_sampling_cap``.
+        ``cispo``), and ``clip_share_low`` and ``clip_share_high``: its parts with a ratio below and above 1;
+        ``policy_kl``: k3 estimate from p_old; ``entropy``; ``reference_kl`` and ``teacher_kl``: k3 estimates;
+        ``engine_kl``: k3 estimate of the trainer's p_old from p_engine; ``engine_ratio``: p_old / p_engine before
+        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_sampling_cap``.
         """
         rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
         # Rows may differ in their measures: only those with engine log-probs have an
@@ -231,11 +232,15 @@ class PolicyGradient(OnRows):
             limit = torch.where(advantages < 0, -s.dual_clip * advantages, torch.inf)
             is_clipped |= losses > limit
             losses = torch.minimum(losses, limit)
+        # A ratio of 1 is never clipped, so the two sides add up to the whole share.
+        sides = {"low": is_clipped & (ratio < 1), "high": is_clipped & (ratio > 1)}
         measures |= {"ratio": ratio, "clip_share": is_clipped}
+        measures |= {f"clip_share_{side}": is_side for side, is_side in sides.items()}
         if s.old_logprobs == "recomputed" and row.logprobs is not None:
             # Both log-probs are under the same weights. They differ because the engine and the
             # trainer use other kernels, precision or batch sizes; both are constants here.
             log_weights = log_ratio(old, at_predicted(row, "logprobs", logprobs))
+            measures["engine_kl"] = log_weights.exp() - 1 - log_weights
             if s.importance_sampling.startswith("sequence"):
                 # The probability of a sequence is the product of its tokens' probabilities.
                 total = log_weights.sum().clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -392,16 +392,20 @@ def _trainings(settings: Settings) -> Iterator[TrainerSettings]:
 
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
+Rollout = Mapping[str, Any]
+"""Rollout that a tracker shows: ``messages`` as an agent sees them, and facts such as its reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
     """Receiver of the metrics of a training, which are discarded by default."""
 
-    write: Callable[[dict[str, float], int], object] = lambda metrics, step: None
+    write: Callable[[dict[str, Any], int], object] = lambda metrics, step: None
     finish: Callable[[], object] = lambda: None
+    show: Callable[[Sequence[Rollout]], object] | None = None
+    """Returns rollouts in the package's form, to log them like a metric."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Log the metrics of an optimizer step (counted from 1)."""
         self.write({name: n for name, n in metrics.items() if name != "step"}, step)
 
@@ -460,12 +464,28 @@ def _start(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any])
         mode = os.environ.get(f"{name.upper()}_MODE", "offline")
         options |= {"name": run, "id": id_, "mode": mode}
         options["dir" if name == "wandb" else "log_dir"] = str(folder)
-    experiment = importlib.import_module(name).init(**options)
-    if name != "wandb":
+    package = importlib.import_module(name)
+    experiment = package.init(**options)
+    if name == "swanlab":
         return Tracker(experiment.log, experiment.finish)
+
+    def show(rollouts: Sequence[Rollout]) -> object:
+        if name == "trackio":
+            facts = [{n: v for n, v in rollout.items() if n != "messages"} for rollout in rollouts]
+            return [package.Trace(r["messages"], f) for r, f in zip(rollouts, facts, strict=True)]
+        texts = [
+            "\n\n".join(f"{m['role']}: {m['content']}" for m in r["messages"]) for r in rollouts
+        ]
+        rows = [{**r, "messages": text} for r, text in zip(rollouts, texts, strict=True)]
+        return package.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+
+    if name == "trackio":
+        return Tracker(experiment.log, experiment.finish, show)
     # Several roles log the same steps one after another, but wandb's own step only grows.
     experiment.define_metric("*", step_metric="step")
-    return Tracker(lambda metrics, n: experiment.log({**metrics, "step": n}), experiment.finish)
+    return Tracker(
+        lambda metrics, n: experiment.log({**metrics, "step": n}), experiment.finish, show
+    )
 
 
 def check_tracker(name: TrackerName) -> None:
