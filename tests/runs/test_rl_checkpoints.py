@@ -214,8 +214,9 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
         assert stored_policy(str(tmp_path / "run")) == folder / "final"
         sections = {section.id: section for section in run_report(read, run).sections}
     warnings = [text.removeprefix("warning: ") for text in said.warnings()]
-    assert "scores 1.000 greedily, but 0.333 in the first groups" in warnings[0]
-    assert sections["warnings-0"].rows == tuple((text,) for text in warnings)
+    shown = [text for (text,) in sections["warnings-0"].rows]
+    assert "scores 1.000 greedily, but 0.333 in the first groups" in shown[0]
+    assert set(shown) <= set(warnings)
     _, chart = sections["reinforce-0"].charts
     assert [(point.x, point.y) for point in chart.series[0].points] == [*scores.items()]
 
