@@ -92,7 +92,9 @@ class Viewer:
             versions = " ".join(browser.version() for browser in self.browsers)
             return {"version": versions, "running": browser.is_written()}
         if route == "health":
-            return {"checks": []}
+            from coterie.reports.health import health  # other routes start without it
+
+            return {"checks": health(browser.store, self.folders[number])}
         if route == "overview":
             return self._overview(number)
         if route == "compare":
