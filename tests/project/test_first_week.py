@@ -93,7 +93,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     (f"run sft C:\\data\\chats.jsonl {FAST}", 2, "/mnt/c/data/chats.jsonl"),
     (f"run sft chats.jsonl {FAST} load_in_4bit=true", 2, "did you mean 'train.load_in_4bit'?"),
     (f"run sft chats.jsonl {FAST} train.load_in_4bit=true", 2, "use train.method=lora"),
-    (f"run rl/grpo {OWN} {RL} gpu=A6000", 2, "A100, L40S"),
+    (f"run rl/grpo {OWN} {RL} gpu=A6000", 2, "'A100', 'L40S'"),
     (f"run rl/grpo {OWN} {RL} cluster=ray", 2, "ray"),
     (f"run rl/grpo questions.jsonl environment.reward=reward.py:batch {RL}", 2, "completions"),
     (f"run rl/grpo questions.jsonl environment.reward=reward.py:breaks {RL}", 2, "reward.py"),

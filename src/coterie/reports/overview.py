@@ -73,7 +73,10 @@ def _stages(browser: Browser, marks: Marks) -> list[Fields]:
     stages = browser.records(find, ())
     for stage in stages:
         metrics = marks.get((stage["iteration"], stage["stage"]), {}).get(FINISHED)
-        stage |= {"finished": metrics is not None, "metrics": metrics or {}}
+        # The samples of a step (`reinforce/00000`) have no mark of their own.
+        parent = stage["stage"].partition("/")[0]
+        is_finished = FINISHED in marks.get((stage["iteration"], parent), {})
+        stage |= {"finished": is_finished, "metrics": metrics or {}}
         stage["left_out"] = left_out[stage["iteration"], stage["stage"]]
         stage["seconds"] = stage["metrics"].get("seconds")
     return stages

@@ -13,7 +13,7 @@ function OverviewBody({ data, run }) {
   const facts = [["recipe", data.recipe], ["model", data.model], ["benchmark", data.benchmark], ["seed", data.seed], ["created", data.created], ["folder", data.folder]];
   return html`
     <${Heading} title=${data.name}><${Facts} facts=${facts.map(([name, value]) => [name, value == null ? null : String(value)])} /><//>
-    ${!data.trained && html`<${Notice} text="This run did not record its training rows, so tokens have no advantages." />`}
+    ${!data.trained && html`<${Notice} text="No training row is recorded yet, so tokens have no advantages." />`}
     <${Headlines} evaluations=${data.evaluations} metric=${data.metric} />
     <${WaysIn} overview=${data} run=${run} />
     <${Curves} curves=${data.curves} heldOut=${data.held_out} />
