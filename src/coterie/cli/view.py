@@ -64,7 +64,7 @@ class Viewer:
 
         self.folders, self.browsers = folders, list[Browser]()
         for folder in folders:
-            files = list(tokenizer_files(folder, read_config(folder)[1]))
+            files = tokenizer_files(folder, read_config(folder)[1])
             self.browsers.append(Browser(folder / "store.sqlite", files, secrets=show_secrets))
             self.browsers[-1].version()  # a missing or foreign store is an error of the command
         self.routes: dict[str, tuple[Callable[..., Fields], Sequence[str]]] = {

@@ -9,9 +9,9 @@ import math
 import operator
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from functools import cached_property
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from coterie.record import tables
 from coterie.record.export import is_secret
 from coterie.record.store import Store, explained
 from coterie.record.tables import value_of, whole
+from coterie.record.tree import hash_of
 
 T = TypeVar("T")
 Fields = dict[str, Any]
@@ -74,6 +75,16 @@ def along(
     return joined
 
 
+def path_to(nodes: Mapping[str, Fields], leaf: str | None) -> list[str]:
+    """Return the root (or the id of a missing turn) and the turns from there to a leaf."""
+    path, node = list[str](), leaf
+    # A damaged store may have a circle.
+    while node and node in nodes and len(path) <= len(nodes):
+        path.append(node)
+        node = nodes[node]["parent"]
+    return [node, *reversed(path)] if node else []
+
+
 def merged(facts: Mapping[str, Mapping[str, list[Fields]]], nodes: Collection[str]) -> Fields:
     return {
         name: [fact for node in nodes for fact in of.get(node, ())] for name, of in facts.items()
@@ -94,21 +105,24 @@ class Browser:
     """
 
     def __init__(
-        self, file: Path, tokenizers: Sequence[Path] = (), *, secrets: bool = False
+        self, file: Path, tokenizers: Iterable[Path] = (), *, secrets: bool = False
     ) -> None:
         self.file, self.secrets = file.absolute(), secrets
-        self._tokenizer_files = tokenizers
+        self._tokenizer_files, self._tokenizers = iter(tokenizers), dict[str, Tokenizer]()
         self._files = ExitStack()
         self._state: tuple[object, ...] = ()
         self._db: sqlite3.Connection | None = None
         self._snapshot: sqlite3.Connection | None = None
         self.damaged: list[str] = []
 
-    @cached_property
-    def tokenizers(self) -> list[Tokenizer]:
-        # Checkpoints of several roles often have the same tokenizer, which takes a second to read.
-        distinct = dict.fromkeys(file.read_bytes() for file in self._tokenizer_files)
-        return [Tokenizer.from_buffer(data) for data in distinct]
+    def tokenizers(self) -> Iterator[Tokenizer]:
+        """Yield the tokenizers, the most likely first; a file is read when the ones before it do not fit."""
+        yield from [*self._tokenizers.values()]
+        for file in self._tokenizer_files:
+            # Checkpoints of several roles often have the same tokenizer, which takes a second to read.
+            if (name := hash_of(data := file.read_bytes())) not in self._tokenizers:
+                self._tokenizers[name] = Tokenizer.from_buffer(data)
+                yield self._tokenizers[name]
 
     def close(self) -> None:
         self._files.close()
@@ -212,10 +226,7 @@ class Browser:
             raise KeyError(f"{iteration}/{stage} has no task {task!r}")
         facts = self.facts([root, *nodes])
         for rollout in rollouts:
-            path, node = list[str](), rollout["leaf"]
-            while node in nodes and node not in path:
-                path.insert(0, node)
-                node = nodes[node]["parent"]
+            path = path_to(nodes, rollout["leaf"])[1:]
             rollout |= {"path": path, **merged(facts, [root, *path] if path else [])}
         turns = dict[str, Fields]()
         find = f"SELECT t.id, t.parts, {whole('turn', 't')} AS whole {TURNS} {STAGE} {ORDER}"
@@ -342,13 +353,9 @@ class Browser:
             nodes: Turns of these rollouts.
             leaf: Leaf of the only rollout; ``None`` for all.
         """
-        sampled = {node: fields["tokens"] for node, fields in nodes.items()}
-        tokens = along(nodes, sampled, operator.add)
-        turns = along(nodes, dict.fromkeys(nodes, 1), operator.add)
-        sides = along(nodes, self.sides(), operator.or_)
+        sides, reasons = self.sides(), self.reasons()
         count = "SELECT leaf, count(*) FROM trained WHERE leaf IS NOT NULL GROUP BY leaf"
-        trained = along(nodes, dict(self.fetch(count)), operator.add)
-        reasons = along(nodes, self.reasons(), lambda above, reason: reason)
+        trained = dict(self.fetch(count))
         only = None if leaf is None else [leaf]
         credit = self.credit(scope, only)
         columns = f"r.sample, r.task, r.failure, r.metrics, {whole('item', 'r')} AS whole"
@@ -369,10 +376,16 @@ class Browser:
             names = [name for name in numbers if name.partition(":")[0] in ("total", "reward")]
             rewards = [numbers[name] for name in names]
             reward = sum(rewards) / len(rewards) if rewards else item["metrics"].get("reward")
+            # Paths are short compared with the number of nodes, so that only what is on them is added up.
+            path = path_to(nodes, leaf)
+            turns = path[1:]
             rollouts.append({
-                **outcome, **item, "reward": reward, "tokens": tokens.get(leaf), "turns": turns.get(leaf),
-                "selected": sides.get(leaf, 0), "trained": trained.get(leaf, 0), "left_out": reasons.get(leaf),
-                "credit": numbers,
+                **outcome, **item, "reward": reward, "credit": numbers,
+                "tokens": sum(nodes[node]["tokens"] for node in turns) if turns else None,
+                "turns": len(turns) or None,
+                "selected": reduce(operator.or_, (sides.get(node, 0) for node in turns), 0),
+                "trained": sum(trained.get(node, 0) for node in turns),
+                "left_out": next((reasons[node] for node in reversed(path) if node in reasons), None),
             })  # fmt: skip
         # A failed rollout has no leaf.
         rollouts += [item for item in items.values() if item["failure"] is not None]
@@ -396,8 +409,12 @@ class Browser:
             f"CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, r.key) {STAGE} {AMONG.format('c.node')} ORDER BY k.key"
         )
         credit = dict[str, dict[str, float]]()
-        for row in self.records(find, _values(scope, only), "credit of node"):
-            credit.setdefault(row["node"], {})[row["name"]] = row["value"]
+        # Not by `records`, as in `nodes`.
+        for node, name, value, is_whole in self.fetch(find, _values(scope, only)):
+            if is_whole:
+                credit.setdefault(node, {})[name] = value
+            else:
+                self.damaged.append(f"credit of node {node} differs from its digest")
         return credit
 
     def sides(self) -> dict[str, int]:

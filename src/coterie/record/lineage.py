@@ -243,7 +243,7 @@ def _by_turn(browser: Browser, tree: Tree, row: Fields) -> dict[str, Fields]:
 
 def _decoded(browser: Browser, ids: Sequence[int], text: str = "") -> Fields:
     """Decode ids by the first tokenizer that gives a text with ``text`` in it; without one, text is ``None``."""
-    for tokenizer in browser.tokenizers if ids else ():
+    for tokenizer in browser.tokenizers() if ids else ():
         decoded, offsets = decode(tokenizer, ids)
         if text.strip() in decoded:
             return {"ids": ids, "text": decoded, "offsets": offsets}

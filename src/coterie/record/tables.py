@@ -54,8 +54,10 @@ class BrokenRecord(Exception):
 def digest_of(*values: object) -> bytes:
     """Return a digest of a row's values as SQLite returns them."""
     # `repr` is exact for floats, and differs for 1 and 1.0 as SQLite's types do.
-    back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
-    return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
+    text = repr([*values])
+    if "-0.0" in text:  # which SQLite returns as 0.0
+        text = repr([value + 0.0 if isinstance(value, float) else value for value in values])
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def plain(value: object) -> Any:
