@@ -3,7 +3,7 @@
 import { formatCount, formatNumber, linkTo, replaceQuery, showInvisible } from "./api.js";
 import { Facts, Heading, Legend, Loaded, Side, VirtualList, html, pathLink, toneOf } from "./parts.js";
 import { Inspector } from "./path.js";
-const { useEffect, useMemo, useReducer, useRef, useState } = htmPreact;
+const { useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } = htmPreact;
 
 const MIN_COLUMN = 76;
 const SIDES = ["", "chosen", "rejected", "chosen and rejected"];
@@ -162,16 +162,16 @@ function nodeAt(event, zoomed) {
 }
 
 function Icicle({ tree, zoomed, selected, onSelect, onZoom, onHover }) {
-  const canvas = useRef(null);
+  const [canvas, draw] = [useRef(null), useRef(null)];
+  draw.current = () => drawIcicle(canvas.current, tree, zoomed, selected);
+  useLayoutEffect(() => draw.current(), [tree, zoomed, selected]); // an effect would wait for the next frame
   useEffect(() => {
-    const draw = () => drawIcicle(canvas.current, tree, zoomed, selected);
-    draw();
-    const observer = new ResizeObserver(draw);
+    const redraw = () => draw.current();
+    const [observer, scheme] = [new ResizeObserver(redraw), matchMedia("(prefers-color-scheme: dark)")];
     observer.observe(canvas.current);
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    scheme.addEventListener("change", draw);
-    return () => (observer.disconnect(), scheme.removeEventListener("change", draw));
-  }, [tree, zoomed, selected]);
+    scheme.addEventListener("change", redraw);
+    return () => (observer.disconnect(), scheme.removeEventListener("change", redraw));
+  }, []);
   const click = (event) => {
     const node = nodeAt(event, zoomed);
     if (node) (node === selected ? onZoom : onSelect)(node);
