@@ -91,6 +91,10 @@ RECURSION = f"{TREES}test_returns_are_those_of_a_plain_recursion"
 SPINE = f"{TREES}test_a_spine_has_a_group_at_each_turn_of_its_first_rollout"
 CROSSED = f"{TREES}test_crossed_turns_have_the_mean_over_the_turns_of_the_partner"
 ONE_CONTINUATION = f"{TREES}test_states_of_untrained_agents_have_one_continuation"
+STOPS = (
+    f"{TREES}test_alternatives_that_stop_have_the_advantages_of_whole_ones[first-trained0-Rounds]"
+)
+ENDS = f"{TREES}test_the_reward_of_a_rollout_is_that_of_the_turns_that_end_it"
 CUT_TURNS = f"{TREES}test_a_turn_was_cut_off_if_all_rollouts_of_its_return_were"
 ONE_BASE = "tests/recipes/test_rl_roles.py::test_roles_of_one_model_have_its_weights_in_memory_once"
 MULTIPLE = f"{TREES}test_equal_siblings_are_separate_samples"
@@ -146,6 +150,8 @@ FAULTS = (
     Fault(
         "coterie.rollout.group_search:GroupSearch._is_trained", returns(True), [ONE_CONTINUATION]
     ),
+    Fault("coterie.rollout.group_search:GroupSearch.stops", returns(False), [STOPS]),
+    Fault("coterie.runs.reinforce_trees:TaskTree._ends_path", returns(True), [ENDS]),
     Fault(
         "coterie.runs.reinforce_trees:_complete",
         around(lambda original, endings: endings[0]),

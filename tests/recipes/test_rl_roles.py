@@ -483,6 +483,19 @@ def test_the_plan_counts_the_rollouts_of_trees(tmp_path: Path) -> None:
     )
     crossed = [*overrides, "rollout.joint=crossed"]
     assert make_recipe("rl/vine", crossed).plan().dialogues == 2 * 2 * (9 + 2 * 8)
+    # Alternatives that stop are the turns of K rollouts, and each best one may get a new rest.
+    assert make_recipe("rl/at_grpo", overrides).plan().dialogues == 2 * 2 * (3 + 2)
+    first = [*overrides, "rollout.continue_with=first"]
+    assert make_recipe("rl/at_grpo", first).plan().dialogues == 2 * 2 * 3
+
+
+def test_the_plan_counts_the_tasks_of_dynamic_sampling() -> None:
+    rounds = ("rollout.oversample_tasks=5", "rollout.rounds=3", "steps.count=4")
+    plan = make_recipe("rl/dapo", [*SMALL, *rounds]).plan()
+    assert (plan.tasks_wanted, plan.dialogues) == (4 * 5, 4 * 3 * 5 * 3)
+    # One round draws the tasks of a step.
+    alone = make_recipe("rl/grpo", [*SMALL, "rollout.oversample_tasks=5", "steps.count=4"]).plan()
+    assert (alone.tasks_wanted, alone.dialogues) == (4 * 2, 4 * 2 * 3)
 
 
 def test_a_tree_without_a_useful_limit_is_refused_before_the_run() -> None:

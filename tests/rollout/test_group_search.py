@@ -12,13 +12,13 @@ import pytest
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
+from coterie.environments.protocol import Grade, Observation, Pure, Shared, State, Transition
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.rl import group_batch
 from coterie.record.store import Store
-from coterie.record.tree import Ending, Task, Tree
-from coterie.record.turn import Message, Turn
+from coterie.record.tree import STOPPED, Ending, Task, Tree
+from coterie.record.turn import Message, Part, Speaker, Turn
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.rollout.episodes import Driver
 from coterie.rollout.group_search import GroupSearch, groups_of
@@ -101,6 +101,7 @@ class Grown:
     def __init__(self, game: Rounds, sampler: TokenSampler, folder: Path, **settings: Any) -> None:
         self.game, self.sampler = game, sampler
         self.trained = settings.pop("trained", AGENTS)
+        self.stops = settings.pop("stops", False)
         self.rollout = GroupSettings(**{"tree": "spine", "rollouts_per_task": 3, **settings})
         self.store = Store.open(folder / "store.sqlite")
         self.tasks = game.tasks("train", 2, 0)
@@ -114,6 +115,7 @@ class Grown:
         s, is_crossed = self.rollout, self.rollout.joint == "crossed"
         from_best = s.continue_with == "best"
         shape = (s.rollouts_per_task, s.tree == "full", s.tree_depth, from_best, is_crossed)
+        shape += (self.stops,)
 
         def begin(driver: Driver, sessions: Any, task: Task) -> Search:
             tree, recorded = writer.load(task)
@@ -347,6 +349,106 @@ def test_immediate_returns_are_the_rewards_of_the_turns_alone(sampler, tmp_path)
         assert path.sampled.reward == value(trees[path.task].turns[turn].text)
 
 
+class Seen(Rounds):
+    """The environment says something after each act, so a path ends with an observation."""
+
+    async def act(self, state: State, taken: tuple[Turn, ...], *args: Any, **named: Any) -> Any:
+        transition = await super().act(state, taken, *args, **named)
+        seen = (Observation(Speaker("environment", "world"), (Part("Noted."),)),)
+        return replace(transition, seen=seen)
+
+    def next_actors(self, state: State) -> tuple[str, ...]:
+        acted = sum(turn.speaker.kind == "agent" for turn in state.turns)
+        return AGENTS if self.together else (AGENTS[acted % 2],)
+
+
+def new_turns(grown: Grown, task: Task) -> int:
+    """Number of turns that the rollouts of a task sampled after their start."""
+    (task_rollouts,) = rollouts(grown.store, 0, task.id, STAGE).values()
+    tree, count = grown.store.tree(0, STAGE, task.id), 0
+    for rollout in task_rollouts:
+        path = tree.path(str(rollout.leaf))
+        ids = [tree.root, *(turn.id for turn in path)]
+        new = path[ids.index(rollout.start) :]
+        count += sum(turn.speaker.kind == "agent" for turn in new)
+    return count
+
+
+@pytest.mark.parametrize("world", [Rounds, Seen])
+@pytest.mark.parametrize("trained", [AGENTS, ("Ben",)])
+@pytest.mark.parametrize("continue_with", ["first", "best"])
+def test_alternatives_that_stop_have_the_advantages_of_whole_ones(
+    world, trained, continue_with, sampler, tmp_path
+) -> None:
+    trees = []
+    for stops in (False, True):
+        (tmp_path / f"{stops}").mkdir()
+        shape = {"continue_with": continue_with, "rollouts_per_task": 4, "trained": trained}
+        grown = Grown(world(4), sampler, tmp_path / f"{stops}", stops=stops, **shape).grow()
+        samples = grown.samples(returns="immediate", baseline="mean_std")
+        settings = AdvantageSettings(group="sibling", baseline="mean_std", returns="immediate")
+        batch = group_batch(samples.turns, settings).paths
+        rows = [(p.task, p.agent, p.rows[0].ids, p.rows[0].advantages) for p in batch]
+        trees.append((grown, samples, rows))
+    (whole, _, expected), (grown, samples, rows) = trees
+    if trained == AGENTS or continue_with == "first":
+        # The order in a group differs where the spine continues with an alternative.
+        assert sorted(rows) == sorted(expected) and any(any(row[-1]) for row in rows)
+    else:
+        # The continuation to Ben's next turn is a search of its own, so later ones have other seeds.
+        assert len(rows) == len(expected) == 2 * 2 * 4
+    for task in grown.tasks:
+        count, most = new_turns(grown, task), new_turns(whole, task)
+        if continue_with == "first":
+            assert (count, most) == ((16, 34) if trained == AGENTS else (4 + 2 * 3, 4 + 3 * 3 + 3))
+        assert count < most
+    # Nothing of the alternatives that stopped is in the means of the step.
+    assert samples.failed == 0 and {path.outcome.sample for path in samples.paths} == {0}
+    assert all(path.outcome.ending == Ending("over") for path in samples.paths)
+    assert metrics_of(samples)["score"] == fmean(path.outcome.score or 0 for path in samples.paths)
+
+
+def test_alternatives_that_stop_are_recorded_so(sampler, tmp_path) -> None:
+    grown = Grown(Rounds(3), sampler, tmp_path, stops=True, continue_with="best").grow()
+    for task in grown.tasks:
+        tree = grown.store.tree(0, STAGE, task.id)
+        for outcome, path in tree.trajectories():
+            is_over = len(path) == 3
+            assert outcome.ending == (Ending("over") if is_over else STOPPED)
+            assert (outcome.score is None) == (not is_over) and not outcome.ending.truncated
+        assert any(outcome.ending == STOPPED for outcome in tree.outcomes.values())
+        numbers = [outcome.sample for outcome in tree.outcomes.values()]
+        assert len({*numbers}) == len(numbers)
+        for item in grown.store.items(0, STAGE, task.id):
+            leaf = item.metrics["leaf"]
+            assert ("reward" in item.metrics) == ("grade/length" in item.metrics)
+            assert ("reward" in item.metrics) == (tree.outcomes[leaf].score is not None)
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_the_reward_of_a_rollout_is_that_of_the_turns_that_end_it(paid, sampler, tmp_path) -> None:
+    """All members of a group count the same, although only the first of an earlier group has a score."""
+    grown = Grown(Rounds(3, paid=paid), sampler, tmp_path, stops=True).grow()
+    for task in grown.tasks:
+        tree = grown.store.tree(0, STAGE, task.id)
+        for path in grown.samples(returns="immediate").turns:
+            if path.task != task.id:
+                continue
+            (turn,) = (tree.turns[t.turn] for row in path.rows for t in row.targets)
+            depth = len(tree.path(turn.id))
+            score = 0.0 if paid else tree.outcomes[turn.id].score if depth == 3 else 0.0
+            assert path.sampled.reward == score + (value(turn.text) if paid else 0.0)
+
+
+def test_a_limit_masks_only_the_turns_that_it_ends(sampler, tmp_path) -> None:
+    """A later limit of the first rollout says nothing of its turn, which is one of K equal siblings."""
+    grown = Grown(Cut(2), sampler, tmp_path, stops=True, rollouts_per_task=6).grow()
+    endings = {"0": set(), "1": set()}
+    for path in grown.samples(returns="immediate").turns:
+        endings[path.sampled.group.split("/")[1]].add(path.outcome.ending.truncated)
+    assert endings == {"0": {False}, "1": {False, True}}
+
+
 class Breaks(Rounds):
     """Its second round fails for some turns."""
 
@@ -428,3 +530,31 @@ def test_a_killed_search_continues_to_the_same_items(sampler, tmp_path, joint, t
         killed.grow(kill)
     assert 0 < len(killed.items) < len(whole.items)
     assert killed.grow().items == whole.items
+
+
+@pytest.mark.parametrize("world", [Rounds, Seen])
+def test_a_killed_search_continues_from_stopped_alternatives(world, sampler, tmp_path) -> None:
+    shape = {"stops": True, "continue_with": "best", "trained": ("Ben",), "rollouts_per_task": 4}
+    (tmp_path / "whole").mkdir()
+    whole = Grown(world(6), sampler, tmp_path / "whole", **shape).grow()
+    branches = [item.metrics.get("branch_of") for item in whole.store.items(0, STAGE)]
+    assert any(name and not name.endswith("/0") for name in branches), "one was continued"
+    for stop in (1, 3):
+        (tmp_path / f"{stop}").mkdir()
+        killed = Grown(world(6), sampler, tmp_path / f"{stop}", **shape)
+
+        def kill(search: int, stop: int = stop) -> None:
+            if search == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            killed.grow(kill)
+        assert killed.grow().items == whole.items
+
+
+def test_a_spine_continues_with_an_alternative_if_its_rollout_fails(sampler, tmp_path) -> None:
+    grown = Grown(Breaks(3), sampler, tmp_path, stops=True, rollouts_per_task=6).grow()
+    for task_rollouts in rollouts(grown.store, 0, stage=STAGE).values():
+        failed = [rollout for rollout in task_rollouts if rollout.leaf is None]
+        assert all(f.search or not f.number for f in failed), "who has stopped cannot fail"
+        assert len(groups_of(task_rollouts)) == 3, "the search goes on"

@@ -252,7 +252,7 @@ class Gap(Recipe):
         s = self.settings
         traces = s.traces.tasks if s.imitates and self.from_expert else 0
         # Both stages draw from the same training tasks, so the larger number counts.
-        return max(traces, s.rollout.tasks * s.steps.count if s.reinforces else 0)
+        return max(traces, s.rollout.tasks_per_round * s.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
         s = self.settings

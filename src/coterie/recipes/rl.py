@@ -17,7 +17,7 @@ divergence D to the loss (``loss.aggregation`` selects the mean over tokens or o
 clip, a mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft
 penalty for long answers. PPO has a critic V. The methods for several agents choose other groups in
 :func:`group_batch`: turns instead of rollouts (``rl/turns``), turns after equal observations (``rl/gigpo``), siblings
-of one state, each played to the end (``rl/vine``, ``rl/magrpo``) or compared by the reward of the turn alone
+of one state, each played to the end (``rl/vine``, ``rl/magrpo``), or stopped after the turn and compared by its reward
 (``rl/at_grpo``), or a running mean for each agent (``rl/rae``).
 
 :func:`train_step` is the algorithm: :func:`group_batch` or :func:`critic_batch` sets A (arithmetic:
@@ -148,7 +148,7 @@ class Reinforce(Recipe):
         return plan
 
     def training_tasks(self) -> int:
-        return self.settings.rollout.tasks * self.settings.steps.count
+        return self.settings.rollout.tasks_per_round * self.settings.steps.count
 
     def dialogues(self) -> int:
         return self.settings.rollouts(self.environment)

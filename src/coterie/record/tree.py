@@ -151,6 +151,8 @@ LENGTH = Ending("length", truncated=True)
 """A turn was cut off at its token limit."""
 CONTEXT = Ending("context", truncated=True)
 """The next prompt did not fit the model's context."""
+STOPPED = Ending("stopped")
+"""An alternative in a tree was not continued, since only the reward of its turn was needed. It has no score."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from coterie.environments.qa_metrics import question_of
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, rows, view
-from coterie.record.tree import CONTEXT, LENGTH, TURNS, Outcome, Task, Tree
+from coterie.record.tree import CONTEXT, LENGTH, STOPPED, TURNS, Outcome, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.episodes import first_prompts
 
@@ -38,6 +38,7 @@ ENDINGS = {
     TURNS.reason: "limit of turns",
     LENGTH.reason: "reply cut off at max_tokens",
     CONTEXT.reason: "context full",
+    STOPPED.reason: "stopped after its turn, whose reward is all that counts",
 }
 
 

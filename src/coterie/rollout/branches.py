@@ -32,7 +32,7 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.user_simulator import with_leaks
 from coterie.errors import UserError
-from coterie.record.tree import CONTEXT, TURNS, Ending, Task, Tree
+from coterie.record.tree import CONTEXT, STOPPED, TURNS, Ending, Task, Tree
 from coterie.record.turn import (
     Finish,
     Part,
@@ -332,8 +332,11 @@ class Branches:
             position = self._end_for_context(position)
         # The record says how this path ended. Another ending means that the environment has
         # changed.
-        if outcome is not None and outcome.ending != position.state.end:
-            raise self._mismatch(position)
+        if outcome is not None:
+            # A path that was stopped on purpose goes on in its environment.
+            end = None if outcome.ending == STOPPED else outcome.ending
+            if end != position.state.end:
+                raise self._mismatch(position)
         return position
 
     async def _find_position(self, node: str) -> Position:

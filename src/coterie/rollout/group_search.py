@@ -1,4 +1,4 @@
-"""Trees of groups: alternatives of a turn, all sampled from one state and each played to the end.
+"""Trees of groups: alternatives of a turn, all sampled from one state, and most of them played to the end.
 
 The first search plays K rollouts of a task. Each later one takes a rollout of an earlier group and a later state on its
 path at which an agent acts, and plays K - 1 alternatives from there; with the rollout itself they are a group of K
@@ -6,6 +6,10 @@ siblings. A *spine* branches at the states of the first rollout (C3, arXiv 2603.
 turns as steps), a *full* tree at the states of every rollout (MAGRPO, arXiv 2508.04652).
 
 States in which no trained agent acts begin no group: their one continuation is that of the rollout.
+
+If only the reward of the turn itself counts, the alternatives of a spine *stop* after their turn: K T sampled turns in
+all. A stopped alternative that the spine follows is continued by a new group of K, whose first rollout is played to the
+end.
 
 A rollout of T turns and K siblings costs K + (K - 1) (T - t - 1) sampled turns at turn t of a spine, and K^t of its
 groups in a full tree. All rollouts follow the policy: which state a group begins in never depends on rewards.
@@ -40,7 +44,7 @@ class Group:
     branch_of: tuple[int, int] | None
     """Search and number of the rollout that the group branches from; ``None`` for the first group."""
     members: tuple[Rollout, ...]
-    """That rollout, then its alternatives. Failed ones have no leaf."""
+    """That rollout unless it was stopped, then its alternatives. Failed ones have no leaf."""
 
 
 def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
@@ -49,13 +53,16 @@ def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
     searches: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
         searches.setdefault(rollout.search, []).append(rollout)
-    groups = []
-    for search, new in sorted(searches.items()):
-        first = new[0]
-        continued = [] if first.branch_of is None else [by_name[first.branch_of]]
-        members = (*continued, *new)
-        groups.append(Group(search, first.start, first.actors, first.branch_of, members))
-    return groups
+    return [_group(new, by_name) for _, new in sorted(searches.items())]
+
+
+def _group(new: Sequence[Rollout], by_name: Mapping[tuple[int, int], Rollout]) -> Group:
+    """Return the group of the rollouts of a search."""
+    first = new[0]
+    # Numbers from 0 on are whole groups; number 0 of others is the rollout that they branch from.
+    continued = [] if first.branch_of is None or not first.number else [by_name[first.branch_of]]
+    members = (*continued, *new)
+    return Group(first.search, first.start, first.actors, first.branch_of, members)
 
 
 def draw_of(number: int, index: int, size: int) -> int:
@@ -80,6 +87,8 @@ class GroupSearch(Search):
     states then depend on rewards, so their turns are no sample of what the policy plays."""
     crossed: bool = False
     """Play all combinations of the turns of agents that act at the same time."""
+    immediate: bool = False
+    """Stop the alternatives of a spine after their turn, because only its own reward counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +102,7 @@ class GroupSearch(Search):
         self._groups: deque[Group] = deque()
         self._open: deque[tuple[Group, Rollout]] = deque()
         for group in groups_of(self.rollouts):
-            self._add_group(group.members if group.branch_of is None else group.members[1:])
+            self._add_group([member for member in group.members if member.search == group.search])
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         self._first = await self.branches.start()
@@ -124,16 +133,15 @@ class GroupSearch(Search):
 
     def _add_group(self, rollouts: Sequence[Rollout]) -> None:
         """Queue a new group, whose members may continue to states that begin groups."""
-        first, branch_of = rollouts[0], rollouts[0].branch_of
         self._by_name |= {(rollout.search, rollout.number): rollout for rollout in rollouts}
-        self._begun.add((branch_of, first.start))
-        continued = [] if branch_of is None else [self._by_name[branch_of]]
-        members = (*continued, *rollouts)
-        self._groups.append(Group(first.search, first.start, first.actors, branch_of, members))
+        group = _group(rollouts, self._by_name)
+        self._begun.add((group.branch_of, group.start))
+        self._groups.append(group)
 
     def _continued(self, group: Group) -> list[Rollout]:
         """Return the members of a group whose later states the tree branches at."""
-        finished = [member for member in group.members if member.leaf is not None]
+        # A turn may not fit the context after a stopped alternative.
+        finished = [m for m in group.members if m.leaf not in (None, group.start)]
         if self.from_best and finished:
             # Of equal rewards the first counts.
             return [max(finished, key=lambda member: self._reward_at(group, member))]
@@ -145,23 +153,35 @@ class GroupSearch(Search):
         acting = self.branches.next_actors(position)
         agents = sum(actor in self.agents for actor in acting)
         count = self.size**agents if self.crossed else self.size
-        # Only the first search can begin in a state without a trained agent.
+        # The first search, and the next one of a stopped rollout, can begin without a trained agent.
         if not self._is_trained(position):
             count = 1
-        # The rollout that the group branches from is its first member already.
-        numbers = range(0 if branch_of is None else 1, count)
+        # The rollout that the group branches from is its first member already, unless it stopped here.
+        whole = branch_of is None or self._by_name[branch_of].leaf == position.node
+        numbers = range(0 if whole else 1, count)
         return [
             Rollout(search, n, position.node, branch_of=branch_of, actors=len(acting))
             for n in numbers
         ]
 
     def _next_state(self, group: Group, member: Rollout) -> Position | None:
-        """Return the state after a group's own on a member's path, if the tree may branch that deep."""
+        """Return the state after a group's own that a member is continued from, if the tree may branch that deep."""
         assert member.leaf is not None, "only finished rollouts are continued"
-        states = self._decisions(member.leaf)
-        nodes = [position.node for position in states]
-        index = nodes.index(group.start) + 1 if group.start in nodes else 0
-        return states[index] if index < min(len(states), self.depth or len(states)) else None
+        positions = self.branches.positions_on(member.leaf)
+        nodes = [position.node for position in positions]
+        # The environment has changed since the path was recorded.
+        if group.start not in nodes:
+            return None
+        index = nodes.index(group.start) + 1
+        if self.depth is not None and sum(map(self._is_trained, positions[:index])) >= self.depth:
+            return None
+        for position in positions[index:]:
+            # A path that the model's context cut off has not ended by its environment.
+            is_open = position.state.end is None and position.node != member.leaf
+            # A stopped rollout is continued from its end, whoever acts there.
+            if member.reward is None or (is_open and self._is_trained(position)):
+                return position
+        return None
 
     def _reward_at(self, group: Group, member: Rollout) -> float:
         """Return the agents' rewards for their turns in the state of a group."""
@@ -170,15 +190,6 @@ class GroupSearch(Search):
         # Rewards of simultaneous turns are on the last of them.
         node = ids[first + group.actors - 1]
         return sum(self.branches.rewards.get((node, agent), 0.0) for agent in self.agents)
-
-    def _decisions(self, leaf: str) -> list[Position]:
-        """Return the positions on a path at which a trained agent acts."""
-        return [
-            position
-            for position in self.branches.positions_on(leaf)
-            # A path that the model's context cut off has not ended by its environment.
-            if position.state.end is None and position.node != leaf and self._is_trained(position)
-        ]
 
     def _is_trained(self, position: Position) -> bool:
         return any(actor in self.trained for actor in self.branches.next_actors(position))
@@ -191,7 +202,10 @@ class GroupSearch(Search):
         if (draw := self._draw(rollout, position, index)) is not None:
             # Rollouts in which an agent takes the same turn share its seed, so it is sampled once.
             return int(self.key("crossed", rollout.search, draw, depth)[:15], 16)
-        return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)
+        # The first continuation of a stopped rollout samples what that would have sampled.
+        continues = rollout.branch_of is not None and not rollout.number
+        name = rollout.branch_of if continues else (rollout.search, rollout.number)
+        return int(self.key("seed", *(name or ()), depth)[:15], 16)
 
     def known_turn(self, rollout: Rollout, position: Position, index: int) -> Turn | None:
         # In a crossed group the turns of the continued rollout are combined with new ones.
@@ -203,7 +217,11 @@ class GroupSearch(Search):
         path = self.tree.path(continued.leaf)
         ids = [turn.id for turn in path]
         after = ids.index(position.node) + 1 if position.node in ids else 0
-        return next(turn for turn in path[after:] if turn.speaker.name == actor)
+        # A stopped rollout has no turn after its last state.
+        return next((turn for turn in path[after:] if turn.speaker.name == actor), None)
+
+    def stops(self, rollout: Rollout, position: Position) -> bool:
+        return self.immediate and rollout.number > 0 and position.node != rollout.start
 
     def _draw(self, rollout: Rollout, position: Position, index: int) -> int | None:
         """Return which of its turns an agent takes at the start of a crossed group; ``None`` elsewhere."""

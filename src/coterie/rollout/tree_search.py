@@ -18,7 +18,7 @@ from rapidfuzz.distance import Levenshtein
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import Grade
-from coterie.record.tree import Credit, Outcome, Tree
+from coterie.record.tree import STOPPED, Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.branches import (
     Branches,
@@ -38,6 +38,8 @@ Seed = Callable[["Rollout", Position, int], int]
 Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
 Known = Callable[["Rollout", Position, int], Turn | None]
 """(rollout, position, index of the actor) -> the existing turn that the rollout takes there, if any."""
+Stops = Callable[["Rollout", Position], bool]
+"""(rollout, position) -> True if the rollout is not continued from there."""
 Responses = tuple[Response, ...]
 
 
@@ -51,6 +53,7 @@ class Rollout:
     leaf: str | None = None
     """Id of the last turn; ``None`` until the end, and after a failure."""
     reward: float | None = None
+    """``None`` until the end, after a failure, and if the rollout was stopped."""
     failure: str | None = None
     sampled: int = 0
     """Number of sampled tokens, including merged turns."""
@@ -78,6 +81,7 @@ class TreeGrower:
     seed: Seed
     merge: Merge = never_merge
     known: Known = lambda *_: None
+    stops: Stops = lambda *_: False
 
     async def play(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Play rollouts from a node to the end; failed rollouts have a reason. Raises ``EngineGone``."""
@@ -102,6 +106,11 @@ class TreeGrower:
     async def _play(self, position: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
         if position.state.end is not None:
             return [replace(rollout, leaf=position.node) for rollout in rollouts]
+        if stopped := [rollout for rollout in rollouts if self.stops(rollout, position)]:
+            rest = [rollout for rollout in rollouts if rollout not in stopped]
+            # What fails later is no failure of the stopped ones.
+            played = await self._or_failures(self._play(position, rest), rest) if rest else []
+            return [*(replace(rollout, leaf=position.node) for rollout in stopped), *played]
         try:
             # One column per actor, with a response for each rollout.
             actors = enumerate(self.branches.next_actors(position))
@@ -336,7 +345,8 @@ class Search(ABC):
     def __post_init__(self) -> None:
         self.rollouts = list(self.rollouts)
         self.grower = TreeGrower(
-            self.branches, self.samplers_of, self.seed_of, self.merge, self.known_turn
+            *(self.branches, self.samplers_of, self.seed_of, self.merge, self.known_turn),
+            self.stops,
         )
         self.judgments: dict[str, Judgment] = {}
         self.grades: dict[str, Grade] = {}
@@ -362,6 +372,10 @@ class Search(ABC):
         """Return the existing turn that a rollout takes at a position, if any."""
         return None
 
+    def stops(self, rollout: Rollout, position: Position) -> bool:
+        """Return True if a rollout ends at a position although its environment goes on."""
+        return False
+
     @property
     def tree(self) -> Tree:
         return self.branches.tree
@@ -369,12 +383,13 @@ class Search(ABC):
     async def grow(self, record: OnSearch) -> None:
         """Run the remaining searches; ``record`` is called after each, also with failed rollouts."""
         # Rewards from the store: a leaf that is reached again is not judged again.
-        for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
-            assert reward is not None, "a rollout with a leaf has a reward"
-            self.judgments[leaf] = Judgment(reward)
+        for rollout in self.rollouts:
+            if rollout.leaf is not None and rollout.reward is not None:
+                self.judgments[rollout.leaf] = Judgment(rollout.reward)
         done = max((rollout.search for rollout in self.rollouts), default=-1) + 1
         try:
-            for leaf in self.judgments:  # compute the positions of a tree that was read
+            # Compute the positions of a tree that was read.
+            for leaf in dict.fromkeys(r.leaf for r in self.rollouts if r.leaf is not None):
                 try:
                     await self.branches.position(leaf)
                 except EngineGone:
@@ -408,20 +423,24 @@ class Search(ABC):
     async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
         """Return the rollouts with rewards (computed in one call), and the credit of new leaves."""
         new, failures = dict[str, Outcome](), dict[str, str]()
-        for rollout in rollouts:
+        stopped = dict[str, Outcome]()
+        # The sample number counts all rollouts of the tree.
+        for sample, rollout in enumerate(rollouts, len(self.rollouts)):
             leaf = rollout.leaf
             # Several rollouts may end in one leaf, also in a leaf of an earlier search.
-            if leaf is None or leaf in self.judgments or leaf in new or leaf in failures:
+            if leaf is None or leaf in {*self.tree.outcomes, *new, *stopped, *failures}:
                 continue
             try:
                 position = await self.branches.position(leaf)
-                assert position.state.end is not None, "a rollout is played to the end"
+                answer = position.state.answer
+                # There is nothing to grade yet.
+                if position.state.end is None:
+                    stopped[leaf] = Outcome(leaf, sample, STOPPED, answer, None)
+                    continue
                 self.grades[leaf] = await self.branches.grade(position)
                 if (score := self.grades[leaf].score) is None:
                     raise EngineError("the dialogue could not be graded")
-                # The sample number counts all rollouts of the tree.
-                sample = len(self.rollouts) + rollout.number
-                new[leaf] = Outcome(leaf, sample, position.state.end, position.state.answer, score)
+                new[leaf] = Outcome(leaf, sample, position.state.end, answer, score)
             except EngineGone:
                 raise
             except EngineError as error:
@@ -435,11 +454,12 @@ class Search(ABC):
             failures |= dict.fromkeys(new, f"no reward: {error}")
             new, judgments = {}, []
         self.judgments |= zip(new, judgments, strict=True)
-        for outcome in new.values():
+        for outcome in (*new.values(), *stopped.values()):
             self.tree.end(outcome)
         credit = [credit_value for judgment in judgments for credit_value in judgment.credit]
         # Rewards of the environment: those of acts once for each node, those of the grade on the leaf.
-        paths = {turn.id for leaf in new for turn in self.tree.path(leaf)} - self.credited
+        ends = (*new, *stopped)
+        paths = {turn.id for leaf in ends for turn in self.tree.path(leaf)} - self.credited
         self.credited |= paths
         acts = {key: value for key, value in self.branches.rewards.items() if key[0] in paths}
         credit += environment_credit(acts)
@@ -450,8 +470,8 @@ class Search(ABC):
         for rollout in rollouts:
             if (leaf := rollout.leaf) in failures:
                 rollout = replace(rollout, leaf=None, failure=failures[str(leaf)])
-            elif leaf is not None:
-                rollout = replace(rollout, reward=self.judgments[leaf].reward)
+            elif leaf in self.judgments:
+                rollout = replace(rollout, reward=self.judgments[str(leaf)].reward)
             results.append(rollout)
         return results, credit
 

@@ -22,7 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
 from coterie.record.rows import Update, trained_rows
-from coterie.record.tree import ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.tree import STOPPED, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, opening_prompts
 from coterie.rollout.group_search import GroupSearch
@@ -406,7 +406,8 @@ class ReinforcementLoop:
             scores: dict[str, list[float]] = {}
             stage = step_stage(REINFORCE, earlier)
             for tree in self.run.store.outlines(self.iteration, stage):
-                of_tree = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
+                ended = [o for o in tree.outcomes.values() if o.ending != STOPPED]
+                of_tree = [outcome.score or 0.0 for outcome in ended]
                 scores.setdefault(tree.task, []).extend(of_tree)
             self._rates |= {task: fmean(values) for task, values in scores.items() if values}
         self._rated_steps = step
@@ -443,6 +444,7 @@ class ReinforcementLoop:
         roles = self._trained_roles(self._step_count)
         trained = [agent for p in self.policies if p.role in roles for agent in p.agents]
         shape = (rollout.rollouts_per_task, is_full, rollout.tree_depth, from_best, is_crossed)
+        stops = self.settings.stops_alternatives
         # A mark of each complete tree spares a resumed run the replay of its environment.
         mark = stage.replace(REINFORCE, GROWN)
 
@@ -451,7 +453,9 @@ class ReinforcementLoop:
             branches = driver.branches(task, tree, sessions)
             players = cast(Mapping[str, CandidateSampler], driver.samplers)
             return GroupSearch(
-                *(branches, score_of, players, trained, *shape), rollouts=recorded, seed=self.seed
+                *(branches, score_of, players, trained, *shape, stops),
+                rollouts=recorded,
+                seed=self.seed,
             )
 
         def on_finish(search: Search) -> None:
@@ -599,9 +603,11 @@ class ReinforcementLoop:
         recent = [self._records[n] for n in range(max(0, step + 1 - patience), step + 1)]
         if len(recent) < patience or is_distilled(recent):
             return
-        discounted = self.settings.advantage.gamma < 1  # returns differ even if rewards are equal
+        # Returns differ even if the rewards of rollouts are equal: by discounts, or at later turns of trees.
+        s = self.settings
+        differ = s.advantage.gamma < 1 or s.rollout.tree != "none"
         has_signal = any(step["groups_informative"] and step["paths"] for step in recent)
-        if not has_signal or (is_constant(recent) and not discounted):
+        if not has_signal or (is_constant(recent) and not differ):
             raise no_signal_error(recent)
 
     def _finish(self) -> Metrics:

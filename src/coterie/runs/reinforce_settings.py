@@ -64,7 +64,8 @@ class GroupSettings(Settings):
     tree: TreeShape = key(
         "none",
         "Groups of sibling turns: `spine` samples alternatives of each turn of a task's first rollout, `full` of each "
-        "turn of all its rollouts, and each alternative is played to the end. `none`: independent rollouts.",
+        "turn of all its rollouts. Alternatives are played to the end, except in a `spine` with "
+        "advantage.returns=immediate. `none`: independent rollouts.",
         source="C3, VinePPO: spine; MAGRPO: full",
     )
     tree_depth: int | None = key(
@@ -114,8 +115,11 @@ class GroupSettings(Settings):
             raise ValueError("pass_rates must be two numbers from 0 to 1, the lower one first")
         return self
 
-    def rollouts_of_task(self, environment: Environment) -> int:
-        """Return the maximum number of rollouts of a task. Raises ``UserError`` if a tree has no useful limit."""
+    def rollouts_of_task(self, environment: Environment, *, stop: bool = False) -> int:
+        """Return the maximum number of rollouts of a task. Raises ``UserError`` if a tree has no useful limit.
+
+        Alternatives that ``stop`` after their turn count as that part of a rollout.
+        """
         if self.tree == "none":
             return self.rollouts_per_task
         # If an environment has no limit of turns, only `tree_depth` can limit its trees.
@@ -132,6 +136,9 @@ class GroupSettings(Settings):
                 "rollouts of one task",
                 "set rollout.tree_depth, such as 2, or lower rollout.rollouts_per_task",
             )
+        if stop:
+            # The turns of `size` rollouts, and a new rest of the path after each best turn.
+            return size + (states - 1) * (self.continue_with == "best")
         return count
 
     @property
@@ -315,11 +322,16 @@ class ReinforceSettings(Settings):
     def has_critic(self) -> bool:
         return self.advantage.baseline == "values"
 
+    @property
+    def stops_alternatives(self) -> bool:
+        """True if the alternatives of a spine end after their turn, because only its own reward counts."""
+        return self.rollout.tree == "spine" and self.advantage.returns == "immediate"
+
     def rollouts(self, environment: Environment) -> int:
         """Return the maximum number of rollouts of all steps."""
         rollout = self.rollout
-        tasks = self.steps.count * rollout.rounds * rollout.tasks
-        return tasks * rollout.rollouts_of_task(environment)
+        tasks = self.steps.count * rollout.rounds * rollout.tasks_per_round
+        return tasks * rollout.rollouts_of_task(environment, stop=self.stops_alternatives)
 
     @model_validator(mode="after")
     def _refuse_lone_paths(self) -> Self:

@@ -5,6 +5,7 @@ With siblings k of a state, the return of an agent's turn is
     Q_k = rewards of the agent from its turn on + value of the next state
 
 where the value of a state with a group is the mean of Q over its members, and otherwise what the one continuation got.
+With immediate returns, Q_k is the reward of the turn alone. The reward of a rollout counts for the turns that end it.
 A turn is trained once, however many leaves are below it. Siblings with equal tokens are separate samples of a group.
 """
 
@@ -15,7 +16,7 @@ from statistics import fmean
 
 from coterie.record.rows import turn_row
 from coterie.record.store import Store
-from coterie.record.tree import Ending, LeftOut
+from coterie.record.tree import STOPPED, Ending, LeftOut
 from coterie.record.turn import Turn
 from coterie.rewards.advantages import turn_ends
 from coterie.rewards.dialogue_reward import PathReward
@@ -77,14 +78,15 @@ class TaskTree:
     def turn_return(self, group: Group, member: Rollout, agent: str) -> float | None:
         """Return Q of an agent's turn in a group; ``None`` if the member failed or was not graded."""
         path = self.paths.get((str(member.leaf), agent))
-        if path is None or path.sampled.total is None or path.sampled.reward is None:
+        is_stopped = path is not None and path.outcome.ending == STOPPED
+        if path is None or (path.sampled.total is None and not is_stopped):
             return None
-        rewards, whole = self.turn_rewards(member, agent), path.sampled.reward
+        rewards, whole = self.turn_rewards(member, agent), path.sampled.reward or 0.0
         first, below = self._after(member, group.start), self._group_below(group, member)
         if self.advantage.returns == "immediate":
-            # The reward of a whole path counts for its last turn.
-            own = next(turn.id for turn in self.acting(group, member) if turn.id in rewards)
-            return rewards[own] + (whole if own == [*rewards][-1] else 0.0)
+            # Alternatives are not played to the end, so no other turn has the reward of a whole path.
+            turn = next(turn.id for turn in self.acting(group, member) if turn.id in rewards)
+            return rewards[turn] + (whole if self._ends_path(group, member) else 0.0)
         # The value of the next state with a group replaces what this one rollout got from there on.
         stop = None if below is None else self._after(member, below.start)
         rest = whole if below is None else self.value(below, agent)
@@ -111,8 +113,13 @@ class TaskTree:
         That is the ending of one that no limit cut off, if there is any.
         """
         below = self._group_below(group, member)
-        if below is None or self.advantage.returns == "immediate":
-            return self.paths[str(member.leaf), agent].outcome.ending
+        ending = self.paths[str(member.leaf), agent].outcome.ending
+        if self.advantage.returns == "immediate":
+            # A later limit changes nothing about the reward of a turn.
+            is_cut = ending.truncated and self._ends_path(group, member)
+            return replace(ending, truncated=is_cut)
+        if below is None:
+            return ending
         finished = [continued for continued in below.members if continued.leaf is not None]
         return _complete([self.ending(below, continued, agent) for continued in finished])
 
@@ -147,6 +154,11 @@ class TaskTree:
             outcome = replace(path.outcome, ending=ending)
             of_turn = replace(path, turns=1, rows=(row,), sampled=sampled, states=())
             yield replace(of_turn, outcome=outcome)
+
+    def _ends_path(self, group: Group, member: Rollout) -> bool:
+        """Return True if no actor acts after a member's turns in the state of its group, because the path ended."""
+        later = self.turns[str(member.leaf)][self._after(member, group.start) + group.actors :]
+        return all(turn.author == "environment" for turn in later)
 
     def _group_below(self, group: Group, member: Rollout) -> Group | None:
         """Return the next group that branches from a member."""
@@ -222,6 +234,6 @@ def tree_samples(
             samples.paths += [
                 replace(path, outcome=replace(path.outcome, sample=member.number))
                 for path in of_member
-                if path is not None
+                if path is not None and path.outcome.ending != STOPPED
             ]
     return samples

@@ -156,7 +156,8 @@ def _metrics(rollout: Rollout, path: Tree | None) -> Metrics:
     if rollout.actors:
         shared[ACTORS] = rollout.actors
     shared |= {f"{MEASURE}{name}": value for name, value in rollout.measures.items()}
-    if path is None or rollout.leaf is None or rollout.reward is None:
+    if path is None or rollout.leaf is None:
         return {**shared, "tokens": 0}
-    tokens = dialogue_tokens(path.path(rollout.leaf))
-    return {**shared, "tokens": tokens, "leaf": rollout.leaf, "reward": rollout.reward}
+    shared |= {"tokens": dialogue_tokens(path.path(rollout.leaf)), "leaf": rollout.leaf}
+    # A stopped rollout has no reward.
+    return shared if rollout.reward is None else {**shared, "reward": rollout.reward}
