@@ -423,47 +423,45 @@ class Search(ABC):
     async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
         """Return the rollouts with rewards (computed in one call), and the credit of new leaves."""
         new, failures = dict[str, Outcome](), dict[str, str]()
-        stopped = dict[str, Outcome]()
         # The sample number counts all rollouts of the tree.
         for sample, rollout in enumerate(rollouts, len(self.rollouts)):
             leaf = rollout.leaf
             # Several rollouts may end in one leaf, also in a leaf of an earlier search.
-            if leaf is None or leaf in {*self.tree.outcomes, *new, *stopped, *failures}:
+            if leaf is None or leaf in {*self.tree.outcomes, *new, *failures}:
                 continue
             try:
                 position = await self.branches.position(leaf)
-                answer = position.state.answer
-                # There is nothing to grade yet.
-                if position.state.end is None:
-                    stopped[leaf] = Outcome(leaf, sample, STOPPED, answer, None)
-                    continue
-                self.grades[leaf] = await self.branches.grade(position)
-                if (score := self.grades[leaf].score) is None:
-                    raise EngineError("the dialogue could not be graded")
-                new[leaf] = Outcome(leaf, sample, position.state.end, answer, score)
+                answer, end, score = position.state.answer, position.state.end, None
+                # There is nothing to grade where a rollout was stopped.
+                if end is not None:
+                    self.grades[leaf] = await self.branches.grade(position)
+                    if (score := self.grades[leaf].score) is None:
+                        raise EngineError("the dialogue could not be graded")
+                new[leaf] = Outcome(leaf, sample, end or STOPPED, answer, score)
             except EngineGone:
                 raise
             except EngineError as error:
                 failures[leaf] = f"no reward: {error}"
         # One call for all new leaves, so that the judge can batch the work of its models.
         try:
-            judgments = await self.judge(self.tree, list(new.values())) if new else []
+            graded = {leaf: outcome for leaf, outcome in new.items() if leaf in self.grades}
+            judgments = await self.judge(self.tree, [*graded.values()]) if graded else []
         except EngineGone:
             raise
         except EngineError as error:
-            failures |= dict.fromkeys(new, f"no reward: {error}")
-            new, judgments = {}, []
-        self.judgments |= zip(new, judgments, strict=True)
-        for outcome in (*new.values(), *stopped.values()):
+            failures |= dict.fromkeys(graded, f"no reward: {error}")
+            new = {leaf: outcome for leaf, outcome in new.items() if leaf not in graded}
+            graded, judgments = {}, []
+        self.judgments |= zip(graded, judgments, strict=True)
+        for outcome in new.values():
             self.tree.end(outcome)
         credit = [credit_value for judgment in judgments for credit_value in judgment.credit]
         # Rewards of the environment: those of acts once for each node, those of the grade on the leaf.
-        ends = (*new, *stopped)
-        paths = {turn.id for leaf in ends for turn in self.tree.path(leaf)} - self.credited
+        paths = {turn.id for leaf in new for turn in self.tree.path(leaf)} - self.credited
         self.credited |= paths
         acts = {key: value for key, value in self.branches.rewards.items() if key[0] in paths}
         credit += environment_credit(acts)
-        for leaf in new:
+        for leaf in graded:
             credit += final_credit(leaf, self.grades[leaf])
         results = []
         # A leaf without a reward fails every rollout that ended there.

@@ -603,9 +603,8 @@ class ReinforcementLoop:
         recent = [self._records[n] for n in range(max(0, step + 1 - patience), step + 1)]
         if len(recent) < patience or is_distilled(recent):
             return
-        # Returns differ even if the rewards of rollouts are equal: by discounts, or at later turns of trees.
-        s = self.settings
-        differ = s.advantage.gamma < 1 or s.rollout.tree != "none"
+        # Returns differ even if the rewards of rollouts are equal: by discounts, or in trees.
+        differ = self.settings.advantage.gamma < 1 or self.settings.rollout.tree != "none"
         has_signal = any(step["groups_informative"] and step["paths"] for step in recent)
         if not has_signal or (is_constant(recent) and not differ):
             raise no_signal_error(recent)

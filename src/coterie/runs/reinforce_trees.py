@@ -116,8 +116,7 @@ class TaskTree:
         ending = self.paths[str(member.leaf), agent].outcome.ending
         if self.advantage.returns == "immediate":
             # A later limit changes nothing about the reward of a turn.
-            is_cut = ending.truncated and self._ends_path(group, member)
-            return replace(ending, truncated=is_cut)
+            return replace(ending, truncated=ending.truncated and self._ends_path(group, member))
         if below is None:
             return ending
         finished = [continued for continued in below.members if continued.leaf is not None]
