@@ -425,6 +425,24 @@ def test_alternatives_that_stop_are_recorded_so(sampler, tmp_path) -> None:
             assert ("reward" in item.metrics) == (tree.outcomes[leaf].score is not None)
 
 
+class Ends(Rounds):
+    """Some turns end the dialogue."""
+
+    async def act(self, state: State, taken: tuple[Turn, ...], *args: Any, **named: Any) -> Any:
+        transition = await super().act(state, taken, *args, **named)
+        ends = value(taken[-1].text) < 4
+        return replace(transition, end=Ending("over")) if ends else transition
+
+
+def test_alternatives_that_end_early_are_not_in_the_metrics(sampler, tmp_path) -> None:
+    """Where alternatives stop, those that have an end are the short ones."""
+    grown = Grown(Ends(3), sampler, tmp_path, stops=True, rollouts_per_task=6).grow()
+    first = [r for task in rollouts(grown.store, 0, stage=STAGE).values() for r in task[:6]]
+    assert any(rollout.reward is not None and rollout.number for rollout in first)
+    paths = grown.samples(returns="immediate").paths
+    assert {path.outcome.sample for path in paths} == {0} and len({p.task for p in paths}) == 2
+
+
 @pytest.mark.parametrize("paid", [True, False])
 def test_the_reward_of_a_rollout_is_that_of_the_turns_that_end_it(paid, sampler, tmp_path) -> None:
     """All members of a group count the same, although only the first of an earlier group has a score."""

@@ -227,12 +227,15 @@ def tree_samples(
         for group in compared:
             for agent in agents:
                 samples.turns += task_tree.samples(group, agent)
+        members = (*compared, groups[0])[0].members
+        # Alternatives that did not stop have ended early, so they are no fair sample of rollouts.
+        stop = settings[0].tree == "spine" and settings[1].returns == "immediate"
         # Several rollouts may end in one leaf, and each is a sample of its own.
-        for member in (*compared, groups[0])[0].members:
+        for member in members[:1] if stop else members:
             of_member = (paths.get((str(member.leaf), agent)) for agent in agents)
             samples.paths += [
                 replace(path, outcome=replace(path.outcome, sample=member.number))
                 for path in of_member
-                if path is not None and path.outcome.ending != STOPPED
+                if path is not None
             ]
     return samples
