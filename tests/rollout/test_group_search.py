@@ -403,7 +403,7 @@ def test_alternatives_that_stop_have_the_advantages_of_whole_ones(
             assert (count, most) == ((16, 34) if trained == AGENTS else (4 + 2 * 3, 4 + 3 * 3 + 3))
         assert count < most
     # Nothing of the alternatives that stopped is in the means of the step.
-    assert samples.failed == 0 and {path.outcome.sample for path in samples.paths} == {0}
+    assert not samples.failures and {path.outcome.sample for path in samples.paths} == {0}
     assert all(path.outcome.ending == Ending("over") for path in samples.paths)
     assert metrics_of(samples)["score"] == fmean(path.outcome.score or 0 for path in samples.paths)
 
