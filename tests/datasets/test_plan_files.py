@@ -229,7 +229,7 @@ def changed(whole: Line, place: int, text: str) -> Line:
         ([PLAN], [PLAN], "2 plan files and 0 ground files are given (plan.jsonl"),
         ([PLAN, {**PLAN, "id": ""}], [GROUND], "plan.jsonl, line 2 is broken: id"),
         ([PLAN, PLAN | {"messages": PLAN["messages"][:1]}], [GROUND], "at least 2"),
-        ([PLAN, PLAN | {"dataset": "cooking"}], [GROUND], "dataset: must be maths"),
+        ([PLAN, PLAN | {"dataset": "cooking"}], [GROUND], "dataset: Input should be 'maths'"),
         ([plan_at_once(f"{n}?", f"m_{n}", "Do it") for n in range(9)],
          [ground_at_once(f"{n}?", f"m_{n}", "R1 = A(b)", "Do it") for n in range(2)],
          f"only 2 rows can be made of plan.jsonl and ground.jsonl; 7 lines make none: m_2 {NO_PARTNER}"),

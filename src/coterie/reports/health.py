@@ -187,6 +187,9 @@ def checks(
         value = broken[0][0] if is_worst else fmean(value for value, _ in compared)
         shown = [stage for _, n in broken for stage in (stages[n] if stages else ())]
         query = {"where": rule.where} if rule.where else {}
+        over = {"worst": f"worst of {len(compared)} values", "last": "last value"}.get(
+            rule.over, f"mean of the last {len(compared)} values"
+        )
         links = [f"#/tasks?{urlencode({'stage': stage, **query})}" for stage in shown[:LINKS]]
         yield {
             "id": rule.id,
@@ -195,7 +198,7 @@ def checks(
             "value": value,
             "limit": rule.min if value < rule.min or rule.max == math.inf else rule.max,
             "agent": agent,
-            "detail": f"{rule.over} of {len(compared)}: {rule.advice}",
+            "detail": f"{over}: {rule.advice}",
             "links": links if rule.breaks(value) else [],
         }
 
