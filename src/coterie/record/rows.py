@@ -460,7 +460,7 @@ def trained_rows(
             references = dict(zip(sides, item.reference or (0.0, 0.0), strict=True))
         pair = index if references else None
         for side, row in [(name, row) for name, rows in sides.items() for row in rows]:
-            # Log-probs are those of whole sides, like the loss; both sides have the numbers of the pair.
+            # Log-probs belong to whole sides, like the loss; both sides have the numbers of the pair.
             metrics = {name: value for name, value in numbers.items() if name not in sides}
             if side in numbers:
                 metrics |= {"logprob": numbers[side], "reference": references[side]}

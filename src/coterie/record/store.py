@@ -289,7 +289,7 @@ class Store:
                 tables.write_update(db, update)
 
     def put_update(self, update: Update) -> None:
-        """Write the rows of an optimizer step between two items, in place of those of an earlier attempt."""
+        """Write the rows of an optimizer step between two items, in place of the rows of an earlier attempt."""
         with self.transaction() as db:
             tables.write_update(db, update)
 

@@ -440,7 +440,7 @@ def write_item(
 
 
 def write_update(db: sqlite3.Connection, update: Update) -> None:
-    """Write the rows of an optimizer step in place of those of an earlier attempt."""
+    """Write the rows of an optimizer step in place of the rows of an earlier attempt."""
     scope = (update.iteration, update.stage, update.role, update.number)
     # A training that was killed repeats the steps after its last checkpoint.
     db.execute(f"DELETE FROM trained WHERE ({', '.join(SCOPES['trained'])}) = (?, ?, ?, ?)", scope)

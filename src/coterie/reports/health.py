@@ -1,6 +1,6 @@
 """Health of a run: metrics of its steps and stages, compared with the limits in ``health.yaml``. Does not import torch.
 
-Steps are those of reinforcement learning, from the record, and of other trainings, from ``metrics.jsonl``.
+Steps come from the record (reinforcement learning) or from ``metrics.jsonl`` (other trainings).
 """
 
 import json

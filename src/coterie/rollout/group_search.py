@@ -5,7 +5,7 @@ path at which an agent acts, and plays K - 1 alternatives from there; with the r
 siblings. A *spine* branches at the states of the first rollout (C3, arXiv 2603.06859; VinePPO, arXiv 2410.01679, with
 turns as steps), a *full* tree at the states of every rollout (MAGRPO, arXiv 2508.04652).
 
-States in which no trained agent acts begin no group: their one continuation is that of the rollout.
+States in which no trained agent acts begin no group: the rollout is their one continuation.
 
 If only the reward of the turn itself counts, the alternatives of a spine *stop* after their turn: K T sampled turns in
 all. A stopped alternative that the spine follows is continued by a new group of K, whose first rollout is played to the

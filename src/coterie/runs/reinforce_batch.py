@@ -351,7 +351,7 @@ def show_secrets(task: Task) -> Edit:
     def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if not parts:
             return messages
-        # Parts of a turn's message would replace its text, and an agent's own message has none.
+        # Parts of a turn's message would replace its text, and an agent's own message has no text.
         is_free = messages and messages[0].turn is None and messages[0].role != "assistant"
         first, *rest = messages if is_free else (Message("system"), *messages)
         return (replace(first, parts=(*first.parts, Part(HELP), *parts)), *rest)

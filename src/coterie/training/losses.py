@@ -172,7 +172,7 @@ class Objective(ABC, Generic[Item]):
     def facts(
         self, items: Sequence[Item], read: Values, measures: Mapping[str, Measure]
     ) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Return numbers of each item or of its tokens for the record; ``measures`` are those of the same items."""
+        """Return numbers of each item or of its tokens for the record; ``measures`` belong to the same items."""
         return [{} for _ in items]
 
     def weight(self, item: Any) -> float:
