@@ -23,7 +23,7 @@ from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce, group_batch
 from coterie.record.rows import Row
 from coterie.record.store import Store
-from coterie.record.tree import Credit, ItemKey, Metrics
+from coterie.record.tree import Credit, ItemKey, Metrics, root_id
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.loop import REINFORCE
@@ -184,11 +184,15 @@ def test_the_record_names_every_trained_token_with_the_numbers_that_the_loss_use
                 advantage = path.rows[0].advantages
                 credit = run.store.credit(fingerprint, f"advantage:{path.agent}", [path.node])
                 assert advantage and credit.get(path.node) == pytest.approx(advantage[0])
-            reasons = Counter(
-                entry.reason
+            left_out = [
+                entry
                 for key, entry in run.store.left_out(0, REINFORCE)
                 if key.sample == f"{STEP}{number:05d}"
-            )
+            ]
+            equal = [entry for entry in left_out if entry.reason == "groups_equal"]
+            stage = f"{REINFORCE}/{number:05d}"
+            assert all(entry.node == root_id(0, stage, entry.task) for entry in equal)
+            reasons = Counter(entry.reason for entry in left_out)
             names = {*LEFT_OUT, "groups_equal", "samples_failed"} & record.keys()
             assert {name: reasons[name] for name in names} == {name: record[name] for name in names}
 

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Pace, Progress, Silent, duration
 from coterie.record.rows import Update, trained_rows
-from coterie.record.tree import STOPPED, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.tree import STOPPED, ItemKey, Metrics, Outcome, Task, Tree, root_id
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, opening_prompts
 from coterie.rollout.group_search import GroupSearch
@@ -202,6 +202,7 @@ class ReinforcementLoop:
             sampled = sum(path.tokens for path in samples.paths)
         unmeasured = self._unmeasured(draws)
         failed = samples.failed(self.settings.rollout.rollouts_per_task)
+        left_out = [*failed, *batch.left_out]
         metrics = {
             **step_metrics(samples, batch, updates, len(failed)),
             **{updates_of(learner.role): learner.trainer.done for learner in self._learners},
@@ -222,10 +223,16 @@ class ReinforcementLoop:
         # A repeated step keeps its first record.
         if not self.run.store.finished(key):
             fingerprint = self.run.start_fingerprint(StageKey(self.iteration, REINFORCE)) or ""
+            # Groups of paths and failed rollouts belong to the root of their task's tree.
+            draw_of = {task: draw for draw, task in samples.groups}
+            for n, entry in enumerate(left_out):
+                stage = step_stage(REINFORCE, draw_of.get(entry.task, step))
+                node = entry.node or root_id(self.iteration, stage, entry.task)
+                left_out[n] = replace(entry, node=node)
             self.run.store.finish(
                 key,
                 credit=step_credit(samples, batch, fingerprint),
-                left_out=[*failed, *batch.left_out],
+                left_out=left_out,
                 updates=trained,
                 metrics=metrics,
             )

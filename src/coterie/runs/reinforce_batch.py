@@ -235,7 +235,10 @@ def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
 
 
 def group_left_out(paths: Sequence[AgentPath]) -> list[LeftOut]:
-    """Return what :func:`group_counts` counts: failed paths, and the first path of small groups and equal ones."""
+    """Return what :func:`group_counts` counts: failed paths, small groups and equal groups.
+
+    Groups of paths have no node, and groups of turns have their first turn.
+    """
     groups: dict[tuple[str, str], list[AgentPath]] = {}
     for path in paths:
         groups.setdefault((path.sampled.group, path.sampled.actor), []).append(path)
@@ -243,10 +246,13 @@ def group_left_out(paths: Sequence[AgentPath]) -> list[LeftOut]:
     for group in groups.values():
         totals = [total for path in group if (total := path.sampled.total) is not None]
         left_out += [path.left_out("paths_failed") for path in group if path.sampled.total is None]
+        node = "" if group[0].node == group[0].outcome.leaf else group[0].node
         if len(totals) < 2:
-            left_out.append(group[0].left_out("groups_small", len(totals)))
+            of_group = group[0].left_out("groups_small", len(totals))
+            left_out.append(replace(of_group, node=node))
         elif max(totals) == min(totals):
-            left_out.append(group[0].left_out("groups_equal", totals[0]))
+            of_group = group[0].left_out("groups_equal", totals[0])
+            left_out.append(replace(of_group, node=node))
     return left_out
 
 
