@@ -198,7 +198,7 @@ def checks(
             "value": value,
             "limit": rule.min if value < rule.min or rule.max == math.inf else rule.max,
             "agent": agent,
-            "detail": f"{over}: {rule.advice}",
+            "detail": f"{over}: {rule.advice}" if rule.breaks(value) else over,
             "links": links if rule.breaks(value) else [],
         }
 
