@@ -2,6 +2,7 @@
 
 import json
 import queue
+import re
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -209,8 +210,10 @@ def test_ranks_start_again_at_the_last_checkpoint_when_one_dies_or_hangs(
     assert (report.rows, report.tokens) == (whole.rows, whole.tokens)
     assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-5)
     assert len(list(folder.glob("died-*"))) == deaths
-    reason = "has not answered for 10 s" if name == "SIGSTOP" else "ended with status 137"
-    assert caplog.text.count(f"rank 1 {reason}; all ranks start again") == deaths
+    # A killed rank's connection may end before its status is known.
+    killed = r"(ended with status 137|closed its connection)"
+    reason = "has not answered for 10 s" if name == "SIGSTOP" else killed
+    assert len(re.findall(f"rank 1 {reason}; all ranks start again", caplog.text)) == deaths
 
 
 @pytest.mark.ranks
