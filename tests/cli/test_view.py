@@ -289,6 +289,8 @@ def test_dialogues_are_printed_without_control_characters(cli: Cli, folder):
     assert result.code == 0 and "I say \ufffd[2J\ufffd" in result.out
     result = cli("view", folder, "--text", f"0/rollout/{TASKS[4]}", "--secrets")
     assert "\u202e" not in result.out and GOLD in result.out
+    result = cli("view", folder, "--text", f"0/rollout/{TASKS[4]}")
+    assert result.code == 0 and GOLD not in result.out and "<secret:gold>" in result.out
 
 
 def test_bad_input_is_one_error(cli: Cli, folder, tmp_path):

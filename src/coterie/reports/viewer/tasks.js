@@ -252,7 +252,7 @@ function Pairs({ data, run }) {
 function Columns({ data, rollouts, run }) {
   const [shown, setShown] = useState(SHOWN_COLUMNS);
   const turn = (id) => {
-    const { speaker, text, kind } = data.turns[id] ?? {};
+    const { speaker, text, kind } = data.turns[id] ?? { speaker: id.slice(0, 8), text: "(open the dialogue to read it)" };
     return html`<div class="turn ${kind}"><h4><a href=${linkTo(["turn", id], { run })}>${showInvisible(speaker)}</a></h4>${text == null ? html`<p class="muted">hidden: a secret</p>` : html`<${LongText} text=${text} limit=${800} />`}</div>`;
   };
   const column = (rollout) => html`<article class="card" aria-label=${`Rollout ${rollout.sample}`}>
