@@ -266,7 +266,7 @@ FAULTS = (
     ),
     Fault(
         f"{V}:task_curve",
-        result(lambda points: [replace(p, majority=p.coverage) for p in points]),
+        result(lambda points: [p._replace(majority=p.coverage) for p in points]),
         [BY_HAND],
     ),
     Fault("coterie.runs.picker:read_pick", returns(1), [JUDGE_PICKS]),
