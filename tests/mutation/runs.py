@@ -3,7 +3,6 @@
 from copy import deepcopy
 from dataclasses import replace
 
-from coterie.rewards import turn_advantages as T
 from tests.mutation.fault import (
     Fault,
     around,
@@ -82,7 +81,7 @@ def _no_seeds(original, groups, count, rng):
 
 TURNS = "tests/rewards/test_turn_advantages.py::"
 TREES = "tests/rollout/test_group_search.py::"
-TO_GO = f"{TURNS}test_returns_to_go_with_ended_paths_as_zero_are_unbiased[2-2]"
+ALSO_ENDED = f"{TURNS}test_a_turn_is_compared_with_all_other_paths_also_ended_ones"
 DISCOUNTS = f"{TURNS}test_returns_of_turns_are_discounted_and_can_be_immediate"
 STATES = f"{TURNS}test_gigpo_adds_turns_after_equal_states_and_nothing_for_a_state_seen_once"
 RUNNING = f"{TURNS}test_the_running_mean_of_a_role_is_the_one_before_the_path"
@@ -103,11 +102,12 @@ MULTIPLE = f"{TREES}test_equal_siblings_are_separate_samples"
 def _survivors(original, paths, baseline, gamma=1.0, immediate=False):
     """Compare a turn only with the paths that got as far."""
     result = original(paths, baseline, gamma, immediate)
-    returns = [T.turn_returns(path, gamma, immediate) for path in paths]
-    for own in result:
-        for turn in range(len(own)):
-            own[turn] += sum(0.5 for other in returns if len(other) <= turn)
-    return result
+    lengths = [len(path.ends) for path in paths]
+    return [
+        values
+        and [value + sum(0.5 for n in lengths if n <= turn) for turn, value in enumerate(values)]
+        for values in result
+    ]
 
 
 def _distinct(groups):
@@ -129,7 +129,7 @@ FAULTS = (
         "coterie.runs.reinforce_batch:show_secrets", returns(lambda messages: messages), [TAUGHT]
     ),
     # Groups of turns.
-    Fault("coterie.rewards.turn_advantages:turn_advantages", around(_survivors), [TO_GO]),
+    Fault("coterie.rewards.turn_advantages:turn_advantages", around(_survivors), [ALSO_ENDED]),
     Fault("coterie.rewards.turn_advantages:turn_returns", given(gamma=1.0), [DISCOUNTS]),
     Fault("coterie.rewards.turn_advantages:state_advantages", given(weight=0.0), [STATES]),
     Fault(
@@ -218,7 +218,7 @@ FAULTS = (
     # Roles: versions, shared bases.
     Fault("coterie.models.adapters:share_weights", becomes(deepcopy), [ONE_BASE]),
     Fault("coterie.runs.roles:Roles.load_source", given(keeps_base=True), [ONE_BASE]),
-    Fault("coterie.runs.roles:check_roles", returns(None), [ROLES_CANNOT]),
+    Fault("coterie.runs.loop:check_roles", returns(None), [ROLES_CANNOT]),
     Fault("coterie.runs.loop:check_stages", returns(None), [STAGES_CANNOT]),
     # What resumes and what does not.
     Fault("coterie.runs.work_items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
