@@ -260,8 +260,9 @@ def test_many_silent_connections_end_and_a_rank_still_connects(monkeypatch):
             assert arrivals.get(timeout=10)[1] == {"rank": 0}
         for stranger in silent:
             with stranger:
-                if stranger in silent[:8]:  # ended before their time limit
-                    assert len(stranger.recv(1000)) and stranger.recv(1000) == b""
+                # The first eight end before their time limit, on a busy machine even before the challenge is sent.
+                while stranger in silent[:8] and stranger.recv(1000):
+                    pass
         listener.shutdown(socket.SHUT_RDWR)
 
 
