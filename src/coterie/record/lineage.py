@@ -37,8 +37,7 @@ DAMAGED = "damaged"
 def path(browser: Browser, leaf: str) -> Fields:
     """Return the turns from the root to a node, with their tokens and everything that is recorded on them."""
     tree, scope = read_path(browser, leaf)
-    nodes = browser.nodes(scope, tree.turns)
-    rollouts = browser.rollouts(scope, nodes, leaf) if leaf in nodes else []
+    rollouts = browser.rollouts(scope, [*tree.turns])
     credit, facts = browser.credit(scope, tree.turns), browser.facts([tree.root, *tree.turns])
     trained = dict[str, list[Fields]]()
     for row in merged(facts, tree.turns)["trained"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from coterie.errors import UserError
 from coterie.record.rows import Update, packed
@@ -35,16 +35,18 @@ from coterie.record.turn import Message, Part, Request, Tool, ToolCall, ToolResu
 
 T = TypeVar("T")
 
-PARTS = TypeAdapter(tuple[Part, ...])
-MESSAGES = TypeAdapter(tuple[Message, ...])
-CALLS = TypeAdapter(tuple[ToolCall, ...])
-RESULTS = TypeAdapter(tuple[ToolResult, ...])
-TOOLS = TypeAdapter(tuple[Tool, ...])
-READERS = TypeAdapter(frozenset[str])
-VERSIONS = TypeAdapter(tuple[tuple[str, int], ...])
+LATER = ConfigDict(defer_build=True)
+"""Build validators with their first use: many commands read only columns."""
+PARTS = TypeAdapter(tuple[Part, ...], config=LATER)
+MESSAGES = TypeAdapter(tuple[Message, ...], config=LATER)
+CALLS = TypeAdapter(tuple[ToolCall, ...], config=LATER)
+RESULTS = TypeAdapter(tuple[ToolResult, ...], config=LATER)
+TOOLS = TypeAdapter(tuple[Tool, ...], config=LATER)
+READERS = TypeAdapter(frozenset[str], config=LATER)
+VERSIONS = TypeAdapter(tuple[tuple[str, int], ...], config=LATER)
 """Spans of a turn with several weight versions, in the column of the version."""
-PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object])
-METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
+PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object], config=LATER)
+METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str], config=LATER)
 
 
 class BrokenRecord(Exception):
