@@ -43,14 +43,18 @@ LABEL_OF = (
     f"CASE WHEN {SECRET} THEN NULL WHEN json_valid(t.parts) "
     f"THEN replace(substr(json_extract(t.parts, '$[#-1].text'), 1, {LABEL}), char(10), ' ') END"
 )
-IN = "IN (SELECT value FROM json_each(:nodes))"
+IN, IN_BLOBS = (
+    f"IN (SELECT {value} FROM json_each(:nodes))" for value in ("value", "unhex(value)")
+)
 AMONG = f"AND (:nodes IS NULL OR {{}} {IN})"
 KEY = ("iteration", "stage", "role", "updates", "position")
 """Key of a training row."""
 ROW = ", ".join(
-    (*KEY, "step, origin, leaf, agent, segment, turn, context, side, pair, weight, tokens")
-)
+    (*KEY, "step, origin, nullif(lower(hex(leaf)), '') AS leaf, agent, segment, "
+    "nullif(lower(hex(turn)), '') AS turn, context, side, pair, weight, tokens")
+)  # fmt: skip
 """Columns of a training row without its numbers."""
+ROWS = "FROM trained JOIN optimizer_step s ON s.key = trained.optimizer_step"
 FACTS = ("selected", "left_out", "trained")
 COLUMNS = (
     "task", "sample", "leaf", "score", "reward", "tokens", "turns", "cut_off", "reason", "answer", "failure", *FACTS
@@ -359,7 +363,9 @@ class Browser:
         """Return the sums over the path to each turn (those in ``only``, a path)."""
         sides, reasons = self.sides(), self.reasons()
         trained = dict(
-            self.fetch("SELECT leaf, count(*) FROM trained WHERE leaf NOTNULL GROUP BY 1")
+            self.fetch(
+                "SELECT lower(hex(leaf)), count(*) FROM trained WHERE leaf NOTNULL GROUP BY leaf"
+            )
         )
         marked, sums = sides.keys() | reasons.keys() | trained.keys(), dict[str, Sums]()
         columns = f"SELECT t.id, t.parent, {SAMPLED} {TURNS} {STAGE} {AMONG.format('t.id')}"
@@ -450,7 +456,7 @@ class Browser:
 
     def reasons(self) -> dict[str, str]:
         """Return the first reason why a node was not trained on. Failed rollouts have no node."""
-        find = "SELECT node, reason FROM left_out WHERE reason != 'samples_failed'"
+        find = "SELECT lower(hex(node)), reason FROM left_out WHERE reason != 'samples_failed'"
         return dict(self.fetch(f"{find} ORDER BY item DESC, position DESC"))
 
     def facts(self, nodes: Iterable[str]) -> dict[str, dict[str, list[Fields]]]:
@@ -468,12 +474,12 @@ class Browser:
                 fact = {**row, "side": side if rejected else "", "node": node, "against": against}
                 facts["selected"].setdefault(node, []).append(fact)
         find = (
-            "SELECT l.node, i.iteration, i.stage, l.agent, l.reason, l.number FROM left_out l JOIN item i "
-            f"ON i.key = l.item WHERE l.node {IN} ORDER BY l.item, l.position"
+            "SELECT lower(hex(l.node)) AS node, i.iteration, i.stage, l.agent, l.reason, l.number FROM left_out l "
+            f"JOIN item i ON i.key = l.item WHERE l.node {IN_BLOBS} ORDER BY l.item, l.position"
         )
         for row in self.records(find, values):
             facts["left_out"].setdefault(row["node"], []).append(row)
-        find = f"SELECT {ROW} FROM trained WHERE leaf {IN} ORDER BY {', '.join(KEY)}"
+        find = f"SELECT {ROW} {ROWS} WHERE trained.leaf {IN_BLOBS} ORDER BY {', '.join(KEY)}"
         for row in self.records(find, values):
             facts["trained"].setdefault(row["leaf"], []).append(row)
         return facts

@@ -13,6 +13,7 @@ from coterie.record.browse import (
     IN,
     KEY,
     ROW,
+    ROWS,
     STAGE,
     TURNS,
     Browser,
@@ -28,7 +29,7 @@ from coterie.record.tables import plain, whole
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, Turn
 
-OF_ROW = "FROM trained WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
+OF_ROW = f"{ROWS} WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
 NUMBERS = f"SELECT position, metrics, {', '.join(DTYPES)}, {whole('trained')} AS whole {OF_ROW}"
 DAMAGED = "damaged"
 """Author of a turn that differs from its digest."""
