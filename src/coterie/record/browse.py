@@ -335,14 +335,14 @@ class Browser:
         graded = [o for o in reversed(outcomes) if o["score"] is not None]
         return {"tasks": {o["task"]: (o["score"], o["leaf"]) for o in graded}}
 
-    def nodes(self, scope: Fields, only: Collection[str] | None = None) -> dict[str, Fields]:
-        """Return turns by id (those in ``only``), without their content, parents before their children."""
+    def nodes(self, scope: Fields) -> dict[str, Fields]:
+        """Return turns by id, without their content, parents before their children."""
         columns = f"t.id, t.parent, t.sample, t.kind, t.speaker, {SAMPLED}"
-        find = f"SELECT {columns} {TURNS} {STAGE} {AMONG.format('t.id')} {ORDER}"
+        find = f"SELECT {columns} {TURNS} {STAGE} {ORDER}"
         # Not by `records`, which takes twice the time; a stage may have 100,000 turns.
         return {
             id_: {"parent": parent, "sample": sample, "kind": kind, "speaker": speaker, "tokens": tokens}
-            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, _values(scope, only))
+            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, scope)
         }  # fmt: skip
 
     def root(self, scope: Fields) -> str:
@@ -362,11 +362,8 @@ class Browser:
     def sums(self, scope: Fields, only: Collection[str] | None = None) -> dict[str, Sums]:
         """Return the sums over the path to each turn (those in ``only``, a path)."""
         sides, reasons = self.sides(), self.reasons()
-        trained = dict(
-            self.fetch(
-                "SELECT lower(hex(leaf)), count(*) FROM trained WHERE leaf NOTNULL GROUP BY leaf"
-            )
-        )
+        find = "SELECT lower(hex(leaf)), count(*) FROM trained WHERE leaf NOTNULL GROUP BY leaf"
+        trained = dict(self.fetch(find))
         marked, sums = sides.keys() | reasons.keys() | trained.keys(), dict[str, Sums]()
         columns = f"SELECT t.id, t.parent, {SAMPLED} {TURNS} {STAGE} {AMONG.format('t.id')}"
         for id_, parent, count in self.fetch(f"{columns} {ORDER}", _values(scope, only)):
@@ -429,11 +426,10 @@ class Browser:
     ) -> dict[str, dict[str, float]]:
         """Return the credit of nodes (those in ``only``) by name; of several settings, the last.
 
-        In the list of a stage, only digests of rewards are checked: 60,000 of them take longer than the rest of it.
+        In the list of a stage, only digests of rewards are checked: all would take a fifth of its time.
         """
-        first = "substr(k.name, 1, instr(k.name || ':', ':') - 1)"
-        is_shown = f":task NOTNULL OR {first} IN {REWARDS}"
-        check = f"CASE WHEN {is_shown} THEN {whole('credit', 'c')} ELSE 1 END"
+        is_reward = f"substr(k.name, 1, instr(k.name || ':', ':') - 1) IN {REWARDS}"
+        check = f"CASE WHEN :task NOTNULL OR {is_reward} THEN {whole('credit', 'c')} ELSE 1 END"
         find = (
             f"SELECT c.node, k.name, c.value, {check} FROM credit_kind k CROSS JOIN tree r "
             f"CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, r.key) {STAGE} {AMONG.format('c.node')} ORDER BY k.key"

@@ -21,16 +21,7 @@ import psutil
 from coterie.errors import UserError
 from coterie.record import tables
 from coterie.record.rows import DTYPES, TrainedRow, Update, unpacked
-from coterie.record.tables import (
-    IDS,
-    LOGPROBS,
-    OF_STEP,
-    BrokenRecord,
-    kind_key,
-    numbers_of,
-    value_of,
-    whole,
-)
+from coterie.record.tables import IDS, LOGPROBS, BrokenRecord, kind_key, numbers_of, value_of, whole
 from coterie.record.tree import (
     Credit,
     Ending,
@@ -334,9 +325,8 @@ class Store:
             for table in tables.PLACES:
                 count = db.execute(f"DELETE FROM {table} WHERE NOT ({whole(table)})").rowcount
                 dropped += [f"{count} rows of {table}"] * bool(count)
-            for table, owner in (
-                ("selection", "item"), ("left_out", "item"), ("trained", "optimizer_step")
-            ):  # fmt: skip
+            owners = {"selection": "item", "left_out": "item", "trained": "optimizer_step"}
+            for table, owner in owners.items():
                 db.execute(f"DELETE FROM {table} WHERE {owner} NOT IN (SELECT key FROM {owner})")
             tables.make_seals(db)
         return dropped
@@ -584,7 +574,7 @@ class Store:
             f"SELECT {columns}, {', '.join(DTYPES)}, {whole('trained')} FROM trained "
             "WHERE optimizer_step = ? ORDER BY position"
         )
-        ((key, step),) = self._fetch(f"SELECT key, step {OF_STEP}", names) or [(0, None)]
+        ((key, step),) = self._fetch(f"SELECT key, step {tables.OF_STEP}", names) or [(0, None)]
         self._check_scope("trained", key)
         rows = list[TrainedRow]()
         with explained(self.path):

@@ -251,14 +251,6 @@ def seal_of(*values: object) -> int:
     return int.from_bytes(digest_of(*values)[:5])
 
 
-def _unhex(text: str) -> bytes | None:
-    """Return what SQLite's own function of later versions does."""
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return None
-
-
 def _sealed(table: str, row: str = "") -> tuple[str, str]:
     """Return SQL expressions of the scope and the hash of a row.
 
@@ -378,7 +370,9 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool 
         raise BrokenRecord("its tables are not those of a store")
     db.create_function("digest_of", -1, digest_of, deterministic=True)
     db.create_function("seal_of", -1, seal_of, deterministic=True)
-    db.create_function("unhex", 1, _unhex, deterministic=True)
+    db.create_function(
+        "unhex", 1, bytes.fromhex, deterministic=True
+    )  # from SQLite 3.41 on built in
     if is_sealed and check:
         for table in OF_FILE:
             if (found := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
@@ -462,9 +456,8 @@ def write_update(db: sqlite3.Connection, update: Update) -> None:
     """Write the rows of an optimizer step in place of the rows of an earlier attempt."""
     scope = (update.iteration, update.stage, update.role, update.number)
     # A training that was killed repeats the steps after its last checkpoint.
-    for (old,) in db.execute(f"SELECT key {OF_STEP}", scope).fetchall():
-        db.execute("DELETE FROM trained WHERE optimizer_step = ?", (old,))
-        db.execute("DELETE FROM optimizer_step WHERE key = ?", (old,))
+    db.execute(f"DELETE FROM trained WHERE optimizer_step IN (SELECT key {OF_STEP})", scope)
+    db.execute(f"DELETE {OF_STEP}", scope)
     step = insert(db, "optimizer_step", (None, *scope, update.step)) if update.rows else 0
     for position, row in enumerate(update.rows):
         leaf, _, rest = row.origin.partition("/")
@@ -472,8 +465,7 @@ def write_update(db: sqlite3.Connection, update: Update) -> None:
         # Rows of files have an origin, too, but no path in the store.
         in_tree = db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone()
         path: tuple[object, ...] = (row.origin, *[None] * 4)
-        if in_tree:
-            # As text, ids would take a third of the space of a short row.
+        if in_tree:  # ids as text would take a fifth of the space of a short row
             turn = row.turn and bytes.fromhex(row.turn)
             path = (None, bytes.fromhex(leaf), agent, int(segment), turn)
         of_item = (row.context, row.side, row.pair, row.weight, row.tokens)
