@@ -21,9 +21,12 @@ TINY = (
 
 
 def bytes_per_token(file: Path) -> float:
-    """Return the bytes of the table of trained rows and its indices over the number of trained tokens."""
+    """Return the bytes of the tables of trained rows and their indices over the number of trained tokens."""
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as db:
-        find = "SELECT sum(pgsize) FROM dbstat JOIN sqlite_master m USING (name) WHERE m.tbl_name = 'trained'"
+        find = (
+            "SELECT sum(pgsize) FROM dbstat JOIN sqlite_master m USING (name) "
+            "WHERE m.tbl_name IN ('trained', 'optimizer_step')"
+        )
         size, tokens = (
             db.execute(find).fetchone()[0],
             db.execute("SELECT sum(tokens) FROM trained").fetchone()[0],

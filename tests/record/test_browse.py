@@ -169,17 +169,23 @@ def test_selections_and_reasons_are_on_their_nodes(browser, trees):
     task = browser.answer(Browser.task, 0, "rollout", "t000")
     by_leaf = {rollout["leaf"]: rollout for rollout in task["rollouts"]}
     chosen, rejected, left_out = trees[0].outcomes
-    assert [(s["side"], s["against"], s["weight"]) for s in by_leaf[chosen]["selected"]] == [
-        ("chosen", rejected, 0.5)
-    ]
-    assert [s["side"] for s in by_leaf[rejected]["selected"]] == ["rejected"]
+    facts = task["facts"]
+    assert {n: [(s["side"], s["against"], s["weight"]) for s in of] for n, of in facts["selected"].items()} == {
+        chosen: [("chosen", rejected, 0.5)], rejected: [("rejected", chosen, 0.5)]
+    }  # fmt: skip
+    assert [by_leaf[leaf]["selected"] for leaf in trees[0].outcomes] == [1, 2, 0]
     reasons = [
-        (f["reason"], f["agent"], f["number"], f["stage"]) for f in by_leaf[left_out]["left_out"]
+        (f["reason"], f["agent"], f["number"], f["stage"]) for f in facts["left_out"][left_out]
     ]
     assert reasons == [("outside_share", "Alice", 0.25, "select")]
-    assert by_leaf[chosen]["path"] == [turn.id for turn in trees[0].path(chosen)]
+    assert by_leaf[left_out]["left_out"] == "outside_share"
+    for leaf, rollout in by_leaf.items():
+        path = [task["ids"][number] for number in rollout["path"]]
+        assert path == [turn.id for turn in trees[0].path(leaf)]
+        assert rollout["trained"] == sum(len(facts["trained"].get(node, ())) for node in path)
     group = browser.answer(Browser.task, 0, "rollout", "t001")
-    assert all(rollout["left_out"][0]["reason"] == "groups_equal" for rollout in group["rollouts"])
+    assert all(rollout["left_out"] == "groups_equal" for rollout in group["rollouts"])
+    assert [*group["facts"]["left_out"]] == [trees[1].root]
 
 
 def test_a_search_finds_texts_and_nothing_of_json(browser, trees):

@@ -295,6 +295,19 @@ def test_texts_stay_texts_and_no_screen_scrolls_sideways(view, kind: str) -> Non
     assert viewer.problems == []
 
 
+def test_a_task_shows_use_by_path_and_points_to_texts_that_it_does_not_have(view) -> None:
+    viewer = view()
+    # The texts of a large tree are only in its dialogues.
+    viewer.answers["task"]["turns"] = {}
+    viewer.open(routes(NAMES["task"])["task"])
+    uses = viewer.page.locator("article .use").all_inner_texts()
+    assert ["trained in update" in use for use in uses] == [True, True, True, False]
+    assert "Left out: equal rewards" in uses[3]
+    shown = viewer.page.inner_text("main")
+    assert "open the dialogue to read it" in shown and "open the turn to read it" in shown
+    assert "hidden" not in shown and viewer.problems == []
+
+
 def test_faults_are_told(view) -> None:
     viewer = view()
     viewer.open("#/nothing/here")

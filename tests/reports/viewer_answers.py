@@ -56,8 +56,7 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
     rollouts = [
         {"leaf": leaves[i], "sample": f"{i:04}", "score": 1.0 - i / 4, "answer": said[:80], "reason": texts["reason"],
          "cut_off": i == 2, "tokens": 20 + i, "failure": None, "metrics": {}, "credit": credit,
-         "path": ["e" * 32, leaves[i]],
-         "selected": [], "left_out": left if i == 3 else [], "trained": [row] if i < 3 else []}
+         "path": [1, i + 2], "selected": 0, "left_out": left[0]["reason"] if i == 3 else None, "trained": int(i < 3)}
         for i in range(4)
     ]  # fmt: skip
     turn = {
@@ -130,7 +129,9 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
         "search": {"leaves": leaves[8:12], "tasks": [], "more": False},
         "task": place | {
             "root": "f" * 32, "public": {"question": said[:200]}, "secrets": None, "nodes": 31, "is_tree": True,
-            "agents": [agent], "rollouts": rollouts, "left_out": left, "damaged": [],
+            "agents": [agent], "rollouts": rollouts, "damaged": [],
+            "ids": ["f" * 32, "e" * 32, *leaves[:4]],
+            "facts": {"selected": {}, "left_out": {leaves[3]: left}, "trained": {leaf: [row] for leaf in leaves[:3]}},
             "turns": {leaf: {"sample": "0000", "speaker": agent, "kind": "agent", "text": said[:2000],
                              "clipped": False, "tokens": 19, "credit": {"value": 0.7}}
                       for leaf in ["e" * 32, *leaves[:4]]},

@@ -103,8 +103,9 @@ def test_two_ranks_sample_and_train_as_one_process(
 def trained_logprobs(folder: Path) -> dict[tuple[object, ...], list[float]]:
     """The log-probs of the trained tokens of a run, by what names their row."""
     names = "role, updates, position, step, leaf, agent, segment, turn, tokens"
+    joined = "trained JOIN optimizer_step s ON s.key = optimizer_step"
     with closing(sqlite3.connect(folder / "store.sqlite")) as db:
-        rows = db.execute(f"SELECT logprob, {names} FROM trained").fetchall()
+        rows = db.execute(f"SELECT logprob, {names} FROM {joined}").fetchall()
     return {tuple(key): np.frombuffer(blob or b"", "<f2").tolist() for blob, *key in rows}
 
 

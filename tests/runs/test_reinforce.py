@@ -133,14 +133,19 @@ def trained_record(folder: Path) -> list[list[tuple[object, ...]]]:
     """Everything that steps trained on and left out, and the credit of their paths."""
     credit = "credit c JOIN credit_kind k ON k.key = c.kind WHERE k.settings != 'environment'"
     finds = (
-        "* FROM trained ORDER BY iteration, stage, role, updates, position",
+        "s.*, t.* FROM optimizer_step s JOIN trained t ON t.optimizer_step = s.key "
+        "ORDER BY iteration, stage, role, updates, position",
         "i.sample, l.* FROM left_out l JOIN item i ON i.key = l.item ORDER BY 1, l.position",
         f"k.name, c.node, c.value FROM {credit} ORDER BY 1, 2",
     )
     with closing(sqlite3.connect(folder / "store.sqlite")) as db:
         tables = [db.execute(f"SELECT {find}").fetchall() for find in finds]
-    # Items are numbered in the order of their end.
-    return [tables[0], [(row[0], *row[2:]) for row in tables[1]], tables[2]]
+    # Items and steps are numbered in the order of their end.
+    return [
+        [(*row[1:7], *row[8:]) for row in tables[0]],
+        [(row[0], *row[2:]) for row in tables[1]],
+        tables[2],
+    ]
 
 
 def test_the_record_names_every_trained_token_with_the_numbers_that_the_loss_used(

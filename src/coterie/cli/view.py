@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gc
 import getpass
 import hashlib
 import html
@@ -194,6 +195,8 @@ def serve(viewer: Viewer, port: int, *, opens: bool) -> None:
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         # Cookies do not depend on the port, and several viewers may run.
         app = application(viewer, token, f"coterie-{port}")
+        # What was imported stays, so that no collection of garbage has to look at it.
+        gc.freeze()
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )

@@ -6,16 +6,20 @@
 import hashlib
 import json
 from collections.abc import Collection
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import httpx2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coterie.config.folders import expanded
 
+if TYPE_CHECKING:
+    import httpx2
 
-def server_url(url: str) -> httpx2.URL:
+
+def server_url(url: str) -> "httpx2.URL":
     """Parse the URL of a server. Raise ``ValueError`` unless it is an HTTP(S) URL."""
+    import httpx2  # a twentieth of a second, for settings that most runs do not have
+
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

@@ -4,14 +4,14 @@ Columns are read by SQL without building trees. A digest is checked for what an 
 the answer, and the rest of the answer is not affected. Answers are JSON-able, with ``None`` for what was not recorded.
 """
 
+import itertools
 import json
 import math
 import operator
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,24 +43,38 @@ LABEL_OF = (
     f"CASE WHEN {SECRET} THEN NULL WHEN json_valid(t.parts) "
     f"THEN replace(substr(json_extract(t.parts, '$[#-1].text'), 1, {LABEL}), char(10), ' ') END"
 )
-IN = "IN (SELECT value FROM json_each(:nodes))"
+IN, IN_BLOBS = (
+    f"IN (SELECT {value} FROM json_each(:nodes))" for value in ("value", "unhex(value)")
+)
 AMONG = f"AND (:nodes IS NULL OR {{}} {IN})"
 KEY = ("iteration", "stage", "role", "updates", "position")
 """Key of a training row."""
 ROW = ", ".join(
-    (*KEY, "step, origin, leaf, agent, segment, turn, context, side, pair, weight, tokens")
-)
+    (*KEY, "step, origin, nullif(lower(hex(leaf)), '') AS leaf, agent, segment, "
+    "nullif(lower(hex(turn)), '') AS turn, context, side, pair, weight, tokens")
+)  # fmt: skip
 """Columns of a training row without its numbers."""
+ROWS = "FROM trained JOIN optimizer_step s ON s.key = trained.optimizer_step"
 FACTS = ("selected", "left_out", "trained")
 COLUMNS = (
     "task", "sample", "leaf", "score", "reward", "tokens", "turns", "cut_off", "reason", "answer", "failure", *FACTS
 )  # fmt: skip
 """Columns of rollouts."""
+REWARDS = ("total", "reward")
+"""Names of credit, before a colon, that make the reward of a rollout."""
+SAMPLED = "length(t.ids) / 4 * (t.logprobs IS NOT NULL)"
+"""SQL expression of the number of sampled tokens of a turn."""
+Sums = tuple[int, int, tuple[int, int, str | None]]
+"""Tokens and turns on a path, and its sides, its number of training rows, and its last reason to leave it out."""
 
 
 def rounded(values: Iterable[float | None]) -> list[float | None]:
     """Return numbers with 5 significant digits, and ``None`` for those that are not finite."""
-    return [None if v is None or not math.isfinite(v) else float(f"{v:.5g}") for v in values]
+    values = [*values]
+    # Most columns of a list have few different values.
+    distinct = {value for value in values if value is not None}
+    shown = {value: float(f"{value:.5g}") if math.isfinite(value) else None for value in distinct}
+    return [None if value is None else shown[value] for value in values]
 
 
 def along(
@@ -205,15 +219,16 @@ class Browser:
     def tasks(self, iteration: int, stage: str, only: Collection[str] | None = None) -> Fields:
         """Return the rollouts of a stage (of the tasks in ``only``) as columns, in order of task and sample."""
         scope = {"iteration": iteration, "stage": stage, "task": None}
-        rollouts = self.rollouts(scope, self.nodes(scope))
+        rollouts = self.rollouts(scope)
         if only is not None:
             rollouts = [rollout for rollout in rollouts if rollout["task"] in only]
         numbers = {name: n for n, name in enumerate(dict.fromkeys(r["task"] for r in rollouts))}
         answer: Fields = {name: [rollout[name] for rollout in rollouts] for name in COLUMNS}
         for group in ("credit", "metrics"):
-            items = (item for rollout in rollouts for item in rollout[group].items())
-            keys = dict.fromkeys(key for key, value in items if not isinstance(value, str))
-            answer[group] = {key: rounded(r[group].get(key) for r in rollouts) for key in keys}
+            numbers_of = [rollout[group] for rollout in rollouts]
+            of_any: Fields = dict(itertools.chain.from_iterable(map(dict.items, numbers_of)))
+            keys = [key for key, value in of_any.items() if not isinstance(value, str)]
+            answer[group] = {key: rounded(of.get(key) for of in numbers_of) for key in keys}
         answer["task"] = [numbers[name] for name in answer["task"]]
         return {**scope, **answer, "tasks": list(numbers)}
 
@@ -221,13 +236,14 @@ class Browser:
         """Return a task's rollouts, with their paths, selections, training rows and reasons for leaving them out."""
         scope = {"iteration": iteration, "stage": stage, "task": task}
         nodes, root = self.nodes(scope), self.root(scope)
-        rollouts, credit = self.rollouts(scope, nodes), self.credit(scope)
+        rollouts, credit = self.rollouts(scope), self.credit(scope)
         if not rollouts and not root:
             raise KeyError(f"{iteration}/{stage} has no task {task!r}")
-        facts = self.facts([root, *nodes])
+        ids = [root, *nodes]
+        facts, numbers = self.facts(ids), {node: number for number, node in enumerate(ids)}
         for rollout in rollouts:
-            path = path_to(nodes, rollout["leaf"])[1:]
-            rollout |= {"path": path, **merged(facts, [root, *path] if path else [])}
+            # Thousands of paths of a tree have most of their turns in common.
+            rollout["path"] = [numbers[node] for node in path_to(nodes, rollout["leaf"])[1:]]
         turns = dict[str, Fields]()
         find = f"SELECT t.id, t.parts, {whole('turn', 't')} AS whole {TURNS} {STAGE} {ORDER}"
         for row in self.records(find, scope, "turn") if len(nodes) <= MAX_TEXTS else ():
@@ -244,10 +260,10 @@ class Browser:
         public = self.records(find, (task,), "task")
         return {
             **scope, "root": root, "nodes": len(nodes), "rollouts": rollouts, "turns": turns, "pairs": pairs,
+            "ids": ids, "facts": {k: {n: of[n] for n in ids if n in of} for k, of in facts.items()},
             "is_tree": branches or any(children[pair["node"]] for pair in pairs),
             "public": json.loads(public[0]["public"]) if public else {}, "secrets": self.secrets_of(task),
             "agents": list(dict.fromkeys(n["speaker"] for n in nodes.values() if n["kind"] == "agent")),
-            "left_out": merged(facts, [root, *nodes])["left_out"],
         }  # fmt: skip
 
     def tree(self, iteration: int, stage: str, task: str) -> Fields:
@@ -319,15 +335,14 @@ class Browser:
         graded = [o for o in reversed(outcomes) if o["score"] is not None]
         return {"tasks": {o["task"]: (o["score"], o["leaf"]) for o in graded}}
 
-    def nodes(self, scope: Fields, only: Collection[str] | None = None) -> dict[str, Fields]:
-        """Return turns by id (those in ``only``), without their content, parents before their children."""
-        sampled = "length(t.ids) / 4 * (t.logprobs IS NOT NULL) AS tokens"
-        columns = f"t.id, t.parent, t.sample, t.kind, t.speaker, {sampled}"
-        find = f"SELECT {columns} {TURNS} {STAGE} {AMONG.format('t.id')} {ORDER}"
+    def nodes(self, scope: Fields) -> dict[str, Fields]:
+        """Return turns by id, without their content, parents before their children."""
+        columns = f"t.id, t.parent, t.sample, t.kind, t.speaker, {SAMPLED}"
+        find = f"SELECT {columns} {TURNS} {STAGE} {ORDER}"
         # Not by `records`, which takes twice the time; a stage may have 100,000 turns.
         return {
             id_: {"parent": parent, "sample": sample, "kind": kind, "speaker": speaker, "tokens": tokens}
-            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, _values(scope, only))
+            for id_, parent, sample, kind, speaker, tokens in self.fetch(find, scope)
         }  # fmt: skip
 
     def root(self, scope: Fields) -> str:
@@ -337,59 +352,65 @@ class Browser:
     def outcomes(self, scope: Fields, only: Collection[str] | None = None) -> list[Fields]:
         find = (
             "SELECT o.leaf, r.task, o.sample AS number, o.reason, o.truncated AS cut_off, o.score, "
-            f"substr(o.answer, 1, {ANSWER}) AS answer, {whole('outcome', 'o')} AS whole FROM tree r "
-            f"CROSS JOIN outcome o ON o.tree = r.key {STAGE} {AMONG.format('o.leaf')}"
+            f"substr(o.answer, 1, {ANSWER}) AS answer, coalesce(t.sample, printf('%04d', o.sample)) AS sample, "
+            f"{whole('outcome', 'o')} AS whole FROM tree r CROSS JOIN outcome o ON o.tree = r.key "
+            f"LEFT JOIN turn t ON t.id = o.leaf {STAGE} {AMONG.format('o.leaf')}"
         )
         values = _values(scope, only)
         return self.records(f"{find} ORDER BY r.task, o.sample, o.leaf", values, "outcome of leaf")
 
-    def rollouts(
-        self, scope: Fields, nodes: Mapping[str, Fields], leaf: str | None = None
-    ) -> list[Fields]:
+    def sums(self, scope: Fields, only: Collection[str] | None = None) -> dict[str, Sums]:
+        """Return the sums over the path to each turn (those in ``only``, a path)."""
+        sides, reasons = self.sides(), self.reasons()
+        find = "SELECT lower(hex(leaf)), count(*) FROM trained WHERE leaf NOTNULL GROUP BY leaf"
+        trained = dict(self.fetch(find))
+        marked, sums = sides.keys() | reasons.keys() | trained.keys(), dict[str, Sums]()
+        columns = f"SELECT t.id, t.parent, {SAMPLED} {TURNS} {STAGE} {AMONG.format('t.id')}"
+        for id_, parent, count in self.fetch(f"{columns} {ORDER}", _values(scope, only)):
+            tokens, turns, marks = sums.get(parent) or (0, 0, (0, 0, reasons.get(parent)))
+            if id_ in marked:
+                side, rows = marks[0] | sides.get(id_, 0), marks[1] + trained.get(id_, 0)
+                marks = (side, rows, reasons.get(id_, marks[2]))
+            sums[id_] = (tokens + count, turns + 1, marks)
+        return sums
+
+    def rollouts(self, scope: Fields, path: Sequence[str] | None = None) -> list[Fields]:
         """Return the rollouts of a stage or task with the columns of :data:`COLUMNS`.
 
         Args:
             scope: Iteration, stage and task.
-            nodes: Turns of these rollouts.
-            leaf: Leaf of the only rollout; ``None`` for all.
+            path: Turns to the leaf of the only rollout; ``None`` for all.
         """
-        sides, reasons = self.sides(), self.reasons()
-        count = "SELECT leaf, count(*) FROM trained WHERE leaf IS NOT NULL GROUP BY leaf"
-        trained = dict(self.fetch(count))
-        only = None if leaf is None else [leaf]
-        credit = self.credit(scope, only)
+        only, sums = path and path[-1:], self.sums(scope, path)
+        credit, outcomes = self.credit(scope, only), self.outcomes(scope, only)
         columns = f"r.sample, r.task, r.failure, r.metrics, {whole('item', 'r')} AS whole"
         find = f"SELECT {columns} FROM item r {STAGE} AND r.task != '' {AMONG.format('r.sample')}"
-        samples = None if leaf is None else [nodes[leaf]["sample"]]
+        samples = only and [outcome["sample"] for outcome in outcomes]
         stored = self.records(find, _values(scope, samples), "item of sample")
-        items = {(item["task"], item["sample"]): item for item in stored}
-        for item in items.values():
-            item |= {"metrics": json.loads(item["metrics"]), "credit": {}}
-        rollouts = list[Fields]()
-        for outcome in self.outcomes(scope, only):
-            leaf, task = outcome["leaf"], outcome["task"]
-            if leaf not in nodes:
+        metrics = json.loads(f"[{','.join(item['metrics'] for item in stored)}]")
+        items = {
+            (item["task"], item["sample"]): {**item, "metrics": numbers, "credit": {}}
+            for item, numbers in zip(stored, metrics, strict=True)
+        }
+        names = self.fetch("SELECT name FROM credit_kind GROUP BY name ORDER BY min(key)")
+        rewards = [name for (name,) in names if name.partition(":")[0] in REWARDS]
+        rollouts, missing = list[Fields](), (None, None, (0, 0, None))
+        for outcome in outcomes:
+            leaf, sample = outcome["leaf"], outcome["sample"]
+            if leaf not in sums:
                 self.damaged.append(f"turn {leaf} is missing")
-            sample = nodes[leaf]["sample"] if leaf in nodes else f"{outcome['number']:04d}"
-            item = items.pop((task, sample), {"sample": sample, "metrics": {}})
+            tokens, turns, (side, trained, reason) = sums.get(leaf, missing)
+            item = items.pop((outcome["task"], sample), {"failure": None, "metrics": {}})
             numbers = credit.get(leaf, {})
-            names = [name for name in numbers if name.partition(":")[0] in ("total", "reward")]
-            rewards = [numbers[name] for name in names]
-            reward = sum(rewards) / len(rewards) if rewards else item["metrics"].get("reward")
-            # Paths are short compared with the number of nodes, so that only what is on them is added up.
-            path = path_to(nodes, leaf)
-            turns = path[1:]
+            totals = [numbers[name] for name in rewards if name in numbers]
+            reward = sum(totals) / len(totals) if totals else item["metrics"].get("reward")
             rollouts.append({
-                **outcome, **item, "reward": reward, "credit": numbers,
-                "tokens": sum(nodes[node]["tokens"] for node in turns) if turns else None,
-                "turns": len(turns) or None,
-                "selected": reduce(operator.or_, (sides.get(node, 0) for node in turns), 0),
-                "trained": sum(trained.get(node, 0) for node in turns),
-                "left_out": next((reasons[node] for node in reversed(path) if node in reasons), None),
+                **outcome, **item, "reward": reward, "credit": numbers, "tokens": tokens, "turns": turns,
+                "selected": side, "trained": trained, "left_out": reason,
             })  # fmt: skip
         # A failed rollout has no leaf.
-        rollouts += [item for item in items.values() if item["failure"] is not None]
-        rollouts = [{**dict.fromkeys(COLUMNS), **rollout} for rollout in rollouts]
+        failed = [item for item in items.values() if item["failure"] is not None]
+        rollouts += [{**dict.fromkeys(COLUMNS), **item} for item in failed]
         return sorted(rollouts, key=operator.itemgetter("task", "sample"))
 
     def secrets_of(self, task: str) -> dict[str, str] | None:
@@ -403,9 +424,14 @@ class Browser:
     def credit(
         self, scope: Fields, only: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
-        """Return the credit of nodes (those in ``only``) by name; of several settings, the last."""
+        """Return the credit of nodes (those in ``only``) by name; of several settings, the last.
+
+        In the list of a stage, only digests of rewards are checked: all would take a fifth of its time.
+        """
+        is_reward = f"substr(k.name, 1, instr(k.name || ':', ':') - 1) IN {REWARDS}"
+        check = f"CASE WHEN :task NOTNULL OR {is_reward} THEN {whole('credit', 'c')} ELSE 1 END"
         find = (
-            f"SELECT c.node, k.name, c.value, {whole('credit', 'c')} AS whole FROM tree r CROSS JOIN credit_kind k "
+            f"SELECT c.node, k.name, c.value, {check} FROM credit_kind k CROSS JOIN tree r "
             f"CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, r.key) {STAGE} {AMONG.format('c.node')} ORDER BY k.key"
         )
         credit = dict[str, dict[str, float]]()
@@ -426,7 +452,7 @@ class Browser:
 
     def reasons(self) -> dict[str, str]:
         """Return the first reason why a node was not trained on. Failed rollouts have no node."""
-        find = "SELECT node, reason FROM left_out WHERE reason != 'samples_failed'"
+        find = "SELECT lower(hex(node)), reason FROM left_out WHERE reason != 'samples_failed'"
         return dict(self.fetch(f"{find} ORDER BY item DESC, position DESC"))
 
     def facts(self, nodes: Iterable[str]) -> dict[str, dict[str, list[Fields]]]:
@@ -444,12 +470,12 @@ class Browser:
                 fact = {**row, "side": side if rejected else "", "node": node, "against": against}
                 facts["selected"].setdefault(node, []).append(fact)
         find = (
-            "SELECT l.node, i.iteration, i.stage, l.agent, l.reason, l.number FROM left_out l JOIN item i "
-            f"ON i.key = l.item WHERE l.node {IN} ORDER BY l.item, l.position"
+            "SELECT lower(hex(l.node)) AS node, i.iteration, i.stage, l.agent, l.reason, l.number FROM left_out l "
+            f"JOIN item i ON i.key = l.item WHERE l.node {IN_BLOBS} ORDER BY l.item, l.position"
         )
         for row in self.records(find, values):
             facts["left_out"].setdefault(row["node"], []).append(row)
-        find = f"SELECT {ROW} FROM trained WHERE leaf {IN} ORDER BY {', '.join(KEY)}"
+        find = f"SELECT {ROW} {ROWS} WHERE trained.leaf {IN_BLOBS} ORDER BY {', '.join(KEY)}"
         for row in self.records(find, values):
             facts["trained"].setdefault(row["leaf"], []).append(row)
         return facts

@@ -13,6 +13,7 @@ from coterie.record.browse import (
     IN,
     KEY,
     ROW,
+    ROWS,
     STAGE,
     TURNS,
     Browser,
@@ -28,7 +29,7 @@ from coterie.record.tables import plain, whole
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, Turn
 
-OF_ROW = "FROM trained WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
+OF_ROW = f"{ROWS} WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
 NUMBERS = f"SELECT position, metrics, {', '.join(DTYPES)}, {whole('trained')} AS whole {OF_ROW}"
 DAMAGED = "damaged"
 """Author of a turn that differs from its digest."""
@@ -37,8 +38,7 @@ DAMAGED = "damaged"
 def path(browser: Browser, leaf: str) -> Fields:
     """Return the turns from the root to a node, with their tokens and everything that is recorded on them."""
     tree, scope = read_path(browser, leaf)
-    nodes = browser.nodes(scope, tree.turns)
-    rollouts = browser.rollouts(scope, nodes, leaf) if leaf in nodes else []
+    rollouts = browser.rollouts(scope, [*tree.turns])
     credit, facts = browser.credit(scope, tree.turns), browser.facts([tree.root, *tree.turns])
     trained = dict[str, list[Fields]]()
     for row in merged(facts, tree.turns)["trained"]:

@@ -145,13 +145,14 @@ def copy_step(
     """
     behind = {
         f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
-        for table in ("item", "tree")
+        for table in ("item", "tree", "optimizer_step")
     }
     values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
     of_step = "iteration = :iteration AND (stage = :stage OR :marks AND stage GLOB :stage || '/*')"
     items = f"(SELECT key FROM source.item WHERE {of_step} AND (task != '' OR :marks))"
     trees = f"(SELECT key FROM source.tree WHERE {of_step})"
     of_request = {"tree": "tree + :trees", "toolset": "t.key", "digest": "r.digest"}
+    of_row = {"optimizer_step": "optimizer_step + :optimizer_steps"}
     of_task = f"(SELECT task FROM source.item WHERE {of_step})"
     for statement in (
         f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
@@ -173,7 +174,10 @@ def copy_step(
         f"FROM source.selection WHERE :marks AND item IN {items}",
         f"INSERT INTO main.left_out SELECT {_moved(db, 'left_out', item='item + :items')} "
         f"FROM source.left_out WHERE item IN {items}",
-        f"INSERT INTO main.trained SELECT * FROM source.trained WHERE :marks AND {of_step}",
+        f"INSERT INTO main.optimizer_step SELECT {_moved(db, 'optimizer_step', key='key + :optimizer_steps')} "
+        f"FROM source.optimizer_step WHERE :marks AND {of_step}",
+        f"INSERT INTO main.trained SELECT {_moved(db, 'trained', **of_row)} FROM source.trained "
+        f"WHERE :marks AND optimizer_step IN (SELECT key FROM source.optimizer_step WHERE {of_step})",
     ):
         db.execute(statement, values)
     for setting_name, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
@@ -321,8 +325,9 @@ class Store:
             for table in tables.PLACES:
                 count = db.execute(f"DELETE FROM {table} WHERE NOT ({whole(table)})").rowcount
                 dropped += [f"{count} rows of {table}"] * bool(count)
-            for table in ("selection", "left_out"):
-                db.execute(f"DELETE FROM {table} WHERE item NOT IN (SELECT key FROM item)")
+            owners = {"selection": "item", "left_out": "item", "trained": "optimizer_step"}
+            for table, owner in owners.items():
+                db.execute(f"DELETE FROM {table} WHERE {owner} NOT IN (SELECT key FROM {owner})")
             tables.make_seals(db)
         return dropped
 
@@ -550,7 +555,7 @@ class Store:
     def left_out(self, iteration: int, stage: str) -> list[tuple[ItemKey, LeftOut]]:
         """Return what the items of a stage left out, in the order of items."""
         find = (
-            "SELECT i.iteration, i.stage, i.task, i.sample, l.task, l.node, l.reason, l.agent, l.number, "
+            "SELECT i.iteration, i.stage, i.task, i.sample, l.task, lower(hex(l.node)), l.reason, l.agent, l.number, "
             f"{whole('left_out', 'l')} FROM item i JOIN left_out l ON l.item = i.key "
             "WHERE (i.iteration, i.stage) = (?, ?) ORDER BY i.task, i.sample, l.position"
         )
@@ -562,22 +567,23 @@ class Store:
 
     def update(self, iteration: int, stage: str, role: str, number: int) -> Update:
         """Return an optimizer step with the rows that it trained on."""
-        key = (iteration, stage, role, number)
-        origin = "coalesce(origin, leaf || '/' || agent || '/' || segment)"
-        columns = f"step, {origin}, turn, context, weight, tokens, metrics, side, pair"
+        names = (iteration, stage, role, number)
+        origin = "coalesce(origin, lower(hex(leaf)) || '/' || agent || '/' || segment)"
+        columns = f"{origin}, turn, context, weight, tokens, metrics, side, pair"
         find = (
             f"SELECT {columns}, {', '.join(DTYPES)}, {whole('trained')} FROM trained "
-            "WHERE (iteration, stage, role, updates) = (?, ?, ?, ?) ORDER BY position"
+            "WHERE optimizer_step = ? ORDER BY position"
         )
-        self._check_scope("trained", *key)
-        step, rows = None, list[TrainedRow]()
+        ((key, step),) = self._fetch(f"SELECT key, step {tables.OF_STEP}", names) or [(0, None)]
+        self._check_scope("trained", key)
+        rows = list[TrainedRow]()
         with explained(self.path):
-            for row in self._checked(find, key, f"optimizer step {number} of {role}"):
-                step, name, turn, context, weight, tokens, metrics, side, pair = row[:9]
-                facts, arrays = value_of(tables.METRICS, metrics), unpacked(row[9:], tokens)
-                of_row = (turn, context, weight, tokens, facts, side, pair, arrays)
-                rows.append(TrainedRow(name, *of_row))
-        return Update(*key, rows, step)
+            for row in self._checked(find, (key,), f"optimizer step {number} of {role}"):
+                name, turn, context, weight, tokens, metrics, side, pair = row[:8]
+                facts, arrays = value_of(tables.METRICS, metrics), unpacked(row[8:], tokens)
+                of_row = (context, weight, tokens, facts, side, pair, arrays)
+                rows.append(TrainedRow(name, turn and turn.hex(), *of_row))
+        return Update(*names, rows, step)
 
     def read_tree(self, key: TreeKey) -> Tree:
         """Return a tree with turns in the order of items, then in order within each item."""

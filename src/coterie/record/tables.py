@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from coterie.errors import UserError
 from coterie.record.rows import Update, packed
@@ -35,16 +35,18 @@ from coterie.record.turn import Message, Part, Request, Tool, ToolCall, ToolResu
 
 T = TypeVar("T")
 
-PARTS = TypeAdapter(tuple[Part, ...])
-MESSAGES = TypeAdapter(tuple[Message, ...])
-CALLS = TypeAdapter(tuple[ToolCall, ...])
-RESULTS = TypeAdapter(tuple[ToolResult, ...])
-TOOLS = TypeAdapter(tuple[Tool, ...])
-READERS = TypeAdapter(frozenset[str])
-VERSIONS = TypeAdapter(tuple[tuple[str, int], ...])
+LATER = ConfigDict(defer_build=True)
+"""Build validators with their first use: many commands read only columns."""
+PARTS = TypeAdapter(tuple[Part, ...], config=LATER)
+MESSAGES = TypeAdapter(tuple[Message, ...], config=LATER)
+CALLS = TypeAdapter(tuple[ToolCall, ...], config=LATER)
+RESULTS = TypeAdapter(tuple[ToolResult, ...], config=LATER)
+TOOLS = TypeAdapter(tuple[Tool, ...], config=LATER)
+READERS = TypeAdapter(frozenset[str], config=LATER)
+VERSIONS = TypeAdapter(tuple[tuple[str, int], ...], config=LATER)
 """Spans of a turn with several weight versions, in the column of the version."""
-PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object])
-METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
+PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object], config=LATER)
+METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str], config=LATER)
 
 
 class BrokenRecord(Exception):
@@ -113,6 +115,7 @@ def numbers_of(blob: bytes, dtype: str) -> tuple[Any, ...]:
 APPLICATION = 0x434F5445
 VERSION = 5
 
+OF_STEP = "FROM optimizer_step WHERE (iteration, stage, role, updates) = (?, ?, ?, ?)"
 NAMES = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 TABLES = """
 CREATE TABLE task (
@@ -176,19 +179,24 @@ CREATE TABLE selection (
 ) WITHOUT ROWID;
 CREATE TABLE left_out (
     item INTEGER NOT NULL REFERENCES item (key), position INTEGER NOT NULL,
-    task TEXT NOT NULL, node TEXT NOT NULL, agent TEXT NOT NULL, reason TEXT NOT NULL, number REAL,
+    task TEXT NOT NULL, node BLOB NOT NULL, agent TEXT NOT NULL, reason TEXT NOT NULL, number REAL,
     digest BLOB NOT NULL,
     PRIMARY KEY (item, position)
 ) WITHOUT ROWID;
 CREATE INDEX left_out_node ON left_out (node);
-CREATE TABLE trained (
+CREATE TABLE optimizer_step (
+    key INTEGER PRIMARY KEY,
     iteration INTEGER NOT NULL, stage TEXT NOT NULL, role TEXT NOT NULL, updates INTEGER NOT NULL,
-    position INTEGER NOT NULL, step INTEGER,
-    origin TEXT, leaf TEXT, agent TEXT, segment INTEGER, turn TEXT, context TEXT,
+    step INTEGER, digest BLOB NOT NULL,
+    UNIQUE (iteration, stage, role, updates)
+);
+CREATE TABLE trained (
+    optimizer_step INTEGER NOT NULL REFERENCES optimizer_step (key), position INTEGER NOT NULL,
+    origin TEXT, leaf BLOB, agent TEXT, segment INTEGER, turn BLOB, context TEXT,
     side TEXT NOT NULL, pair INTEGER, weight REAL NOT NULL, tokens INTEGER NOT NULL,
     advantage BLOB, logprob BLOB, reference BLOB, teacher BLOB, entropy BLOB, clipped BLOB,
     metrics TEXT NOT NULL, digest BLOB NOT NULL,
-    PRIMARY KEY (iteration, stage, role, updates, position)
+    PRIMARY KEY (optimizer_step, position)
 );
 CREATE INDEX trained_leaf ON trained (leaf);
 """
@@ -202,16 +210,18 @@ OF_TREES = ("turn", "request", "outcome", "credit")
 SCOPES = {
     **dict.fromkeys(OF_TREES, ("tree",)),
     "left_out": ("item",),
-    "trained": ("iteration", "stage", "role", "updates"),
+    "trained": ("optimizer_step",),
 }
 """Columns whose values name a seal, for tables that are sealed in parts."""
-OF_FILE = ("task", "secret", "item", "tree", "toolset", "credit_kind", "selection")
+OF_FILE = (
+    "task", "secret", "item", "tree", "toolset", "credit_kind", "selection", "optimizer_step"
+)  # fmt: skip
 PLACES = {
     "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1,
-    "left_out": 1, "trained": 0
+    "left_out": 1, "optimizer_step": 1, "trained": 1
 }  # fmt: skip
 """Number of first columns of each table that the digest excludes."""
-NAMED = {"item": 4, "secret": 2}
+NAMED = {"item": 4, "secret": 2, "optimizer_step": 4}
 """Number of columns that name a row in messages, if it is not 1."""
 
 
@@ -360,6 +370,9 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool 
         raise BrokenRecord("its tables are not those of a store")
     db.create_function("digest_of", -1, digest_of, deterministic=True)
     db.create_function("seal_of", -1, seal_of, deterministic=True)
+    db.create_function(
+        "unhex", 1, bytes.fromhex, deterministic=True
+    )  # from SQLite 3.41 on built in
     if is_sealed and check:
         for table in OF_FILE:
             if (found := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
@@ -435,7 +448,7 @@ def write_item(
         insert(db, "selection", (row, position, *leaf, weight, selection.rejected))
     for position, entry in enumerate(left_out):
         number = None if entry.number is None else float(entry.number)
-        names = (entry.task, entry.node, entry.agent, entry.reason)
+        names = (entry.task, bytes.fromhex(entry.node), entry.agent, entry.reason)
         insert(db, "left_out", (row, position, *names, number))
 
 
@@ -443,16 +456,21 @@ def write_update(db: sqlite3.Connection, update: Update) -> None:
     """Write the rows of an optimizer step in place of the rows of an earlier attempt."""
     scope = (update.iteration, update.stage, update.role, update.number)
     # A training that was killed repeats the steps after its last checkpoint.
-    db.execute(f"DELETE FROM trained WHERE ({', '.join(SCOPES['trained'])}) = (?, ?, ?, ?)", scope)
+    db.execute(f"DELETE FROM trained WHERE optimizer_step IN (SELECT key {OF_STEP})", scope)
+    db.execute(f"DELETE {OF_STEP}", scope)
+    step = insert(db, "optimizer_step", (None, *scope, update.step)) if update.rows else 0
     for position, row in enumerate(update.rows):
         leaf, _, rest = row.origin.partition("/")
         agent, _, segment = rest.rpartition("/")
         # Rows of files have an origin, too, but no path in the store.
         in_tree = db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone()
-        path = (None, leaf, agent, int(segment), row.turn) if in_tree else (row.origin, *[None] * 4)
+        path: tuple[object, ...] = (row.origin, *[None] * 4)
+        if in_tree:  # ids as text would take a fifth of the space of a short row
+            turn = row.turn and bytes.fromhex(row.turn)
+            path = (None, bytes.fromhex(leaf), agent, int(segment), turn)
         of_item = (row.context, row.side, row.pair, row.weight, row.tokens)
         values = (*of_item, *packed(row), json_of(row.metrics))
-        insert(db, "trained", (*scope, position, update.step, *path, *values))
+        insert(db, "trained", (step, position, *path, *values))
 
 
 def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:

@@ -65,8 +65,8 @@ def _stages(browser: Browser, marks: Marks) -> list[Fields]:
     )
     left_out = Counter[tuple[int, str]]()
     for tree in (
-        "turn n ON n.id = l.node JOIN tree r ON r.key = n.tree",
-        "tree r ON r.root = l.node",
+        "turn n ON n.id = lower(hex(l.node)) JOIN tree r ON r.key = n.tree",
+        "tree r ON r.root = lower(hex(l.node))",
     ):
         count = f"SELECT r.iteration, r.stage, count(*) FROM left_out l JOIN {tree} GROUP BY 1, 2"
         left_out.update({(row[0], row[1]): row[2] for row in browser.fetch(count)})
@@ -85,9 +85,10 @@ def _stages(browser: Browser, marks: Marks) -> list[Fields]:
 def _last_updates(browser: Browser) -> list[Fields]:
     """Return the last optimizer step of each role with its number of training rows."""
     key = "iteration, stage, role"
-    last = f"SELECT {key}, max(updates) AS updates FROM trained GROUP BY {key}"
+    last = f"SELECT {key}, max(updates) AS updates FROM optimizer_step GROUP BY {key}"
     find = (
-        f"SELECT {key}, updates, count(*) AS rows FROM ({last}) JOIN trained USING ({key}, updates)"
+        f"SELECT {key}, updates, count(*) AS rows FROM ({last}) JOIN optimizer_step s USING ({key}, updates) "
+        "JOIN trained ON optimizer_step = s.key"
     )
     rows = browser.records(f"{find} GROUP BY {key} ORDER BY {key}", ())
     return list({row["role"]: row for row in rows}.values())

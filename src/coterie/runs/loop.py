@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
-from coterie.models.loading import identity
 from coterie.progress import Progress, StagePlace
 from coterie.record.store import copy_step
 from coterie.record.tree import Metrics, Selection, Tree
@@ -130,6 +129,9 @@ def check_roles(roles: Sequence[Role]) -> None:
                 f"{role.name!r} and {base_role.name!r} share a base, and one of them has a value head",
                 "give the role with the head its own model",
             )
+        # Readers of a run import this module, too, and chat templates take long to import.
+        from coterie.models.loading import identity
+
         if identity(role.model) != identity(base_role.model):
             raise UserError(
                 f"{role.name!r} and {base_role.name!r} share a base, but {role.model} and {base_role.model} differ "

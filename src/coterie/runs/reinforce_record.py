@@ -8,7 +8,6 @@ from statistics import fmean
 from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
-from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, REINFORCE
 from coterie.runs.run import Run, StageKey
 
@@ -103,6 +102,8 @@ def sampling_warnings(run: Run, iteration: int, *, greedy: bool) -> list[str]:
 
     That is if the lower end of the score's interval is above their mean by a quarter of the score.
     """
+    from coterie.runs.evaluation import evaluation  # imports environments and samplers
+
     records = step_records(run.store, iteration, REINFORCE)
     if not greedy or not records or not run.is_finished(StageKey(iteration, EVALUATION)):
         return []

@@ -200,7 +200,7 @@ function TaskBody({ data, run }) {
     <section><h2>Rollouts</h2><${Ranking} data=${data} rollouts=${rollouts} run=${run} /></section>
     <${Pairs} data=${data} run=${run} />
     <section><h2>Side by side</h2><${Columns} data=${data} rollouts=${rollouts} run=${run} /></section>
-    <${LeftOut} entries=${data.left_out} run=${run} />`;
+    <${LeftOut} entries=${Object.values(data.facts.left_out).flat()} run=${run} />`;
 }
 
 function PublicFields({ fields, title }) {
@@ -224,6 +224,13 @@ export function Use({ selected = [], leftOut = [], trained = [], isEvaluation = 
     ${!isUsed && reasons.length === 0 && html`<span class="muted">${unused}</span>`}</div>`;
 }
 
+/** Return what is recorded on the nodes of a rollout's path, as properties of Use. */
+function factsOnPath({ root, ids, facts }, { path }) {
+  const nodes = path.length > 0 ? [root, ...path.map((index) => ids[index])] : [];
+  const pick = (byNode) => nodes.flatMap((node) => byNode[node] ?? []);
+  return { selected: pick(facts.selected), leftOut: pick(facts.left_out), trained: pick(facts.trained) };
+}
+
 export const isEvaluationStage = (stage) => /^(evaluate|measure|probe)/.test(stage);
 
 function Ranking({ data, rollouts, run }) {
@@ -231,7 +238,7 @@ function Ranking({ data, rollouts, run }) {
   const rows = rollouts.slice(0, SHOWN_ROWS).map((rollout) => [
     rollout.leaf ? html`<a href=${pathLink(data.iteration, data.stage, data.task, rollout.leaf, { run })}>${rollout.sample}</a>` : rollout.sample,
     rollout.score, rollout.tokens, rollout.failure ? `failed: ${rollout.failure}` : `${rollout.reason ?? ""}${rollout.cut_off ? " (cut off)" : ""}`,
-    html`<${Use} selected=${rollout.selected} leftOut=${rollout.left_out} trained=${rollout.trained} isEvaluation=${isEvaluationStage(data.stage)} run=${run} />`,
+    html`<${Use} ...${factsOnPath(data, rollout)} isEvaluation=${isEvaluationStage(data.stage)} run=${run} />`,
     ...names.map((name) => rollout.credit?.[name]),
   ]);
   return html`<${Table} label="Rollouts" heads=${["rollout", "score", "tokens", "ended by", "use", ...names]} rows=${rows} />
@@ -243,7 +250,7 @@ function Pairs({ data, run }) {
   const side = (id, name) => {
     const turn = data.turns[id];
     return html`<div class="card ${name}"><p><${Side} side=${name} /> <a href=${linkTo(["turn", id], { run })}>${showInvisible(turn?.speaker ?? "turn")}</a> <small class="muted">${formatCount(turn?.tokens)} tokens</small></p>
-      <${LongText} text=${turn?.text ?? "(hidden)"} limit=${1500} /><${Credits} credits=${turn?.credit} /></div>`;
+      <${LongText} text=${turn ? turn.text ?? "(hidden: a secret)" : "(open the turn to read it)"} limit=${1500} /><${Credits} credits=${turn?.credit} /></div>`;
   };
   return html`<section><h2>Preference pairs</h2>${data.pairs.slice(0, 50).map((pair) => html`<div class="pair">${side(pair.node, "chosen")}${pair.against && side(pair.against, "rejected")}</div>`)}
     ${data.pairs.length > 50 && html`<p class="muted">and ${data.pairs.length - 50} more pairs</p>`}</section>`;
@@ -259,9 +266,9 @@ function Columns({ data, rollouts, run }) {
     <h3>${rollout.leaf ? html`<a href=${pathLink(data.iteration, data.stage, data.task, rollout.leaf, { run })}>Rollout ${rollout.sample}</a>` : `Rollout ${rollout.sample}`}</h3>
     <${Facts} facts=${[["score", rollout.score ?? "not graded"], ["answer", rollout.answer], ["ended by", rollout.reason], ["tokens", formatCount(rollout.tokens)]]} />
     <${Credits} credits=${rollout.credit} />
-    <${Use} selected=${rollout.selected} leftOut=${rollout.left_out} trained=${rollout.trained} isEvaluation=${isEvaluationStage(data.stage)} run=${run} />
+    <${Use} ...${factsOnPath(data, rollout)} isEvaluation=${isEvaluationStage(data.stage)} run=${run} />
     ${rollout.failure && html`<${Notice} kind="error" text=${rollout.failure} />`}
-    ${(rollout.path ?? []).map(turn)}
+    ${rollout.path.map((index) => turn(data.ids[index]))}
   </article>`;
   return html`<div class="columns" tabindex="0" role="region" aria-label="Rollouts side by side">${rollouts.slice(0, shown).map(column)}</div>
     ${rollouts.length > shown && html`<button onClick=${() => setShown(shown + 24)}>Show more of ${formatCount(rollouts.length)} rollouts</button>`}`;
