@@ -202,6 +202,20 @@ def test_secrets_are_left_out_as_text_and_as_tokens(folder, viewer):
     privileged.browsers[0].close()
 
 
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("no plan", []),
+        ("<plan>\nnothing to do\n</plan>", []),
+        ("<plan>\nT1: a\n- Dependencies: T2\nT2: b\n- Dependencies: T1\n</plan>", []),
+        ("<plan>\nT1: a\n- Dependencies: none\nT2: b\n- Dependencies: T1\nT3: c\n</plan> then", [["T1", "T3"], ["T2"]]),
+    ],
+)  # fmt: skip
+def test_a_turn_with_a_plan_has_its_tasks_by_level(text, levels):
+    shown = view_module._plan_levels(text)
+    assert [[task["id"] for task in level] for level in shown] == levels
+
+
 def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp_path, monkeypatch):
     monkeypatch.setattr(view_module, "page_files", lambda: PAGE)
     export_page(viewer, TASKS[:2], tmp_path / "why.html")

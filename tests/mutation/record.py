@@ -38,6 +38,11 @@ LEFT_OUT = (
     "tests/cli/test_export.py::test_a_row_that_a_program_would_train_other_tokens_of_is_left_out"
 )
 VIEW_SECRETS = "tests/cli/test_view.py::test_secrets_are_left_out_as_text_and_as_tokens"
+BROWSE = "tests/record/test_browse.py::"
+VIEW_ROWS = (
+    f"{BROWSE}test_each_trained_token_is_shown_with_its_numbers_and_each_turn_lists_its_rows"
+)
+VIEW_CANDIDATES = f"{BROWSE}test_a_task_with_candidates_alone_is_listed_with_what_became_of_them"
 VIEW_ALONE = "tests/cli/test_view.py::test_only_the_page_itself_gets_answers"
 HOME = "tests/record/test_jsonl.py::test_secrets_stay_home_unless_asked_for"
 TURN_CUT = "tests/record/test_jsonl.py::test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not"
@@ -154,6 +159,8 @@ FAULTS = (
     Fault(f"{R}export:_has_inline", returns(False), [LEFT_OUT]),
     Fault(f"{R}export:_alternates", returns(True), [LEFT_OUT]),
     Fault(f"{R}lineage:redact", becomes(lambda tree: tree), [VIEW_SECRETS]),
+    Fault(f"{R}lineage:_trains", returns(True), [VIEW_ROWS]),
+    Fault(f"{R}browse:Browser._single_turns", returns([]), [VIEW_CANDIDATES]),
     Fault("coterie.cli.view_server:_refusal", returns(""), [VIEW_ALONE]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),

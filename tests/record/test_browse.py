@@ -210,6 +210,25 @@ def damage(file: Path, target: Path, *changes: str) -> Browser:
     return Browser(target, secrets=True)
 
 
+def test_a_task_with_candidates_alone_is_listed_with_what_became_of_them(file, trees, tmp_path):
+    of_task = "DELETE FROM outcome WHERE tree IN (SELECT key FROM tree WHERE task = 't000')"
+    columns = damage(file, tmp_path / "s.sqlite", of_task).answer(Browser.tasks, 0, "rollout")
+    assert columns["tasks"].count("t000") == 1
+    index = columns["task"].index(columns["tasks"].index("t000"))
+    shown = {
+        name: columns[name][index] for name in ("leaf", "turns", "selected", "left_out", "trained")
+    }
+    rows = len(training_rows(trees[0]))
+    expected = {
+        "leaf": None,
+        "turns": None,
+        "selected": 3,
+        "left_out": "outside_share",
+        "trained": rows,
+    }
+    assert shown == expected
+
+
 def test_damaged_rows_are_named_where_they_are_shown(file, trees, tmp_path):
     tree = max(trees, key=lambda tree: len(tree.path(next(iter(tree.outcomes)))))
     leaf = next(iter(tree.outcomes))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coterie.record.rows import TrainedRow, Update
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.reports.health import health, step_checks, step_warnings
@@ -200,6 +201,19 @@ def test_trainings_on_rows_and_pairs_are_checked_by_their_steps(
     checks = of_folder(tmp_path)
     assert {id_ for id_, check in checks.items() if check["level"] == "warning"} == expected
     assert checks["margin"]["agent"] == "policy"
+
+
+def test_a_step_on_rows_of_a_file_is_shown_by_its_first_row(tmp_path: Path) -> None:
+    write_store(tmp_path)
+    rows = [TrainedRow("line 3", None, None, 1.0, 4, {"loss": 0.5})]
+    with Store.open(tmp_path / "store.sqlite") as store:
+        for number in range(1, 10):
+            store.put_update(Update(0, "train", "policy", number, rows))
+    folder = tmp_path / "training/policy/iteration-00"
+    folder.mkdir(parents=True)
+    lines = [{**TRAINED, "step": n, "grad_norm": 20.0 if n == 7 else 1.0} for n in range(1, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert of_folder(tmp_path)["grad_norm"]["links"] == ["#/row/policy/7/0?iteration=0&stage=train"]
 
 
 def test_steps_and_held_out_scores_come_from_the_record(tmp_path: Path) -> None:

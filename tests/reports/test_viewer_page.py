@@ -6,21 +6,14 @@ All tests are skipped without Chromium.
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import pytest
 
+from tests.reports.conftest import VIEWER, Viewer
 from tests.reports.viewer_answers import NAMES, make_answers
 
-VIEWER = Path(__file__).parents[2] / "src" / "coterie" / "reports" / "viewer"
-ADDRESS = "http://viewer.test/"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "require-trusted-types-for 'script'"
-)
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 LEAF, NODE = f"{0:032x}", f"{5:032x}"
 HOSTILE = (
     "</p></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><style>*{display:none}"
@@ -38,78 +31,6 @@ def routes(task: str) -> dict[str, str]:
         "path": f"{place}/path/{LEAF}", "tree": f"{place}/tree?node={NODE}", "row": "#/row/policy/3/0?iteration=0",
         "turn": f"#/turn/{LEAF}", "compare": f"#/compare?task={task}",
     }  # fmt: skip
-
-
-class Viewer:
-    """A window with the page.
-
-    ``answers`` may be changed, and may have another one for a leaf (``path LEAF``). ``problems`` are messages, errors
-    and foreign requests.
-    """
-
-    def __init__(self, browser: Any, answers: dict[str, Any], **options: Any) -> None:
-        self.answers, self.problems, self.asked = answers, list[str](), list[str]()
-        self.page = browser.new_page(viewport={"width": 1280, "height": 800}, **options)
-        self.page.set_default_timeout(5000)
-        self.page.on("console", lambda message: self.problems.append(message.text))
-        self.page.on("pageerror", lambda error: self.problems.append(f"{error}"))
-        self.page.on("dialog", lambda dialog: (self.problems.append("dialog"), dialog.dismiss()))
-        self.page.route("**/*", self._serve)
-        self.page.goto(ADDRESS)
-
-    def _serve(self, route: Any) -> None:
-        url = route.request.url
-        if not url.startswith(ADDRESS):
-            self.problems.append(f"request of {url}")
-            return route.abort()
-        name, _, query = url.removeprefix(ADDRESS).partition("?")
-        if not name.startswith("api/"):
-            path = VIEWER / (name or "index.html")
-            headers = {"content-type": TYPES[path.suffix], "content-security-policy": POLICY}
-            return route.fulfill(headers=headers, body=path.read_bytes())
-        params = dict(parse_qsl(query))
-        self.asked.append(f"{name[4:]} {params}")
-        answer = self.answers.get(f"{name[4:]} {params.get('leaf')}", self.answers[name[4:]])
-        return route.fulfill(content_type="application/json", body=json.dumps(answer))
-
-    def open(self, route: str) -> None:
-        """Go to a screen and wait for its data."""
-        # The page's policy forbids `wait_for_function`, which evaluates a text.
-        self.page.evaluate(
-            """async route => {
-                location.hash = route;
-                do await new Promise(resume => setTimeout(resume, 20));
-                while (/Loading …/.test(document.body.innerText) || !document.querySelector('main h1'));
-            }""",
-            route,
-        )
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def focused(self) -> str:
-        return str(self.page.evaluate("document.activeElement.textContent"))
-
-    def tab_to(self, text: str, limit: int = 40) -> None:
-        """Press Tab until an element with a text has the focus."""
-        for _ in range(limit):
-            self.press("Tab")
-            if self.focused().strip().startswith(text):
-                return
-        pytest.fail(f"Tab does not reach {text!r}")
-
-
-@pytest.fixture(scope="module")
-def shared_browser(chromium: str) -> Iterator[Any]:
-    """One browser for all tests of the file."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--no-first-run"]
-        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -140,7 +61,7 @@ def test_libraries_are_the_published_files() -> None:
 def test_walk_by_mouse_from_the_overview_to_a_token(view) -> None:
     viewer = view()
     page = viewer.page
-    page.click("text=What the last step made more likely")
+    page.click("text=Rollouts that were trained on")
     page.click("main .line >> nth=1 >> a")
     token = page.locator(".k").nth(2)
     token.hover()
@@ -168,7 +89,7 @@ def test_walk_by_mouse_from_the_overview_to_a_token(view) -> None:
 def test_walk_by_keyboard_from_the_overview_to_a_token_and_its_row(view) -> None:
     viewer = view()
     viewer.page.wait_for_selector("text=Tokens per rollout")
-    viewer.tab_to("What the last step made more likely")
+    viewer.tab_to("Rollouts that were trained on")
     viewer.press("Enter")
     viewer.page.wait_for_selector(".line a")
     viewer.page.focus("[role=rowgroup].virtual")
@@ -258,6 +179,15 @@ def test_comparison_marks_the_first_difference_of_two_dialogues(view) -> None:
     assert viewer.problems == []
 
 
+def test_a_plan_is_a_list_of_levels_with_tasks_that_can_run_at_the_same_time(view) -> None:
+    viewer = view()
+    viewer.open(routes(NAMES["task"])["path"])
+    levels = viewer.page.locator(".plan").nth(1).locator("li").all()
+    tasks = [[task.inner_text().split() for task in level.locator("div").all()] for level in levels]
+    assert [[task[0] for task in level] for level in tasks] == [["T1", "T2"], ["T3"]]
+    assert tasks[1][0] == ["T3", "Answer.", "after", "T1,", "T2"]
+
+
 def test_a_running_page_keeps_position_focus_and_open_parts(view) -> None:
     viewer = view(make_answers(long=400))
     viewer.open(routes(NAMES["task"])["path"])
@@ -300,8 +230,8 @@ def test_a_task_shows_use_by_path_and_points_to_texts_that_it_does_not_have(view
     # The texts of a large tree are only in its dialogues.
     viewer.answers["task"]["turns"] = {}
     viewer.open(routes(NAMES["task"])["task"])
-    uses = viewer.page.locator("article .use").all_inner_texts()
-    assert ["trained in update" in use for use in uses] == [True, True, True, False]
+    uses = viewer.page.locator("td .use").all_inner_texts()
+    assert ["trained policy in update" in use for use in uses] == [True, True, True, False]
     assert "Left out: equal rewards" in uses[3]
     shown = viewer.page.inner_text("main")
     assert "open the dialogue to read it" in shown and "open the turn to read it" in shown

@@ -65,6 +65,8 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
         "temperature": 1.0, "top_p": 1.0, "seed": "7", "versions": [["0", 5], ["1", len(reply["ids"]) - 5]],
         "draw": 0, "siblings": 2, "has_prompt": True, "prompt_tokens": 12, "credit": {}, "selected": [],
         "left_out": [], "damaged": False,
+        "plan": [[{"id": "T1", "text": said[:200], "after": []}, {"id": "T2", "text": "Look.", "after": []}],
+                 [{"id": "T3", "text": "Answer.", "after": ["T1", "T2"]}]],
     }  # fmt: skip
     call = {"id": "c0", "name": texts["tool"], "arguments": said[:200], "error": ""}
     result = {
@@ -107,6 +109,8 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
             "commands": ["coterie run rl/grpo steps.count=12"],
             "changes": [{"key": "steps.count", "value": 12, "preset": 40}],
             "evaluations": evaluations, "stages": stages, "held_out": [], "roles": ["policy"], "trained": True,
+            "last_updates": [{**{name: row[name] for name in ("iteration", "stage", "role", "updates")}, "rows": 1,
+                              "position": 0}],
             "curves": [{"stage": "reinforce", "iteration": 0, "role": None, "x": "step", "steps": steps,
                         "series": {"reward": [0.5 + 0.03 * i for i in steps],
                                    "entropy": [1 / (1 + i) for i in steps]}}],
@@ -143,7 +147,7 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
                    "messages": [], "tools": [], "damaged": []},
         "tree": make_tree(place, agent, said),
         "row": {
-            "row": row, "place": place,
+            "row": row, "rows": 1, "place": place,
             **tokens(f"<|user|>Where?{said}", []),
             "trained": [row], "targets": [{"start": 5, "stop": 8, "turn": leaves[0], "writer": "policy@0"}],
             "advantage": [0.75] * 3, "logprob": [-0.1] * 3, "sampler": [-0.2] * 3, "reference": None,

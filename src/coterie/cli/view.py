@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import gc
 import getpass
 import hashlib
@@ -24,8 +25,6 @@ import typer
 from coterie.errors import CONTROL_CHARACTERS, UserError, did_you_mean
 from coterie.terminal import notes, results
 
-KEY = ("iteration", "stage", "role", "updates", "position")
-"""Parameters of a training row."""
 NUMBERS = ("iteration", "updates", "position")
 """Parameters that are numbers."""
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -60,7 +59,7 @@ class Viewer:
 
     def __init__(self, folders: Sequence[Path], *, show_secrets: bool) -> None:
         from coterie.record import lineage
-        from coterie.record.browse import Browser
+        from coterie.record.browse import KEY, Browser
         from coterie.runs.run import read_config
 
         self.folders, self.browsers = folders, list[Browser]()
@@ -106,7 +105,10 @@ class Viewer:
         if set(names) != values.keys():
             raise ValueError(f"{route} has the parameters {', '.join(names)}")
         arguments = [int(values[name]) if name in NUMBERS else values[name] for name in names]
-        return browser.answer(question, *arguments)
+        answer = browser.answer(question, *arguments)
+        for turn in answer["turns"] if route == "path" else ():
+            turn["plan"] = _plan_levels("".join(part["text"] for part in turn["parts"]))
+        return answer
 
     def _overview(self, number: int) -> Fields:
         from coterie.reports.overview import overview
@@ -140,6 +142,19 @@ class Viewer:
                 )
                 return data, next(kinds, "application/octet-stream")
         raise KeyError(f"there is no image {hash_}")
+
+
+def _plan_levels(text: str) -> list[list[Fields]]:
+    """Return the tasks of a plan in a text by level; each level waits only for tasks of earlier levels."""
+    if "<plan>" not in text:
+        return []
+    from coterie.environments.workflow.plan_graph import BrokenPlan, parse_plan
+
+    with contextlib.suppress(BrokenPlan):
+        plan = parse_plan(text)
+        tasks = {task.id: dataclasses.asdict(task) for task in plan.tasks}
+        return [[tasks[id_] for id_ in level] for level in plan.levels]
+    return []
 
 
 def _preset(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
@@ -290,6 +305,8 @@ def _links(
     route: str, params: Mapping[str, str], answer: Fields
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the questions to which an answer leads."""
+    from coterie.record.browse import KEY
+
     parts = [part for message in answer.get("messages", ()) for part in message["parts"]]
     if route == "task" and answer["root"]:
         yield "tree", dict(params)

@@ -436,7 +436,9 @@ class Recipe(ABC):
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Play one episode on each held-out task with the newest version of each role."""
         episodes = [Episode(task, 0, version, EVALUATION) for task in self.heldout_tasks()]
-        return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
+        temperature = self.settings.evaluate.temperature
+        metrics = await self.play(run, episodes, temperature, 1.0, progress)
+        return {**metrics, "metric": self.environment.metric}
 
     async def sampler(
         self,

@@ -4,6 +4,7 @@ Columns are read by SQL without building trees. A digest is checked for what an 
 the answer, and the rest of the answer is not affected. Answers are JSON-able, with ``None`` for what was not recorded.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -219,7 +220,7 @@ class Browser:
     def tasks(self, iteration: int, stage: str, only: Collection[str] | None = None) -> Fields:
         """Return the rollouts of a stage (of the tasks in ``only``) as columns, in order of task and sample."""
         scope = {"iteration": iteration, "stage": stage, "task": None}
-        rollouts = self.rollouts(scope)
+        rollouts = [*self.rollouts(scope), *self._single_turns(scope)]
         if only is not None:
             rollouts = [rollout for rollout in rollouts if rollout["task"] in only]
         numbers = {name: n for n, name in enumerate(dict.fromkeys(r["task"] for r in rollouts))}
@@ -412,6 +413,24 @@ class Browser:
         failed = [item for item in items.values() if item["failure"] is not None]
         rollouts += [{**dict.fromkeys(COLUMNS), **item} for item in failed]
         return sorted(rollouts, key=operator.itemgetter("task", "sample"))
+
+    def _single_turns(self, scope: Fields) -> list[Fields]:
+        """Return a row without a leaf for each task whose tree has turns, such as candidates, but no rollout."""
+        no_outcome = "AND NOT EXISTS (SELECT 1 FROM outcome o WHERE o.tree = r.key)"
+        nodes = dict[str, list[str]]()
+        find = f"SELECT r.task, r.root, t.id {TURNS} {STAGE} {no_outcome} ORDER BY r.task"
+        for task, root, turn in self.fetch(find, scope):
+            nodes.setdefault(task, [root]).append(turn)
+        facts, rows = self.facts(itertools.chain(*nodes.values())), list[Fields]()
+        for task, ids in nodes.items():
+            of_task = merged(facts, ids)
+            sides = [REJECTED if s["side"] == "rejected" else CHOSEN for s in of_task["selected"]]
+            rows.append({
+                **dict.fromkeys(COLUMNS), "task": task, "sample": "", "credit": {}, "metrics": {},
+                "selected": functools.reduce(operator.or_, sides, 0), "trained": len(of_task["trained"]),
+                "left_out": next((entry["reason"] for entry in of_task["left_out"]), None),
+            })  # fmt: skip
+        return rows
 
     def secrets_of(self, task: str) -> dict[str, str] | None:
         if not self.secrets:

@@ -22,7 +22,7 @@ from coterie.record.browse import (
     merged,
     rounded,
 )
-from coterie.record.export import is_secret, redact
+from coterie.record.export import redact
 from coterie.record.rows import DTYPES, Row, prompts, rows, turn_row, unpacked, view
 from coterie.record.store import REQUESTS, request_of, turn_of
 from coterie.record.tables import plain, whole
@@ -30,6 +30,8 @@ from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, Turn
 
 OF_ROW = f"{ROWS} WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
+OF_UPDATE = OF_ROW.replace("position = :position", "TRUE")
+"""SQL of the rows of an optimizer step."""
 NUMBERS = f"SELECT position, metrics, {', '.join(DTYPES)}, {whole('trained')} AS whole {OF_ROW}"
 DAMAGED = "damaged"
 """Author of a turn that differs from its digest."""
@@ -56,7 +58,7 @@ def path(browser: Browser, leaf: str) -> Fields:
             "trained": trained.get(turn_id, []),
         }
         turns.append({
-            **_turn(browser, turn), **merged(facts, [turn_id]), "credit": credit.get(turn_id, {}),
+            **_turn(turn), **merged(facts, [turn_id]), "credit": credit.get(turn_id, {}),
             "siblings": children.get(turn.parent, 1), "tokens": tokens if turn.ids else None,
         })  # fmt: skip
     return {
@@ -77,7 +79,7 @@ def prompt(browser: Browser, turn: str) -> Fields:
     messages = list[Fields]()
     for message in tree.messages(request):
         of_turn = tree.turns[message.turn].parts if message.turn in tree.turns else ()
-        parts = [_part(browser, part) for part in message.parts or of_turn]
+        parts = [_part(part) for part in message.parts or of_turn]
         messages.append({"role": message.role, "turn": message.turn, "parts": parts})
     return {
         **answer, **_decoded(browser, ids), "messages": messages, "tools": [plain(tool) for tool in request.tools]
@@ -92,6 +94,7 @@ def row(browser: Browser, *key: Any) -> Fields:
     fields = stored[0]
     answer = {
         "row": fields,
+        "rows": browser.fetch(f"SELECT count(*) {OF_UPDATE}", fields)[0][0],
         **_numbers(browser, fields),
         **_decoded(browser, ()),
         "targets": [],
@@ -126,7 +129,7 @@ def turn(browser: Browser, id_: str) -> Fields:
         fields for fields in facts.pop("trained") if _trains(browser, fields, tree.turns[id_])
     ]
     return {
-        **_turn(browser, tree.turns[id_]), **scope, "leaf": leaves[0] if leaves else id_, "leaves": len(leaves),
+        **_turn(tree.turns[id_]), **scope, "leaf": leaves[0] if leaves else id_, "leaves": len(leaves),
         "credit": browser.credit(scope, [id_]).get(id_, {}), "rows": trained, **facts,
     }  # fmt: skip
 
@@ -178,18 +181,17 @@ def _has_prompt(tree: Tree, turn: str) -> bool:
     return turn in tree.turns and tree.turns[turn].prompt is not None
 
 
-def _part(browser: Browser, part: Part) -> Fields:
-    text = None if is_secret(part) and not browser.secrets else part.text
+def _part(part: Part) -> Fields:
     audience = None if part.audience is None else sorted(part.audience)
-    return {"text": text, "source": part.source, "audience": audience, "image": part.image}
+    return {"text": part.text, "source": part.source, "audience": audience, "image": part.image}
 
 
-def _turn(browser: Browser, turn: Turn) -> Fields:
+def _turn(turn: Turn) -> Fields:
     sample, empty = turn.sample, {"error": False, "began": 0.0, "seconds": 0.0, "left_out": 0}
     versions = (sample.versions or [(sample.version, len(sample.ids))]) if sample else []
     return {
         "id": turn.id, "parent": turn.parent, "kind": turn.speaker.kind, "speaker": turn.speaker.name,
-        "parts": [_part(browser, part) for part in turn.parts], "writer": turn.writer, "draw": turn.draw,
+        "parts": [_part(part) for part in turn.parts], "writer": turn.writer, "draw": turn.draw,
         "calls": [{"error": "", **plain(call)} for call in turn.calls],
         "results": [{**empty, **plain(result)} for result in turn.results],
         **{name: sample and getattr(sample, name) for name in ("finish", "temperature", "top_p")},

@@ -397,6 +397,11 @@ class Store:
         find = "SELECT DISTINCT stage FROM item WHERE iteration = ? AND stage GLOB ? ORDER BY stage"
         return [stage for (stage,) in self._fetch(find, (iteration, pattern))]
 
+    def trained_stage(self, iteration: int, role: str) -> str | None:
+        """Return the stage that trained a role in an iteration."""
+        find = "SELECT stage FROM optimizer_step WHERE iteration = ? AND role = ? LIMIT 1"
+        return next((stage for (stage,) in self._fetch(find, (iteration, role))), None)
+
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
         return sorted({task for task, _ in self.finished_keys(iteration, stage) if task})
 

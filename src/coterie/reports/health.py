@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from coterie.config.resolve import read_yaml
 from coterie.record.store import Store
@@ -168,7 +168,7 @@ def checks(
     stages: Sequence[Sequence[str]] = (),
     rules: Sequence[Rule] = RULES,
 ) -> Iterator[Check]:
-    """Yield a check for each rule that is defined at some step; ``stages`` have the rollouts of each step."""
+    """Yield a check for each rule that is defined at some step; ``stages`` are stages or links of each step."""
     names = dict.fromkeys(name for step in steps for name in step if name.startswith(TERM))
     terms = [
         (replace(TERM_RULE, id=n, title=f"fall of {n} while it rises"), term_fall(n)) for n in names
@@ -190,7 +190,8 @@ def checks(
         over = {"worst": f"worst of {len(compared)} values", "last": "last value"}.get(
             rule.over, f"mean of the last {len(compared)} values"
         )
-        links = [f"#/tasks?{urlencode({'stage': stage, **query})}" for stage in shown[:LINKS]]
+        tasks = [f"#/tasks?{urlencode({'stage': stage, **query})}" for stage in shown[:LINKS]]
+        links = [s if s[:1] == "#" else link for s, link in zip(shown, tasks, strict=False)]
         yield {
             "id": rule.id,
             "title": rule.title,
@@ -271,10 +272,15 @@ def health(store: Store, folder: Path) -> list[Check]:
         heldout = step_records(store, iteration, REINFORCE, HELDOUT)
         result += step_checks(step_records(store, iteration, REINFORCE), heldout, iteration)
     for file in sorted(folder.glob("training/*/iteration-*/metrics.jsonl")):
-        if int(file.parent.name.removeprefix("iteration-")) not in reinforced:
+        iteration, role = int(file.parent.name.removeprefix("iteration-")), file.parts[-3]
+        if iteration not in reinforced:
             # The last line of a run that goes on may be incomplete.
             lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-            result += checks([json.loads(line) for line in lines], file.parts[-3])
+            steps, stage = [*map(json.loads, lines)], store.trained_stage(iteration, role)
+            # Steps on a file have no rollouts, so that the first of their rows is shown.
+            query = urlencode({"iteration": iteration, "stage": stage})
+            rows = [[f"#/row/{quote(role)}/{s['step']}/0?{query}"] for s in steps if stage]
+            result += checks(steps, role, rows)
     # Stages of rollouts outside of steps, as if they were steps of which the worst counts.
     counts = [c for c in store.stage_counts() if not c["stage"].startswith(f"{REINFORCE}/")]
     places = [[f"{c['iteration']}/{c['stage']}"] for c in counts]

@@ -7,10 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from coterie.config.resolve import flatten, read_yaml
 from coterie.engines.protocol import LEFT_OUT
 from coterie.evaluation import mean_interval
 from coterie.record.browse import Browser, Fields
+from coterie.record.lineage import OF_UPDATE
+from coterie.record.rows import DTYPES, unpacked
 from coterie.record.tables import whole
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import HELDOUT, STEP
@@ -36,6 +40,8 @@ def overview(browser: Browser, folder: Path, preset: Preset) -> Fields:
         "name": folder.absolute().name, "folder": str(folder), "recipe": recipe, "settings": settings,
         "created": str(read_yaml(folder / "config.yaml").get(CREATED, "")),
         "model": settings.get("model"), "seed": settings.get("seed"),
+        "benchmark": settings.get("dataset.name") or settings.get("environment.name"),
+        "metric": next((s["metrics"].get("metric") for s in stages if s["stage"] == EVALUATION), None),
         "changes": None if defaults is None else [
             {"key": key, "value": value, "preset": defaults.get(key)}
             for key, value in settings.items() if defaults.get(key) != value
@@ -83,7 +89,7 @@ def _stages(browser: Browser, marks: Marks) -> list[Fields]:
 
 
 def _last_updates(browser: Browser) -> list[Fields]:
-    """Return the last optimizer step of each role with its number of training rows."""
+    """Return the last optimizer step of each role with its number of training rows, and the row that it raised most."""
     key = "iteration, stage, role"
     last = f"SELECT {key}, max(updates) AS updates FROM optimizer_step GROUP BY {key}"
     find = (
@@ -91,7 +97,26 @@ def _last_updates(browser: Browser) -> list[Fields]:
         "JOIN trained ON optimizer_step = s.key"
     )
     rows = browser.records(f"{find} GROUP BY {key} ORDER BY {key}", ())
-    return list({row["role"]: row for row in rows}.values())
+    updates = {row["role"]: row for row in rows}.values()
+    return [{**update, "position": _raised(browser, update)} for update in updates]
+
+
+def _raised(browser: Browser, update: Fields) -> int:
+    """Return the position of the row with the token that an optimizer step raised most.
+
+    A step raises the logit of a token by its advantage times the probability that it lacks. Without numbers of tokens,
+    the row or the chosen side with the largest loss counts.
+    """
+
+    def rise(row: Fields) -> float:
+        if row["advantage"] and row["logprob"]:
+            arrays = unpacked([row.get(name) for name in DTYPES], row["tokens"])
+            return float((arrays["advantage"] * -np.expm1(arrays["logprob"])).max(initial=-np.inf))
+        return -np.inf if row["side"] == "rejected" else json.loads(row["metrics"]).get("loss", 0.0)
+
+    columns = "position, side, tokens, metrics, advantage, logprob"
+    rows = browser.records(f"SELECT {columns} {OF_UPDATE}", update)
+    return int(max(rows, key=rise)["position"])
 
 
 def _evaluation(browser: Browser, iteration: int) -> Fields:

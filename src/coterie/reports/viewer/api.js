@@ -30,7 +30,6 @@ export function linkTo(segments, query = {}) {
   return "#/" + segments.map(encodeSegment).join("/") + (search ? `?${search}` : "");
 }
 
-
 /** Change the query of the current route without a new entry in the history. */
 export function replaceQuery(changes) {
   const { path, query } = parseRoute(location.hash);
@@ -38,15 +37,19 @@ export function replaceQuery(changes) {
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
-export function useRoute() {
-  const [hash, setHash] = useState(location.hash);
+/** Return a value that is read again after each event of a name. */
+function useEvent(name, read) {
+  const [value, setValue] = useState(read);
   useEffect(() => {
-    const update = () => setHash(location.hash);
-    addEventListener("hashchange", update);
-    return () => removeEventListener("hashchange", update);
+    const update = () => setValue(read);
+    addEventListener(name, update);
+    update();
+    return () => removeEventListener(name, update);
   }, []);
-  return parseRoute(hash);
+  return value;
 }
+
+export const useRoute = () => parseRoute(useEvent("hashchange", () => location.hash));
 
 // -- requests -------------------------------------------------------------------------------------
 
@@ -67,7 +70,7 @@ const CACHED_ANSWERS = 40;
 const answers = new Map();
 /** State of the run: a number that grows with each change, whether the server answers, and whether the run goes on. */
 let live = { version: 0, isReachable: true, isRunning: false };
-const liveListeners = new Set();
+export const useLive = () => useEvent("live", () => live);
 let quietUntil = 0;
 
 async function fetchAnswer(key) {
@@ -118,16 +121,6 @@ export function useData(name, params = {}) {
   return { data: answers.get(key)?.data };
 }
 
-export function useLive() {
-  const [state, setState] = useState(live);
-  useEffect(() => {
-    liveListeners.add(setState);
-    setState(live);
-    return () => liveListeners.delete(setState);
-  }, []);
-  return state;
-}
-
 /** Ask every two seconds whether the run has changed, while the page is visible. */
 export function pollVersion() {
   if (isExport) return;
@@ -150,7 +143,7 @@ export function pollVersion() {
 function setLive(change) {
   if (Object.entries(change).every(([name, value]) => live[name] === value)) return;
   live = change;
-  for (const listener of liveListeners) listener(live);
+  dispatchEvent(new Event("live"));
 }
 
 // -- numbers --------------------------------------------------------------------------------------

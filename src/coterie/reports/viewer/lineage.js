@@ -16,24 +16,23 @@ function RowBody({ data, query }) {
   const run = query.get("run");
   const color = SCALES[query.get("color")] ? query.get("color") : data.advantage ? "advantage" : "logprob";
   const { row, place } = data;
-  const metrics = Object.entries(data.metrics ?? {});
   return html`
-    <${Facts} facts=${[["iteration", String(row.iteration)], ["stage", row.stage], ["step", row.step == null ? null : formatCount(row.step)], ["agent", row.agent], ["segment", formatCount(row.segment)], ["weight", row.weight], ["context", row.context], ["trained tokens", formatCount(row.tokens)], ...metrics]} />
-    <p class="links">${row.side && html`<${Side} side=${row.side} />`}${[-1, 1].map((step) => row.position + step >= 0 && html`<a class="button" href=${rowLink({ ...row, position: row.position + step }, run)}>${step < 0 ? "Previous" : "Next"} row</a>`)}
+    <${Facts} facts=${[["row", `${row.position + 1} of ${data.rows}`], ["iteration", String(row.iteration)], ["stage", row.stage], ["step", row.step == null ? null : formatCount(row.step)], ["agent", row.agent], ["segment", row.leaf && formatCount(row.segment)], ["from the file", row.origin], ["weight", row.weight], ["context", row.context], ["trained tokens", formatCount(row.tokens)], ...Object.entries(data.metrics)]} />
+    <p class="links">${row.side && html`<${Side} side=${row.side} />`}${[-1, 1].map((step) => row.position + step >= 0 && row.position + step < data.rows && html`<a class="button" href=${rowLink({ ...row, position: row.position + step }, run)}>${step < 0 ? "Previous" : "Next"} row</a>`)}
       ${place && html`<a class="button" href=${pathLink(place.iteration, place.stage, place.task, row.leaf, { agent: row.agent, run })}>Its dialogue</a>
       <a class="button" href=${pathLink(place.iteration, place.stage, place.task, null, { run })}>Its task and group</a>`}
-      ${data.pair?.map((side) => html`<a class="button" href=${rowLink(side, run)}>Its pair: ${side.side}</a>`)}</p>
-    <section><h2>Rewards and credit</h2><${Credits} credits=${data.credit} /><${Use} selected=${data.selected} leftOut=${data.left_out} trained=${data.trained} run=${run} /></section>
+      ${data.pair?.filter(({ position }) => position !== row.position).map((side) => html`<a class="button" href=${rowLink(side, run)}>Its pair: ${side.side}</a>`)}</p>
+    ${place && html`<section><h2>Rewards and credit</h2><${Credits} credits=${data.credit} /><${Use} selected=${data.selected} leftOut=${data.left_out.filter(({ agent }) => !row.turn && (!agent || agent === row.agent))} trained=${data.trained} run=${run} /></section>`}
     <section><h2>Tokens</h2>
-      <form class="tools" onSubmit=${(event) => event.preventDefault()}><label>Color <select value=${color} onChange=${(event) => replaceQuery({ color: event.target.value })}>${Object.entries(SCALES).filter(([name]) => name !== "version").map(([name, { label }]) => html`<option value=${name}>${label}</option>`)}</select></label><${Legend} color=${color} /></form>
-      ${!data.text ? html`<${Notice} text="The tokens cannot be shown: they contain a secret, or the row is one of a user's file." />` : html`<${RowTokens} data=${data} color=${color} onInspect=${setFacts} />`}
+      ${data.text && html`<form class="tools" onSubmit=${(event) => event.preventDefault()}><label>Color <select value=${color} onChange=${(event) => replaceQuery({ color: event.target.value })}>${Object.entries(SCALES).filter(([name]) => name !== "version").map(([name, { label }]) => html`<option value=${name}>${label}</option>`)}</select></label><${Legend} color=${color} /></form>`}
+      ${!data.text ? html`<${Notice} text=${place ? "The tokens cannot be shown: they contain a secret, or the prompt was edited for the training." : `The record does not hold the tokens of a file: read ${row.origin} of the training data.`} />` : html`<${RowTokens} data=${data} color=${color} token=${query.get("token")} onInspect=${setFacts} />`}
     </section>
-    <section><h2>Targets</h2><${Table} label="Targets" heads=${["turn", "from", "to", "written by"]} rows=${(data.targets ?? []).map(({ turn, start, stop, writer }) => [turn && html`<a href=${linkTo(["turn", turn], { run })}>${turn.slice(0, 8)}</a>`, start, stop, writer])} /></section>
+    ${data.targets.length > 0 && html`<section><h2>Targets</h2><${Table} label="Targets" heads=${["turn", "from", "to", "written by"]} rows=${data.targets.map(({ turn, start, stop, writer }) => [turn && html`<a href=${linkTo(["turn", turn], { run })}>${turn.slice(0, 8)}</a>`, start, stop, writer])} /></section>`}
     <${Inspector} facts=${facts} />`;
 }
 
 /** Tokens of a row. The arrays of a row run over its targets, so each token gets the index of its target. */
-function RowTokens({ data, color, onInspect }) {
+function RowTokens({ data, color, token, onInspect }) {
   const order = useMemo(() => {
     const positions = new Map();
     // The first token of a row has no prediction, so it is not trained.
@@ -43,7 +42,10 @@ function RowTokens({ data, color, onInspect }) {
   const arrays = { sampler: data.sampler, trained: data };
   const maximum = largest([data.advantage]);
   const value = valueOf(color, arrays);
-  return html`<${Tokens} tokens=${data} color=${color} label="Tokens of the row" isContext=${(index) => !order.has(index)} onInspect=${onInspect}
+  // A step raises the logit of a token by its advantage, times the probability that it lacks.
+  const rise = (target) => (data.advantage?.[target] ?? 1) * -Math.expm1(valueOf("logprob", arrays)(target) ?? 0);
+  const raised = () => [...order.keys()].reduce((best, index) => (rise(order.get(index)) > rise(order.get(best)) ? index : best), order.keys().next().value);
+  return html`<${Tokens} tokens=${data} color=${color} label="Tokens of the row" isContext=${(index) => !order.has(index)} onInspect=${onInspect} selected=${token === "raised" ? raised() : token} onSelect=${(index) => replaceQuery({ token: index })}
     tone=${(index) => (order.has(index) ? SCALES[color].tone(value(order.get(index)), maximum, 0) : "")}
     facts=${(index) => (order.has(index) ? tokenFacts(arrays, order.get(index)) : [["mask", "context, not trained"]])} />`;
 }

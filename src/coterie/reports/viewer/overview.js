@@ -1,8 +1,8 @@
 // Overview (#/) and health (#/health) of a run.
 
-import { formatCount, formatNumber, formatSeconds, formatSigned, linkTo } from "./api.js";
-import { Facts, Heading, Loaded, Notice, Table, html, rowLink } from "./parts.js";
-import { chooseStage } from "./tasks.js";
+import { formatCount, formatNumber, formatSeconds, formatSigned, isAvailable, linkTo } from "./api.js";
+import { Facts, Heading, Loaded, Notice, Table, html, rowLink, splitStage } from "./parts.js";
+import { chooseStage, isEvaluationStage } from "./tasks.js";
 const { useEffect, useRef } = htmPreact;
 
 export function Overview({ run }) {
@@ -27,11 +27,14 @@ function WaysIn({ overview, run }) {
   const [, stage] = chooseStage(overview);
   const unused = overview.stages.findLast(({ has_trees, left_out }) => has_trees && left_out > 0);
   const list = (text, query) => html`<a class="button" href=${linkTo(["tasks"], { stage, run, ...query })}>${text}</a>`;
+  const updates = overview.last_updates.filter(({ rows, ...key }) => isAvailable("row", { ...key, run }));
+  const policies = updates.filter(({ role }) => role !== "critic");
+  const nameOf = ({ role }) => (role === "critic" ? "Rows of the last update of the critic" : `What the last step made more likely${policies.length > 1 ? `: ${role}` : ""}`);
   return html`<nav aria-label="Ways in" class="links">
-    ${stage && list("What the last step made more likely", { by: "rollouts", where: overview.trained ? "trained" : "", column: "advantage", sort: "-extra" })}
-    ${stage && list("Rollouts that were not used", { by: "rollouts", where: "left_out", ...(unused && { stage: `${unused.iteration}/${unused.stage}` }) })}
+    ${updates.map((update) => html`<a class="button" href=${rowLink(update, run, "raised")}>${nameOf(update)}</a>`)}
+    ${stage && !isEvaluationStage(splitStage(stage).stage) && list("Rollouts that were trained on", { by: "rollouts", where: "trained", column: "advantage", sort: "-extra" })}
+    ${unused && list("Rollouts that were not used", { by: "rollouts", where: "left_out", sort: "trained", stage: `${unused.iteration}/${unused.stage}` })}
     ${overview.stages.some((item) => item.stage === "select") && list("Chosen and rejected", { where: "chosen" })}
-    ${overview.last_updates?.map((update) => html`<a class="button" href=${rowLink({ ...update, position: 0 }, run)}>Rows of the last update of ${update.role}</a>`)}
     ${overview.evaluations.length > 1 && html`<a class="button" href=${linkTo(["compare"])}>Tasks before and after</a>`}
   </nav>`;
 }
@@ -173,6 +176,6 @@ function HealthBody({ data }) {
     <p><span class="badge ${check.level === "ok" ? "" : "warning"}">${check.level}</span> <b>${check.title}</b>${check.agent && ` (${check.agent})`}${" "}
       <span class="muted">${formatNumber(check.value)}${check.limit == null ? "" : `, limit ${formatNumber(check.limit)}`}</span></p>
     <p>${check.detail}</p>
-    <p class="links">${check.links?.filter((link) => link.startsWith("#/")).map((link, index) => html`<a href=${link}>Dialogues${index > 0 && ` ${index + 1}`}</a>`)}</p>
+    <p class="links">${check.links?.filter((link) => link.startsWith("#/")).map((link, index) => html`<a href=${link}>${link.startsWith("#/row") ? "Rows" : "Dialogues"}${index > 0 && ` ${index + 1}`}</a>`)}</p>
   </li>`)}</ul>`;
 }

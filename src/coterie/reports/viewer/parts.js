@@ -145,9 +145,9 @@ export function pathLink(iteration, stage, task, leaf, query) {
   return linkTo(["task", iteration, stage, task, ...(leaf ? ["path", leaf] : [])], query);
 }
 
-/** Link to a training row. */
-export function rowLink({ role, updates, position, iteration, stage }, run) {
-  return linkTo(["row", role, updates, position], { iteration, stage, run });
+/** Link to a training row, and to one of its tokens. */
+export function rowLink({ role, updates, position, iteration, stage }, run, token) {
+  return linkTo(["row", role, updates, position], { iteration, stage, run, token });
 }
 
 /** Split `ITERATION/STAGE` into parameters. A stage may contain slashes itself. */

@@ -15,23 +15,15 @@ export function Inspector({ facts }) {
   return html`<div class="inspector" role="status" aria-label="Token">${facts ? html`<${Facts} facts=${facts} />` : html`<p class="muted">Point at a token, or move with Tab and the arrow keys, to see its numbers.</p>`}</div>`;
 }
 
-/** Append a block of token spans. Blocks let the browser skip those that are out of view. */
-function appendBlock(strip, tokens, start, spans) {
-  const block = document.createElement("div");
-  block.className = "block";
-  for (let index = start; index < Math.min(start + BLOCK, tokens.ids.length); index += 1) {
-    const span = document.createElement("span");
+/** Return blocks of token spans. Blocks let the browser skip those that are out of view. */
+function makeBlocks(tokens) {
+  const blocks = [];
+  for (let index = 0; index < tokens.ids.length; index += 1) {
+    if (index % BLOCK === 0) blocks.push(Object.assign(document.createElement("div"), { className: "block" }));
     const piece = tokens.text.slice(tokens.offsets[index], tokens.offsets[index + 1]);
-    span.textContent = showInvisible(piece);
-    span.tokenIndex = index;
-    spans.push(span);
-    block.append(span);
+    blocks.at(-1).append(Object.assign(document.createElement("span"), { textContent: showInvisible(piece), tokenIndex: index, kind: piece === "" ? " partial" : piece.includes("\n") ? " newline" : "" }));
   }
-  strip.append(block);
-}
-
-function classOfToken(piece, tone, isContext) {
-  return ["k", tone, isContext && "context", piece === "" && "partial", piece.includes("\n") && "newline"].filter(Boolean).join(" ");
+  return blocks;
 }
 
 /** Return the token on the next or previous line that is nearest to a token. */
@@ -52,16 +44,15 @@ function tokenOnLine(spans, index, direction) {
  * `facts(index)` what the inspector shows. `selected` is the token to focus when the strip is first drawn.
  */
 export function Tokens({ tokens, tone, isContext = () => false, facts, color, onInspect, onSelect, selected, label }) {
-  const strip = useRef(null);
-  const spans = useRef([]);
+  const [strip, spans, inspected] = [useRef(null), useRef([]), useRef(null)];
   useLayoutEffect(() => {
-    spans.current = [];
-    strip.current.replaceChildren();
-    for (let start = 0; start < tokens.ids.length; start += BLOCK) appendBlock(strip.current, tokens, start, spans.current);
+    const blocks = makeBlocks(tokens);
+    spans.current = blocks.flatMap((block) => [...block.children]);
+    strip.current.replaceChildren(...blocks);
   }, [tokens.text, tokens.ids.length]);
   useLayoutEffect(() => {
     spans.current.forEach((span, index) => {
-      span.className = classOfToken(tokens.text.slice(tokens.offsets[index], tokens.offsets[index + 1]), tone(index), isContext(index));
+      span.className = `k ${tone(index)}${isContext(index) ? " context" : ""}${span.kind}`;
     });
   }, [tokens, color]);
   useEffect(() => {
@@ -72,7 +63,9 @@ export function Tokens({ tokens, tone, isContext = () => false, facts, color, on
   }, []);
   const inspect = (event) => {
     const index = event.target.tokenIndex;
-    if (index !== undefined) onInspect([["token", `${index + 1} of ${tokens.ids.length}`], ["id", String(tokens.ids[index])], ["text", JSON.stringify(showInvisible(event.target.textContent))], ...facts(index)]);
+    if (index === undefined || inspected.current === event.target) return;
+    inspected.current = event.target;
+    onInspect([["token", `${index + 1} of ${tokens.ids.length}`], ["id", String(tokens.ids[index])], ["text", JSON.stringify(event.target.textContent.slice(0, 80))], ...facts(index)]);
   };
   const focusToken = (span) => {
     strip.current.querySelector("[tabindex]")?.removeAttribute("tabindex");
@@ -91,7 +84,7 @@ export function Tokens({ tokens, tone, isContext = () => false, facts, color, on
   };
   const select = (event) => event.target.tokenIndex !== undefined && (focusToken(event.target), onSelect?.(event.target.tokenIndex));
   return html`<div class="tokens" ref=${strip} tabindex="0" role="group" aria-label=${label} dir="auto"
-    onMouseOver=${inspect} onfocusin=${inspect} onClick=${select} onKeyDown=${move}></div>`;
+    onMouseMove=${inspect} onfocusin=${inspect} onClick=${select} onKeyDown=${move}></div>`;
 }
 
 /** Return the largest absolute value of arrays with gaps. */
@@ -173,15 +166,16 @@ function Turn({ turn, number, path, color, maximum, versions, agent, selected, r
   const isTrained = turn.tokens?.trained.length > 0;
   const facts = [["written by", turn.versions.length ? turn.writer : null], ["tokens", turn.tokens && formatCount(turn.tokens.ids.length)], ["ended by", turn.finish], ["temperature", turn.temperature], ["alternatives", turn.siblings > 1 ? formatCount(turn.siblings) : null]];
   return html`<article class="turn ${turn.kind} ${isTrained ? "is-trained" : ""}" aria-label=${`Turn ${number}, ${showInvisible(turn.speaker)}`}>
-    <header><h2>${showInvisible(turn.speaker)} <small class="muted">${turn.kind}</small></h2>
+    <header><h2>${showInvisible(turn.speaker)} ${turn.kind !== turn.speaker && html`<small class="muted">${turn.kind}</small>`}</h2>
       ${isTrained && html`<span class="badge trained">trained</span>`}
       ${turn.selected.map(({ side }) => side && html`<span class="badge ${side}">${side}</span>`)}
-      <a href=${linkTo(["turn", turn.id], { run })}>what it trained</a></header>
+      <a href=${linkTo(["turn", turn.id], { run })}>${turn.tokens ? "what it trained" : "link"}</a></header>
     ${turn.damaged && html`<${Notice} kind="error" text="This turn is damaged, so it cannot be shown." />`}
     <${Facts} facts=${facts} />
     <${Credits} credits=${turn.credit} />
     ${turn.has_prompt && html`<${Prompt} turn=${turn} run=${run} />`}
     <${TurnContent} ...${{ turn, path, color, maximum, versions, agent, selected, onInspect }} />
+    ${turn.plan.length > 0 && html`<${Plan} levels=${turn.plan} />`}
     <${Calls} calls=${turn.calls} results=${turn.results} />
   </article>`;
 }
@@ -195,7 +189,8 @@ function TurnContent({ turn, path, color, maximum, versions, agent, selected, on
   const audiences = [...new Set(turn.parts.filter(({ audience }) => audience).map(({ audience }) => audience.join(", ")))];
   const note = audiences.length > 0 && html`<p class="muted">Only for ${showInvisible(audiences.join("; "))}</p>`;
   if (!turn.parts.every(isReadable)) return html`${note}<p class="muted">${showInvisible(agent)} cannot read ${turn.parts.some(isReadable) ? "all of this turn" : "this turn"}.</p>${turn.parts.filter(isReadable).map(drawPart)}`;
-  const trained = tokens?.trained.at(-1);
+  // A critic's rows have no advantages.
+  const trained = tokens?.trained.findLast(({ advantage }) => advantage) ?? tokens?.trained.at(-1);
   const arrays = { sampler: tokens?.logprob, trained, versions: turn.versions, credit: leafAdvantage(path, turn) };
   const value = valueOf(color, arrays);
   const [selectedTurn, selectedToken] = (selected ?? "").split(".");
@@ -212,7 +207,6 @@ export function drawPart(part) {
     const address = imageAddress(part.image);
     return address ? html`<img class="image" src=${address} alt="Image of the dialogue" />` : html`<p class="muted">An image that this export lacks</p>`;
   }
-  if (part.text == null) return html`<p class="muted">hidden: it contains a secret</p>`;
   return html`<${LongText} text=${part.text} className=${part.source === "thought" ? "thought" : ""} />`;
 }
 
@@ -232,6 +226,12 @@ function PromptBody({ data }) {
     ${data.tools?.length > 0 && html`<p class="muted">Tools: ${data.tools.map(({ name }) => showInvisible(name)).join(", ")}</p>`}`;
 }
 
+/** Tasks of a plan by level. Those of a level wait only for earlier levels, so they can run at the same time. */
+function Plan({ levels }) {
+  const task = ({ id, text, after }) => html`<div class="card"><b>${id}</b><bdi>${showInvisible(text)}</bdi>${after.length > 0 && html`<small class="muted">after ${after.join(", ")}</small>`}</div>`;
+  return html`<section aria-label="Plan"><h3>Plan: tasks in one line can run at the same time</h3><ol class="plan">${levels.map((tasks) => html`<li>${tasks.map(task)}</li>`)}</ol></section>`;
+}
+
 /** Tool calls of a turn and their results on a time line. */
 function Calls({ calls, results }) {
   if (!calls.length && !results.length) return null;
@@ -239,6 +239,6 @@ function Calls({ calls, results }) {
   const bar = ({ began, seconds }) => end > 0 && html`<span class="track" aria-hidden="true"><span class="fill" style=${{ left: `${(100 * (began ?? 0)) / end}%`, width: `${Math.max(1, (100 * (seconds ?? 0)) / end)}%` }}></span></span>`;
   return html`<ul class="calls">
     ${calls.map((call) => html`<li><b>${showInvisible(call.name)}</b> <code>${showInvisible(call.arguments)}</code>${call.error && html` <span class="badge warning">${showInvisible(call.error)}</span>`}</li>`)}
-    ${results.map((result) => html`<li><p>${result.error ? html`<span class="badge warning">error</span>` : "result"} <span class="muted">${formatSeconds(result.seconds)}${result.left_out > 0 && `, ${formatCount(result.left_out)} characters left out`}</span></p>${bar(result)}<${LongText} text=${result.text ?? "hidden: it contains a secret"} limit=${4000} /></li>`)}
+    ${results.map((result) => html`<li><p>${result.error ? html`<span class="badge warning">error</span>` : "result"} <span class="muted">${formatSeconds(result.seconds)}${result.left_out > 0 && `, ${formatCount(result.left_out)} characters left out`}</span></p>${bar(result)}<${LongText} text=${result.text} limit=${4000} /></li>`)}
   </ul>`;
 }

@@ -164,11 +164,11 @@ function GridRow({ row, index, columns, data, run, onFocus }) {
   const share = (count) => (row.rollouts > 1 && count < row.rollouts ? ` ${count}/${row.rollouts}` : "");
   const badges = [
     row.failed > 0 && ["warning", `failed${share(row.failed)}`],
+    ...row.leftOut.map((reason) => ["", reason.replaceAll("_", " ")]),
     row.cutOff > 0 && ["warning", `cut off${share(row.cutOff)}`],
     (row.selected & 1) > 0 && ["chosen", "chosen"],
     (row.selected & 2) > 0 && ["rejected", "rejected"],
     row.trained > 0 && ["", "trained"],
-    ...row.leftOut.map((reason) => ["", reason.replaceAll("_", " ")]),
   ].filter(Boolean);
   return html`<div role="row" class="line" aria-rowindex=${index + 2}>
     <span role="cell" class="c-task"><a href=${href} onFocus=${onFocus}><bdi>${showInvisible(row.task)}</bdi></a>${row.sample != null ? html` <small class="muted">${row.sample}</small>` : row.rollouts > 1 && html` <small class="muted">× ${row.rollouts}</small>`}</span>
@@ -177,8 +177,7 @@ function GridRow({ row, index, columns, data, run, onFocus }) {
   </div>`;
 }
 
-const SHOWN_COLUMNS = 8;
-const SHOWN_ROWS = 100;
+const [SHOWN_COLUMNS, SHOWN_ROWS] = [8, 100];
 
 // -- a task ---------------------------------------------------------------------------------------
 
@@ -197,9 +196,9 @@ function TaskBody({ data, run }) {
     ${data.secrets && html`<${PublicFields} fields=${data.secrets} title="Secrets, which only graders and critics may read" />`}
     <p class="links"><a class="button" href=${linkTo([...here, "tree"], { run })}>Tree of ${formatCount(data.nodes)} turns</a>
       <a class="button" href=${linkTo(["compare"], { task: data.task, a: `${run ?? 0}/${data.iteration}/${data.stage}` })}>Compare with another policy</a></p>
-    <section><h2>Rollouts</h2><${Ranking} data=${data} rollouts=${rollouts} run=${run} /></section>
+    ${rollouts.length > 0 ? html`<section><h2>Rollouts</h2><${Ranking} data=${data} rollouts=${rollouts} run=${run} /></section>` : html`<${Notice} text="Its tree has turns, but no finished rollout." />`}
     <${Pairs} data=${data} run=${run} />
-    <section><h2>Side by side</h2><${Columns} data=${data} rollouts=${rollouts} run=${run} /></section>
+    ${rollouts.length > 0 && html`<section><h2>Side by side</h2><${Columns} data=${data} rollouts=${rollouts} run=${run} /></section>`}
     <${LeftOut} entries=${Object.values(data.facts.left_out).flat()} run=${run} />`;
 }
 
@@ -213,15 +212,13 @@ function PublicFields({ fields, title }) {
 /** Say what became of a rollout or turn: its sides, its rows, or why it was not used. */
 export function Use({ selected = [], leftOut = [], trained = [], isEvaluation = false, run }) {
   const updates = [...Map.groupBy(trained, (row) => `${row.role} ${row.updates}`).values()];
-  const linkRows = (rows) => html`<span>trained in update ${rows[0].updates}:${rows.slice(0, 8).map((row) => html` <a href=${rowLink(row, run)}>row ${row.position}</a>`)}${rows.length > 8 && " …"}</span>`;
+  const linkRows = (rows) => html`<span>trained ${showInvisible(rows[0].role)} in update ${rows[0].updates}:${rows.slice(0, 8).map((row) => html` <a href=${rowLink(row, run)}>row ${row.position}</a>`)}${rows.length > 8 && " …"}</span>`;
   const sides = [...new Set(selected.map(({ side }) => side || "selected"))];
   const reasons = [...new Set(leftOut.map(({ reason, agent, number }) => `${agent && `${agent}: `}${reason.replaceAll("_", " ")}${number == null ? "" : ` (${formatNumber(number)})`}`))];
-  const isUsed = sides.length > 0 || trained.length > 0;
-  const unused = isEvaluation ? "evaluation, not trained on" : "not used; no reason is recorded";
   return html`<div class="use">${sides.map((side) => html`<${Side} side=${side} /> `)}
     ${updates.slice(-3).map(linkRows)}
     ${reasons.map((reason) => html`<p class="reason">Left out: ${showInvisible(reason)}</p>`)}
-    ${!isUsed && reasons.length === 0 && html`<span class="muted">${unused}</span>`}</div>`;
+    ${sides.length + trained.length + reasons.length === 0 && html`<span class="muted">${isEvaluation ? "evaluation, not trained on" : "not used; no reason is recorded"}</span>`}</div>`;
 }
 
 /** Return what is recorded on the nodes of a rollout's path, as properties of Use. */
@@ -264,9 +261,7 @@ function Columns({ data, rollouts, run }) {
   };
   const column = (rollout) => html`<article class="card" aria-label=${`Rollout ${rollout.sample}`}>
     <h3>${rollout.leaf ? html`<a href=${pathLink(data.iteration, data.stage, data.task, rollout.leaf, { run })}>Rollout ${rollout.sample}</a>` : `Rollout ${rollout.sample}`}</h3>
-    <${Facts} facts=${[["score", rollout.score ?? "not graded"], ["answer", rollout.answer], ["ended by", rollout.reason], ["tokens", formatCount(rollout.tokens)]]} />
-    <${Credits} credits=${rollout.credit} />
-    <${Use} ...${factsOnPath(data, rollout)} isEvaluation=${isEvaluationStage(data.stage)} run=${run} />
+    <${Facts} facts=${[["score", rollout.score ?? "not graded"], ["answer", rollout.answer]]} />
     ${rollout.failure && html`<${Notice} kind="error" text=${rollout.failure} />`}
     ${rollout.path.map((index) => turn(data.ids[index]))}
   </article>`;

@@ -88,7 +88,7 @@ function nodeFacts(node) {
 }
 
 function NodeDetails({ data, node, run }) {
-  const credits = Object.entries(data.credit ?? {}).map(([name, values]) => [name, values[node.data.at(-1)]]);
+  const credits = Object.entries(data.credit ?? {}).filter(([name]) => !["value", "visits"].includes(name)).map(([name, values]) => [name, values[node.data.at(-1)]]);
   return html`<section class="details" aria-label="Selected node"><h2>${node.text}</h2>
     <${Facts} facts=${[...nodeFacts(node).slice(1), ...credits]} />
     <p class="links">${node.parent && html`<a class="button" href=${pathLink(data.iteration, data.stage, data.task, node.leaf, { run })}>Dialogue to here</a><a class="button" href=${linkTo(["turn", node.id], { run })}>What it trained</a>`}</p>
