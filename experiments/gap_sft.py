@@ -102,7 +102,7 @@ def cut(id_: str, claim: str, values: BySeed, share: float) -> Claim:
         if not tasks:
             raise UserError(
                 f"seed {seed}: on every question one of the dialogues failed",
-                "`coterie report` shows what they say",
+                "`coterie view` shows what they say",
             )
     means = [fmean(o.score for tasks in r.values() for o in tasks.values()) for r in (ours, theirs)]
     both, every = (sum(map(len, r.values())) for r in (ours, values[SEQUENTIAL]))

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from coterie.cli import view as view_module
-from coterie.cli.view import Viewer, bundle, dumps, export_page
+from coterie.cli.view import TaskKey, Viewer, bundle, dumps, export_page, run_answers, task_answers
 from coterie.cli.view_server import application
 from coterie.models.loading import resolve
 from coterie.record.store import Store
@@ -173,10 +173,13 @@ async def request(url: str, method: str, path: str, headers: dict[str, str]) -> 
         return await http.send(message)
 
 
+def task_keys(tasks: Sequence[str]) -> dict[str, list[TaskKey]]:
+    return {task: [TaskKey(0, stage, task) for stage in ("rollout", "evaluate")] for task in tasks}
+
+
 def everything(viewer: Viewer) -> str:
-    answers = [*view_module._run_answers(viewer, TASKS[:2])]
-    answers += [answer for task in TASKS[:2] for answer in view_module._task_answers(viewer, task)]
-    return dumps(answers)
+    chosen = [task_key for of_task in task_keys(TASKS[:2]).values() for task_key in of_task]
+    return dumps([*run_answers(viewer, chosen), *task_answers(viewer, chosen)])
 
 
 def test_secrets_are_left_out_as_text_and_as_tokens(folder, viewer):
@@ -218,7 +221,7 @@ def test_a_turn_with_a_plan_has_its_tasks_by_level(text, levels):
 
 def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp_path, monkeypatch):
     monkeypatch.setattr(view_module, "page_files", lambda: PAGE)
-    export_page(viewer, TASKS[:2], tmp_path / "why.html")
+    export_page(viewer, task_keys(TASKS[:2]), tmp_path / "why.html")
     text = (tmp_path / "why.html").read_text()
     assert text.isascii() and GOLD not in text
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, re.DOTALL)
@@ -242,11 +245,13 @@ def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp
         route, params = json.loads(key)
         if route == "tasks":
             assert answer["tasks"] == list(TASKS[:2])
-        elif route not in ("image", "overview", "compare"):
+        elif route not in ("image", "compare"):
             assert answer == json.loads(dumps(viewer.answer(route, params)))
     routes = {json.loads(key)[0] for key in answers}
     assert routes == {
         "overview",
+        "sections",
+        "words",
         "health",
         "tasks",
         "task",
@@ -262,7 +267,7 @@ def test_an_export_has_the_answers_of_its_tasks_and_texts_stay_texts(viewer, tmp
     assert TASKS[2] not in {answer["task"] for answer in answers.values() if "nodes" in answer}
     monkeypatch.setattr(view_module, "MAX_EXPORT", 60_000)
     with pytest.raises(view_module.UserError, match=r"\d of its 8 tasks fit"):
-        export_page(viewer, TASKS, tmp_path / "large.html")
+        export_page(viewer, task_keys(TASKS), tmp_path / "large.html")
     assert not (tmp_path / "large.html").exists()
 
 
@@ -291,7 +296,9 @@ def test_two_runs_are_compared_by_the_tasks_that_both_have(folder, tmp_path):
     assert (
         answer["tasks"] == sorted(TASKS[1:]) and answer["a_score"] == answer["b_score"] == [1.0] * 7
     )
-    assert viewer.answer("overview", {})["compare"] == {"name": "other"}
+    sides = dict(viewer.answer("overview", {})["sides"])
+    assert sides["0/0/rollout"] == "run: rollout of iteration 0"
+    assert sides["1/0/evaluate"] == "other: evaluate of iteration 0"
     leaf = viewer.answer("path", {"leaf": answer["b_leaf"][0], "run": "1"})
     assert leaf["task"] == answer["tasks"][0] and leaf["score"] == 1.0
     for browser in viewer.browsers:
@@ -338,7 +345,7 @@ def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):
 
 
 def test_an_export_is_read_from_disk_without_any_request(viewer, tmp_path, browser):
-    export_page(viewer, TASKS, tmp_path / "why.html")
+    export_page(viewer, task_keys(TASKS), tmp_path / "why.html")
     page, events = browser.new_page(), list[str]()
     page.on("console", lambda message: events.append(message.text))
     page.on("pageerror", lambda error: events.append(str(error)))

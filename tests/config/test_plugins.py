@@ -16,6 +16,7 @@ from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.run import StageKey
 from tests.conftest import Cli, refused
+from tests.helpers.read_page import read_page
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -44,7 +45,8 @@ def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
     ran = cli("run", "optima/isft", "environment=guess.py:Guess", "environment.turns=2", *SMALL,
               "--folder", tmp_path / "run")  # fmt: skip
     assert ran.code == 0, ran.err
-    assert "on Guess" in (tmp_path / "run/report.html").read_text()
+    (overview,) = read_page(tmp_path / "run/report.html")["overview"]
+    assert "Guess" in dict(overview["facts"])["benchmark"] and len(overview["evaluations"]) == 2
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert cli("run", "optima/isft", "--folder", tmp_path / "run").code == 0

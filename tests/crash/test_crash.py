@@ -17,9 +17,8 @@ import pytest
 
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
-from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_record import step_records
+from coterie.runs.reinforce_record import groups_taken, step_records
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGINS = (

@@ -17,10 +17,11 @@ from coterie.environments.protocol import Environment, Shared, State, Votes, mos
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.browse import Browser
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
-from coterie.reports.page import tools
+from coterie.reports.sections import tools
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.sessions import Sessions
 from coterie.runs.work_items import play
@@ -226,7 +227,8 @@ def test_the_page_counts_calls_errors_and_cuts_of_a_tool(tmp_path: Path) -> None
     with Store.open(tmp_path / "store.sqlite") as store:
         asyncio.run(test(store))
         assert not store.failures(0)
-        assert [row[:4] for row in tools(store.calls()).rows] == [("look", "3", "1", "1")]
+    (row,) = tools(Browser(tmp_path / "store.sqlite"))["rows"]
+    assert row[:4] == ["look", 3, 1, 1]
 
 
 def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_own() -> None:

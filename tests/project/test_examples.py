@@ -55,7 +55,7 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
     dry = cli("run", *words, "--dry-run")
     assert dry.code == 0 and "plan of BestOfN" in dry.out and "held-out tasks" in dry.out
     page = page_of_run(cli, *words)
-    assert "BestOfN on exchange" in page and "after iteration 1" in page
+    assert "recipe: " in page and "BestOfN" in page and "after iteration 1" in page
     again = cli("run", name, "--folder", "run")
     assert again.code == 0, again.err
     assert "training" not in again.err.split("held-out dialogues")[1], "all was finished"

@@ -113,11 +113,11 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
     for words in (
         ("run", "optima/isft", "--folder", "run"),
         ("stage", "train", "run"),
-        ("report", "run"),
         ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):
         message = refused(cli, *words)
         assert "store.sqlite" in message and "is gone" in message and "from a copy" in message
+    assert "there is no store at" in refused(cli, "report", "run")
     assert not (run / "store.sqlite").exists()
     Store.open(run / "store.sqlite").close()
     assert "is empty" in refused(cli, "run", "optima/isft", "--folder", "run")
@@ -138,7 +138,7 @@ def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) ->
         page.unlink()
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
     message = refused(cli, "run", "optima/isft", *none, "--folder", "none")
-    assert "the report" in message and "select.threshold=1.3" in message and "--fork" in message
+    assert "`coterie view`" in message and "select.threshold=1.3" in message and "--fork" in message
     assert Path("none/report.html").is_file(), "the error points to it"
 
 

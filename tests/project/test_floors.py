@@ -253,6 +253,9 @@ def strings(path: Path) -> Iterator[str]:
 SFT = (
     *("cli.app", "cli.arguments", "cli.execution", "recipes.file_training", "runs.roles"),
     "training.trainer",
+    "record.lineage",
+    "reports.health",
+    "reports.overview",
 )
 """Modules that ``coterie run sft FILE`` loads: the command's, and those that functions import."""
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from coterie.cli.report import write_report
 from coterie.progress import Silent
 from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
-from coterie.reports.page import write_page
 from coterie.runs.loop import fork, load_selections, run_stages
 from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.search_items import rollouts
 from experiments.dense_tree import RandomSides, Successes
 from tests.datasets.test_conversations import ours
+from tests.helpers.read_page import read_page, sections_of
 
 SMALL = (
     "rollout.tasks=6", "search.rollouts_per_task=30", "search.rollouts_per_search=6", "search.pairs=12",
@@ -138,27 +138,24 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
         assert again.store.selections(0) == run.store.selections(0)
 
 
-def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
-    grown: Path, tmp_path: Path
-) -> None:
+def test_a_whole_run_trains_and_its_page_shows_trees_and_pairs(grown: Path, tmp_path: Path) -> None:
     recipe = dense()
     fork(recipe, grown, tmp_path / "run", recipe.settings)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, Silent())
         assert run.metrics(StageKey(0, "train"))["rows"] == 8
         assert run.metrics(StageKey(1, "evaluate"))["n"] == 4
-        report = run_report(recipe, run)
-        write_page(report, tmp_path / "page.html")
+        page = write_report(run.folder)
     recipe.close()
-    sections = {one.id: one for one in report.sections}
-    assert sum(int(count) for _, count in sections["density"].rows) == 6
-    for one in sections["selected"].examples:
-        values = [float(dict(sample.facts)["value"]) for sample in one.samples]
-        assert values == sorted(values, reverse=True)
-        assert {sample.side for sample in one.samples if sample.trained} == {"chosen", "rejected"}
-    page = (tmp_path / "page.html").read_text()
-    assert "Selected pairs of a task" in page and "density-chart" in page
-    assert "right answer" not in page, "a game has none"
+    answers, sections = read_page(page), sections_of(page)
+    assert sections["selected"]["rows"][0][4] == 8, "pairs"
+    credit = {row[2]: row for row in sections["credit"]["rows"]}
+    assert credit["value"][5] > credit["value"][6], "chosen over rejected"
+    grown_tasks = [task for task in answers["task"] if task["stage"] == "rollout"]
+    assert any(task["is_tree"] for task in grown_tasks) and any(t["pairs"] for t in grown_tasks)
+    (words,) = answers["words"]
+    margin = f"differ by {recipe.settings.pairs.margin:g} or more"
+    assert margin in words["words"]["selected"] and "visits" in words["words"]
 
 
 # -- outside preference sets ------------------------------------------------------------------

@@ -12,13 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import coterie
 from coterie.cli.arguments import read_arguments
+from coterie.cli.report import write_report
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.progress import Silent
 from coterie.recipes.file_training import mean_loss
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
 from coterie.runs.loop import run_stages
 from coterie.runs.run import StageKey, open_run
 from coterie.training.settings import TrainingSettings
@@ -28,6 +28,7 @@ from tests.helpers.compare_weights import assert_same_weights, weight_bounds
 from tests.helpers.native_templates import make_native_tokenizer as native
 from tests.helpers.published_templates import PUBLISHED
 from tests.helpers.published_templates import published_tokenizer as tokenizer
+from tests.helpers.read_page import chart_of, sections_of
 from tests.helpers.write_rows import write_jsonl
 
 
@@ -48,20 +49,17 @@ def sums(count: int) -> list[dict]:
 
 
 def trained(folder: Path, rows: list[dict], name: str, *overrides: str):
-    """Run a recipe on rows. Return it, its measures by policy, and its report."""
+    """Run a recipe on rows. Return it, its measures by policy, and the sections of its report."""
     source = write_jsonl(folder / "rows.jsonl", *rows)
     own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *overrides])
     recipe = recipe_of(own)
     recipe.plan()
     with open_run(folder / name, name, own) as run:
         run_stages(recipe, run, Silent())
-        page = run_report(recipe, run)
+        sections = sections_of(write_report(run.folder))
         measures = [run.metrics(StageKey(version, "measure")) for version in (0, 1)]
     recipe.close()
-    return recipe, measures, page
-
-
-SCORE = "Score (word F1 with the reference reply)"
+    return recipe, measures, sections
 
 
 def test_the_interval_of_a_loss_per_token_resamples_whole_rows() -> None:
@@ -74,29 +72,35 @@ def test_the_interval_of_a_loss_per_token_resamples_whole_rows() -> None:
     assert (low, high) == pytest.approx((2 - 1.96 / 20, 2 + 1.96 / 20), abs=0.01)
 
 
-def heldout_points(page):
-    (chart,) = next(one for one in page.sections if one.id == "training-loss").charts
-    return chart.series[1].points
+UPDATES = "Updates of policy, iteration 0"
+
+
+def heldout_losses(sections):
+    """Return the held-out losses of the training by step."""
+    chart = chart_of(sections[UPDATES], "heldout_loss")
+    (series,) = chart["series"].values()
+    steps = zip(chart["steps"], series["values"], strict=True)
+    return {step: loss for step, loss in steps if loss is not None}
 
 
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
     overrides = ["train.learning_rate=1e-3", "train.batch_size=8", "evaluate.tasks=4"]
     chats = sums(60)
-    recipe, (before, after), page = trained(tmp_path, chats, "sft", *overrides, "evaluate.every=3")
+    recipe, (before, after), sections = trained(
+        tmp_path, chats, "sft", *overrides, "evaluate.every=3"
+    )
     assert after["loss"] < before["loss"] / 2
     assert after["loss_low"] < after["loss"] < after["loss_high"] < before["loss_low"]
-    assert [one.name for one in page.headlines] == ["Held-out loss", SCORE]
-    (curve,) = page.headlines[0].chart.series
-    assert [one.x for one in curve.points] == [0, 3, 5]
-    assert page.headlines[0].after == f"{after['loss']:.3f}"
+    loss = chart_of(sections["metrics"], "loss")["series"]["measure"]
+    assert loss["values"] == [before["loss"], after["loss"]]
+    assert loss["high"] == [before["loss_high"], after["loss_high"]]
     (pieces, *_) = recipe.examples()
     assert [text for text, is_trained in pieces if is_trained] == [
         text for text, is_trained in pieces if text.startswith(("It is", " It is", "Yes", " Yes"))
     ]
-    assert {"held-out", "training-loss"} <= {one.id for one in page.sections}
-    measured = heldout_points(page)
-    assert [one.x for one in measured] == [3, 5]
-    assert measured[0].y > measured[-1].y == pytest.approx(after["loss"], abs=1e-4)
+    measured = heldout_losses(sections)
+    assert [*measured] == [3, 5]
+    assert measured[3] > measured[5] == pytest.approx(after["loss"], abs=1e-4)
     (last, *_) = recipe_of(recipe.settings.model_copy(update={"targets": "last"})).examples()
     assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
 
@@ -117,16 +121,17 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
     overrides = ["train.learning_rate=2e-4", "train.batch_size=8", "evaluate.tasks=4"]
     overrides += [f"objective.{pair}" for pair in objective]
-    _, (before, after), page = trained(tmp_path, rows, "dpo", *overrides)
+    _, (before, after), sections = trained(tmp_path, rows, "dpo", *overrides)
     is_relative = "kind=simpo" not in objective
     assert (before["margin"] == 0) == is_relative and after["accuracy"] == 1
     assert not list(tmp_path.glob("dpo/**/reference.safetensors")) or is_relative
-    assert [one.name for one in page.headlines] == ["Held-out loss", "Held-out accuracy"]
-    assert page.headlines[1].before == "1.000" and page.headlines[1].after is None
+    for name in ("accuracy", "margin"):
+        (series,) = chart_of(sections["metrics"], name)["series"].values()
+        assert series["values"] == [before[name], after[name]]
     if not objective:
         assert before["loss_low"] == pytest.approx(before["loss"]), "all pairs are equal at first"
-    (measured,) = heldout_points(page)
-    assert measured.y == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
+    (measured,) = heldout_losses(sections).values()
+    assert measured == pytest.approx(after["loss"], abs=1e-4) and after["loss"] < before["loss"]
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo"])
@@ -144,7 +149,6 @@ def test_without_held_out_rows_all_are_trained_on_and_nothing_is_evaluated(
     assert plan["evaluation"] == "none: no rows are held out (dataset.heldout=0)"
     with open_run(tmp_path / name, name, recipe.settings) as run:
         run_stages(recipe, run, Silent())
-        assert "held-out" not in {section.id for section in run_report(recipe, run).sections}
     recipe.close()
     with pytest.raises(UserError, match="holds out no rows"):
         recipe.heldout_tasks()

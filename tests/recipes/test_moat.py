@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from coterie.cli.report import write_report
 from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold, known_results
 from coterie.environments.protocol import State
 from coterie.models.loading import LoadedModel
@@ -17,15 +18,14 @@ from coterie.recipes import moat as moat_recipe
 from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
 from coterie.record.rows import prompts
 from coterie.record.tree import Ending, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
-from coterie.reports.page import write_page
 from coterie.rewards.critics import Correction
 from coterie.runs.loop import fork, run_stages
 from coterie.runs.roles import Roles
-from coterie.runs.run import Run, StageKey, open_run
+from coterie.runs.run import Run, StageKey, open_run, write_config
+from tests.helpers.read_page import chart_of, read_page, sections_of
 from tests.helpers.web_tasks import write_tasks
 
 TRAIN = ("batch_size=4", "max_length=1024", "learning_rate=2e-3")
@@ -230,47 +230,36 @@ def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors)
         assert len(found) == counts["rows"] == 4 + learned
 
 
-def table(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:
-    section = next(one for one in recipe.sections(run) if one.id == id_)
-    return [dict(zip(section.heads, row, strict=True)) for row in section.rows]
-
-
-def test_the_report_has_the_change_of_j_and_the_spread_of_plans(done):
+def test_the_report_has_j_and_the_spread_of_plans_and_can_be_written_at_any_time(done, tmp_path):
     recipe, run = done
-    before, half, after = table(recipe, run, "joint")
-    assert after["J"] == f"{run.metrics(StageKey(2, WHOLE))['j']:.4f}"
-    values = [
-        {key.task: one["loglikelihood"] for key, one in run.store.metrics(*at).items() if key.task}
-        for at in ((1, HALF), (2, WHOLE))
-    ]
-    gaps = [values[1][task] - values[0][task] for task in sorted(values[0])]
-    error = statistics.stdev(gaps) / len(gaps) ** 0.5
-    assert after["change"] == f"{statistics.fmean(gaps):+.4f} ± {error:.4f}"
-    assert before["change"] == "" != half["change"]
-    (row,) = table(recipe, run, "spread")
-    worth = rewards(recipe, run)
-    spreads = []
+    page = write_report(run.folder)
+    answers, sections = read_page(page), sections_of(page)
+    j = chart_of(sections["metrics"], "j")
+    assert j["steps"] == [1, 2] and j["series"].keys() == {WHOLE, HALF}
+    after, shown = run.metrics(StageKey(2, WHOLE)), j["series"][WHOLE]
+    assert shown["values"][1] == after["j"]
+    assert shown["high"][1] - after["j"] == pytest.approx(after["standard_error"])
+    worth, spreads = rewards(recipe, run), []
     for tree in trees(run):
         own = [worth[one.id] for one in tree.children(tree.root) if one.id in worth]
         spreads += [max(own) - min(own)] if own else []
-    assert row["median"] == f"{statistics.median(spreads):.3f}"
-    assert row["pairs"] == f"{run.metrics(StageKey(1, 'select'))['selected']}"
-
-
-def test_the_report_marks_pairs_of_plans_and_can_be_written_at_any_time(done, tmp_path: Path):
-    recipe, run = done
-    planner = next(one for one in recipe.sections(run) if one.id == "planner")
-    worth, pairs = rewards(recipe, run), dict(run.store.selections(1, "select"))
-    assert planner.examples
-    for one in planner.examples:
-        by_side = {sample.side: dict(sample.facts) for sample in one.samples}
-        pair = pairs[one.task]
-        assert by_side["chosen"]["reward"] == f"{worth[pair.leaf]:.3f}"
-        assert by_side["rejected"]["reward"] == f"{worth[pair.rejected]:.3f}"
-        assert [sample.side for sample in one.samples if sample.trained] == ["chosen", "rejected"]
+    measures = {row[0]: dict(zip(sections["measures"]["heads"], row, strict=True))
+                for row in sections["measures"]["rows"]}  # fmt: skip
+    assert measures["reward, iteration 1"]["spread"] == pytest.approx(statistics.fmean(spreads))
+    pairs = dict(run.store.selections(1, "select"))
+    planned = [task for task in answers["task"] if task["pairs"]]
+    assert planned and {task["stage"] for task in planned} == {"rollout"}
+    for task in planned:
+        (pair,) = task["pairs"]
+        assert (pair["node"], pair["against"]) == (
+            pairs[task["task"]].leaf,
+            pairs[task["task"]].rejected,
+        )
+        assert task["turns"][pair["node"]]["credit"]["reward"] == worth[pair["node"]]
     begun = made()
     with open_run(tmp_path / "begun", begun.name, begun.settings) as other:
-        write_page(run_report(begun, other), tmp_path / "report.html")
+        write_config(other)
+        assert not read_page(write_report(other.folder))["overview"][0]["evaluations"]
 
 
 def web(*overrides: str) -> Moat:

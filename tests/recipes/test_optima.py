@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.cli.report import write_report
 from coterie.environments.dialogue import FORMAT_SOURCE, Dialogue, drop_format
 from coterie.environments.protocol import Grade, State
 from coterie.errors import UserError
@@ -23,7 +25,6 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.optima import DROP_FORMAT, PROBE, Optima
 from coterie.recipes.registry import recipe, settings
-from coterie.recipes.report import run_report
 from coterie.record.rows import View, recontext, view
 from coterie.record.tree import Tree
 from coterie.rollout.tree_search import Rollout
@@ -34,6 +35,7 @@ from coterie.selection import SelectSettings, best_demonstrations, without_demon
 from coterie.training import trainer
 from coterie.training.settings import TrainingSettings
 from tests.conftest import SMALL, Cli, once
+from tests.helpers.read_page import read_page, sections_of
 
 WORDS = once(
     *SMALL, "iterations=3", "rollout.tasks=3", "rollout.max_tokens=64", "rollout.temperature=0.9",
@@ -417,25 +419,27 @@ def test_the_score_gate_and_thresholds_of_pairs(walk: Walk) -> None:
         none.prefer(walk.run, 2, Silent())  # an SFT iteration has no pairs
 
 
-def test_the_report_shows_selected_dialogues_and_pairs(walk: Walk) -> None:
-    optima = made("optima/isft_dpo", "iterations=2")  # pages show the first and the last selection
-    sections = {section.id: section for section in run_report(optima, walk.run).sections}
-    pairs = {task for task, _ in walk.run.store.selections(1, "select")}
-    first, second = (sections[f"selected-{i}"].examples for i in (0, 1))
-    assert {one.task for one in second} <= pairs and second
-    for one in second:
-        values = [float(dict(sample.facts).get("value", "-inf")) for sample in one.samples]
-        assert values == sorted(values, reverse=True)
-        sides = {sample.side for sample in one.samples if sample.trained}
-        assert "rejected" in sides and any(side.startswith("chosen") for side in sides)
-    views = set[int]()
-    for one in first:
-        (trained,) = [sample for sample in one.samples if sample.trained]
-        facts = dict(trained.facts)
-        terms = [float(value) for name, value in facts.items() if name.startswith("= ")]
-        assert float(facts["reward"]) == pytest.approx(sum(terms), abs=0.005)
-        views.add(len(trained.segments))
-    assert 2 in views, "both agents of a dialogue with two turns"
+def test_the_report_shows_selected_dialogues_and_their_rewards(walk: Walk) -> None:
+    page = write_report(walk.run.folder)
+    answers, sections = read_page(page), sections_of(page)
+    stages = [stage for stage in answers["tasks"] if stage["stage"] == "rollout"]
+    assert [stage["iteration"] for stage in stages] == [0, 2], "the first and the last iteration"
+    for stage in stages:
+        selections = walk.run.store.selections(stage["iteration"], "select")
+        leaves = {selection.leaf for name, selection in selections if name in stage["tasks"]}
+        selected = zip(stage["leaf"], stage["selected"], strict=True)
+        assert {leaf for leaf, side in selected if side} == leaves != set()
+    # Means of the terms of all rollouts, and of the selected ones.
+    credit = {tuple(row[:3]): row[3:] for row in sections["credit"]["rows"]}
+    terms = walk.recipe.rule(0).names()
+    rewards = [r for of_task in walk.recipe.rewards(walk.run, 0).values() for r in of_task]
+    for term in terms:
+        count, mean, chosen, rejected = credit[0, "rollout", term]
+        assert (count, rejected) == (len(rewards), None)
+        assert mean == pytest.approx(fmean(reward.terms[term] for reward in rewards))
+        assert term != "task" or chosen > mean
+    (words,) = answers["words"]
+    assert {*terms, "value", "visits", "selected"} <= words["words"].keys()
 
 
 # -- commands ---------------------------------------------------------------------------------

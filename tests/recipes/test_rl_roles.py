@@ -34,7 +34,7 @@ from coterie.runs.reinforce_batch import (
     with_teacher_of,
     with_teacher_prompts,
 )
-from coterie.runs.reinforce_trees import group_samples
+from coterie.runs.reinforce_trees import tree_samples
 from coterie.runs.roles import LearnerConfig, open_learner
 from coterie.runs.run import open_run
 from coterie.runs.search_items import rollouts
@@ -383,7 +383,12 @@ def test_a_privileged_teacher_is_the_policy_after_a_prompt_with_the_answer(
         tasks = run.store.tree_tasks(0, stage)
         trees = {task: run.store.tree(0, stage, task) for task in tasks}
         answers = {task: run.store.task(task).secrets["answer"].reveal("grader") for task in tasks}
-        paths = group_samples(run.store, 0, stage, tasks, agents, recipe.settings)
+        s, sampled = recipe.settings, (run.store, 0, stage, tasks, agents)
+        reward, shape = PathReward(s.reward), (s.rollout, s.advantage)
+        is_tree = s.rollout.tree != "none"
+        paths = (
+            tree_samples(*sampled, reward, shape).turns if is_tree else paths_of(*sampled, reward)
+        )
         renderers = dict.fromkeys(agents, loaded.renderer)
         shown = with_teacher_prompts(paths, run.store, 0, [stage], renderers)
     terms: dict[str, list[float]] = {}

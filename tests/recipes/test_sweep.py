@@ -1,12 +1,12 @@
 """``coterie sweep``: runs over the values of one key, what they share, and what is printed of them."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coterie.cli.report import write_report
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.sweep import (
@@ -20,6 +20,7 @@ from coterie.recipes.sweep import (
 from coterie.runs.evaluation import evaluation
 from coterie.runs.run import StageKey, open_run
 from tests.conftest import Cli
+from tests.helpers.read_page import sections_of
 from tests.helpers.write_rows import write_jsonl
 from tests.recipes.test_moat import SMALL
 
@@ -30,7 +31,7 @@ ISFT = ("rollout.tasks=4", "evaluate.tasks=4", "engine.device=cpu")
 
 def done(sweep: list[Point]) -> tuple[list[SweepRow], list[str]]:
     lines: list[str] = []
-    return run_sweep(sweep, lines.append, Silent()), lines
+    return run_sweep(sweep, lines.append, Silent(), write_report), lines
 
 
 def seconds(point: Point) -> dict[StageKey, object]:
@@ -135,11 +136,14 @@ def test_runs_on_files_are_compared_by_their_held_out_loss_and_linked(
     assert swept.code == 0, swept.err
     slow, fast = json.loads(swept.out.splitlines()[-1])["rows"]
     assert fast["loss_low"] < fast["loss"] < fast["loss_high"] < slow["loss"]
-    page = Path("sweep/sweep.html").read_text()
-    assert f"train.learning_rate=1e-3: held-out loss {fast['loss']:.3f}" in page
-    for link in re.findall(r'href="([^"]*report.html)"', page):
-        assert Path("sweep", link).is_file()
-    assert page.count("report.html") == 2 and "report.html" not in swept.out
+    section = sections_of(Path("sweep/sweep.html"))["scores"]
+    (chart,) = section["charts"]
+    assert chart["steps"] == ["1e-6", "1e-3"]
+    assert chart["series"][0]["values"] == [slow["loss"], fast["loss"]]
+    assert chart["series"][0]["high"] == [slow["loss_high"], fast["loss_high"]]
+    links = [row[-1]["href"] for row in section["rows"]]
+    assert len(links) == 2 and all(Path("sweep", link).is_file() for link in links)
+    assert "report.html" not in swept.out
 
 
 def test_commas_divide_values_but_not_in_brackets_and_quotes() -> None:
@@ -165,6 +169,9 @@ def test_the_command_prints_the_plan_and_ends_with_one_json_object(
     ]
     assert {row["n"] for row in result["rows"]} == {2}
     assert len(list((tmp_path / "critics").iterdir())) == 5
-    page = (tmp_path / "critics" / "sweep.html").read_text()
-    assert "correct.critic.model=tiny-exchange: " in page and "all seeds together" in page
+    section = sections_of(tmp_path / "critics" / "sweep.html")["scores"]
+    (chart,) = section["charts"]
+    assert (
+        chart["steps"] == ["script", "tiny-exchange"] and "all seeds together" in section["intro"]
+    )
     assert "held-out results over correct.critic.model" in swept.out

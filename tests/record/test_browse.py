@@ -238,6 +238,7 @@ def test_damaged_rows_are_named_where_they_are_shown(file, trees, tmp_path):
         f"UPDATE turn SET parts = '[]', ids = x'00' WHERE id = '{last}'": f"turn {last} differs",
         f"UPDATE turn SET parts = '[' WHERE id = '{first}'": f"turn {first} differs",
         f"DELETE FROM turn WHERE id = '{first}'": f"turn {first} is missing",
+        f"DELETE FROM turn WHERE id = '{sampled.id}'": f"turn {sampled.id} is missing",
         f"UPDATE request SET ids = zeroblob(4) WHERE id = '{sampled.prompt}'": f"prompt {sampled.prompt} differs",
         f"UPDATE outcome SET score = 9 WHERE leaf = '{leaf}'": f"outcome of leaf {leaf} differs",
         "UPDATE credit SET value = 9": "credit of node",

@@ -315,9 +315,8 @@ def test_an_export_has_no_secret_as_text_or_as_ids(runs: Runs, method: str) -> N
         for turn in tree.turns.values():
             public += [call.arguments for call in turn.calls]
             public += [result.text for result in turn.results]
-    tasks = list(dict.fromkeys(tree.task for tree in trees))
-    answers = [*view_module._run_answers(source, tasks)]
-    answers += [answer for task in tasks for answer in view_module._task_answers(source, task)]
+    keys = [view_module.TaskKey(tree.iteration, tree.stage, tree.task) for tree in trees]
+    answers = [*view_module.run_answers(source, keys), *view_module.task_answers(source, keys)]
     shown, numbers = "\n".join(texts_in(answers)), view_module.dumps(answers)
     tokenizers = [
         Tokenizer.from_file(f"{file}") for file in tokenizer_files(folder, read_config(folder)[1])
@@ -391,6 +390,7 @@ def test_the_overview_names_benchmark_metric_and_the_row_that_the_last_step_rais
     runs: Runs,
 ) -> None:
     overview = view_module.Viewer([runs["rl/grpo"]], show_secrets=False).answer("overview", {})
-    assert (overview["benchmark"], overview["metric"]) == ("exchange", "exact match")
+    assert dict(overview["facts"])["benchmark"] == "exchange"
+    assert overview["metric"] == "exact match"
     (update,) = overview["last_updates"]
     assert update["position"] == raised(runs["rl/grpo"], update).position

@@ -101,20 +101,33 @@ def make_answers(texts: dict[str, str] = NAMES, n_tasks: int = 40, long: int = 1
         for i in range(2)
     ]  # fmt: skip
     steps = [*range(12)]
+    curves = {"reward": [0.5 + 0.03 * i for i in steps], "entropy": [1 / (1 + i) for i in steps]}
     return {
         "version": {"version": "1", "running": True},
         "overview": {
             "name": "grpo", "folder": "runs/grpo", "recipe": "rl/grpo", "created": "2026-11-29", "model": "tiny",
             "seed": 0, "benchmark": "exchange", "metric": "f1", "secrets": False, "compare": None,
             "commands": ["coterie run rl/grpo steps.count=12"],
-            "changes": [{"key": "steps.count", "value": 12, "preset": 40}],
-            "evaluations": evaluations, "stages": stages, "held_out": [], "roles": ["policy"], "trained": True,
+            "evaluations": evaluations, "stages": stages, "roles": ["policy"], "trained": True,
             "last_updates": [{**{name: row[name] for name in ("iteration", "stage", "role", "updates")}, "rows": 1,
                               "position": 0}],
-            "curves": [{"stage": "reinforce", "iteration": 0, "role": None, "x": "step", "steps": steps,
-                        "series": {"reward": [0.5 + 0.03 * i for i in steps],
-                                   "entropy": [1 / (1 + i) for i in steps]}}],
+            "facts": [["recipe", "rl/grpo"], ["model", said]],
+            "sides": [[f"0/{s['iteration']}/{s['stage']}", f"grpo: {s['stage']} of iteration {s['iteration']}"]
+                      for s in stages if s["has_trees"]],
         },
+        "words": {"words": {"advantage": f"reward - mean {said}", "selected": "the best"}},
+        "sections": {"sections": [
+            {"id": "steps", "title": f"Steps {said}", "intro": said, "heads": [], "rows": [], "words": {},
+             "folded": False, "steps": steps, "charts": [
+                 {"title": name, "x": "step", "series": [{"name": said, "values": values}]}
+                 for name, values in curves.items()
+             ]},
+            {"id": "table", "title": "Table", "intro": "", "heads": [said, "n"], "rows": [[said, 1], [None, 0.5]],
+             "words": {said: said}, "folded": False,
+             "charts": [{"title": said, "x": said, "steps": [said, "b"],
+                         "series": [{"name": name, "values": [0.5, None], "low": [0.4, None], "high": [0.6, None]}
+                                    for name in (said, "second")]}]},
+        ]},
         "health": {"checks": [{"id": "equal", "title": "Groups with equal rewards", "level": "warning", "value": 0.6,
                                "limit": 0.5, "agent": None, "detail": "They teach nothing.",
                                "links": ["#/tasks?where=equal", "javascript:alert(1)"]}]},

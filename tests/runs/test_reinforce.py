@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from coterie.cli.report import write_report
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce, group_batch
 from coterie.record.rows import Row
 from coterie.record.store import Store
@@ -35,6 +35,7 @@ from coterie.training.checkpoint import weight_hash
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
+from tests.helpers.read_page import chart_of, read_page, sections_of
 from tests.helpers.run_rl import (
     SMALL,
     Killed,
@@ -82,16 +83,20 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
             assert record["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
             assert record["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
             assert record["policy/grad_norm"] > 0
-        sections = {section.id: section for section in run_report(recipe, run).sections}
-    assert len(sections["reinforce-0"].rows) == 3
-    for group in sections["groups-0"].examples:
-        facts = [dict(sample.facts) for sample in group.samples]
-        rewards = [float(one["reward"]) for one in facts]
-        assert rewards == sorted(rewards, reverse=True)
-        assert abs(sum(float(one["advantage"]) for one in facts)) < 0.01
-        trained = [bool(sample.trained) for sample in group.samples]
-        assert trained == [float(one["advantage"]) != 0 for one in facts]
-        assert all(one["= short"] == f"{float(one['= short']):+.3f}" for one in facts)
+    page = write_report(whole.folder)
+    steps = sections_of(page)["Steps of reinforce, iteration 0"]
+    assert steps["steps"] == [0, 1, 2]
+    (shown,) = chart_of(steps, "reward")["series"].values()
+    assert shown["values"] == [record["reward"] for record in whole.records.values()]
+    groups = [task for task in read_page(page)["task"] if task["stage"].startswith(REINFORCE)]
+    assert {group["stage"] for group in groups} == {f"{REINFORCE}/00000", f"{REINFORCE}/00002"}
+    columns = [stage for stage in read_page(page)["tasks"] if stage["stage"].startswith(REINFORCE)]
+    assert columns and all(all(stage["trained"]) for stage in columns)
+    for group in groups:
+        credit = [rollout["credit"] for rollout in group["rollouts"]]
+        advantages = [sum(v for k, v in of.items() if k.startswith("advantage:")) for of in credit]
+        assert abs(sum(advantages)) < 0.01
+        assert any(advantages) == (len({rollout["reward"] for rollout in group["rollouts"]}) > 1)
     assert final_weights(whole.folder) != weight_hash(load("tiny-exchange").model)
 
 

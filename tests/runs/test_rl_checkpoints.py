@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from coterie.cli.report import write_report
 from coterie.progress import Silent
 from coterie.recipes.base import recorded_run, stored_policy
-from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce, group_batch
 from coterie.record.tree import Metrics
 from coterie.reports.health import health
@@ -26,19 +26,20 @@ from coterie.runs.reinforce_batch import (
     informative_tasks,
     paths_of,
     shown_rollouts,
-    step_stage,
 )
 from coterie.runs.reinforce_record import (
     describe_step,
     heldout_means,
     step_folder,
     step_records,
+    step_stage,
 )
 from coterie.training.checkpoint import saved_steps, weight_hash
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 from tests.conftest import Cli, refused
+from tests.helpers.read_page import chart_of, sections_of
 from tests.helpers.run_rl import (
     Killed,
     final_weights,
@@ -210,15 +211,15 @@ def test_the_best_step_is_kept_and_becomes_the_result(tmp_path: Path) -> None:
     assert scores == {0: 1.0, 1: 0.0, 2: 1.0, 3: 0.0}
     assert saved_steps(folder) == [2, 3], "the best, and the last for a run that goes on"
     assert final_weights(tmp_path / "run") == weight_hash(folder / "checkpoint-00000002")
-    with recorded_run(tmp_path / "run") as (read, run):
+    with recorded_run(tmp_path / "run") as (_, run):
         assert stored_policy(str(tmp_path / "run")) == folder / "final"
-        sections = {section.id: section for section in run_report(read, run).sections}
-    warnings = [text.removeprefix("warning: ") for text in said.warnings()]
-    shown = [text for (text,) in sections["warnings-0"].rows]
-    assert "scores 1.000 greedily, but 0.333 in the first groups" in shown[0]
-    assert set(shown) <= set(warnings)
-    _, chart = sections["reinforce-0"].charts
-    assert [(point.x, point.y) for point in chart.series[0].points] == [*scores.items()]
+        assert run.store.iterations(REINFORCE) == [0]
+    assert any("scores 1.000 greedily, but 0.333 in the first" in text for text in said.warnings())
+    heldout = sections_of(write_report(tmp_path / "run"))[
+        f"Held-out scores of {REINFORCE}, iteration 0"
+    ]
+    assert heldout["steps"] == [*scores]
+    assert chart_of(heldout, "score")["series"]["score"]["values"] == [*scores.values()]
 
 
 # -- forks ----------------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) ->
         tasks = run.store.tree_tasks(0, step_stage(REINFORCE, 1))
         reward = PathReward(recipe.settings.reward)
         every = paths_of(run.store, 0, step_stage(REINFORCE, 1), tasks, ROLES, reward)
-        sections = {section.id: section for section in run_report(recipe, run).sections}
+    steps = sections_of(write_report(whole.folder))[f"Steps of {REINFORCE}, iteration 0"]
     for role in ROLES:
         paths = [path for path in every if path.agent == role]
         totals = [path.sampled.total or 0.0 for path in paths]
@@ -383,15 +384,9 @@ def test_each_role_has_its_own_numbers_in_lines_and_on_the_page(whole: Whole) ->
         )
         assert record[f"{role}/groups_informative"] == len(informative_tasks(paths))
         assert f"{role} (reward {record[f'{role}/reward']:.3g}, tokens " in line
-        steps, groups = sections[f"reinforce-0-{role}"], sections[f"groups-0-{role}"]
-        assert steps.heads[:3] == ("step", "reward", f"tokens of {role}")
-        assert {"= environment", "= short", "gradient"} <= {*steps.heads}
-        assert [point.y for point in steps.charts[0].series[0].points] == [
-            one[f"{role}/reward"] for one in whole.records.values()
-        ]
-        assert groups.examples and all(f", {role}: " in one.reason for one in groups.examples)
+        (shown,) = chart_of(steps, f"{role}/reward")["series"].values()
+        assert shown["values"] == [one[f"{role}/reward"] for one in whole.records.values()]
     assert record["Alice/tokens"] != record["Bob/tokens"]
-    assert "gradient" not in sections["reinforce-0"].heads and "groups-0" not in sections
 
 
 def test_checks_of_a_run_are_means_of_its_steps_by_role(whole: Whole) -> None:
@@ -453,10 +448,8 @@ def test_a_role_without_any_reward_is_named_whatever_the_patience(tmp_path: Path
     assert all(name in line.partition("; warning: ")[2] for name in named)
     warnings = [text.removeprefix("warning: ") for text in said.warnings()]
     assert all(any(text.startswith(name) for text in warnings) for name in named)
-    with recorded_run(tmp_path / "run") as (read, run):
+    with recorded_run(tmp_path / "run") as (_, run):
         assert weight_hash(step_folder(run, "Bob", 1)) == final_weights(tmp_path / "run", "Bob")
-        sections = {section.id: section for section in run_report(read, run).sections}
-    assert sections["warnings-0"].rows == tuple((text,) for text in warnings)
 
 
 def test_outside_the_main_thread_a_stage_runs_without_a_handler_of_ctrl_c() -> None:

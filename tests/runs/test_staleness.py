@@ -13,9 +13,9 @@ from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.turn import Sample
 from coterie.rollout.episodes import Driver, Episode
-from coterie.runs.group_queue import GroupQueue, groups_taken
+from coterie.runs.group_queue import GroupQueue
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_record import step_records
+from coterie.runs.reinforce_record import groups_taken, step_records
 from coterie.training.trainer import Trainer
 from tests.helpers.run_rl import Killed, Killing, informative_overrides, make_recipe, run_to_end
 from tests.helpers.separate_engines import SpellingEngine, use_separate_engines, versions_of

@@ -14,8 +14,7 @@ import pytest
 
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_batch import step_stage
-from coterie.runs.reinforce_record import step_records
+from coterie.runs.reinforce_record import step_records, step_stage
 from coterie.runs.run import FINISHED
 from tests.conftest import FEW, Cli, once, refused
 from tests.helpers.run_rl import SMALL as REINFORCED

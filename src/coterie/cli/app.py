@@ -335,13 +335,16 @@ def _check_run(target: str) -> None:
 
 @app.command()
 def report(folder: Folder) -> None:
-    """Write the report page of a run folder, finished or not.
+    """Write the page report.html of a run folder, finished or not, from its record alone.
+
+    It has the scores, curves and tables of the run, and the dialogues of about 16 tasks; `coterie view` shows all of
+    them. Right answers, references and prompts with them are left out.
 
     Example:
 
         coterie report runs/optima-isft
     """
-    from coterie.cli.execution import write_report
+    from coterie.cli.report import write_report
 
     print(write_report(folder))
 

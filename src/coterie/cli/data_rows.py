@@ -33,10 +33,8 @@ from coterie.progress import Progress, Silent
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import EVALUATION, REINFORCE
-from coterie.runs.reinforce_batch import step_stage
-from coterie.runs.reinforce_record import step_records
+from coterie.runs.reinforce_record import groups_taken, step_records, step_stage
 from coterie.runs.run import read_config
 from coterie.terminal import ConsoleProgress, results
 from coterie.tools.sandbox.pool import Sandbox

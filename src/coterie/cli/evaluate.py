@@ -499,9 +499,8 @@ async def _by_engines(
     # Without a request, all dialogues were in the store.
     if not any(n.requests for n in stats):
         console.print(f"{label}: already evaluated, read from {path}")
-    result = replace(
-        result, label=label, version=version, decoder=lambda agent: opened[agent].renderer
-    )
+    models = tuple(str(player.path) for player in players)
+    result = replace(result, label=label, version=version, models=models)
     return await _with_outputs(settings, result)
 
 

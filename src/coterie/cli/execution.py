@@ -1,4 +1,4 @@
-"""Execution of ``coterie run``, ``quickstart``, ``report``, the stage commands, and ``--dry-run``."""
+"""Execution of ``coterie run``, ``quickstart``, the stage commands, and ``--dry-run``."""
 
 import importlib.util
 import json
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.arguments import stored_settings
+from coterie.cli.report import write_report
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
@@ -26,13 +27,11 @@ from coterie.environments.registry import is_task_pair, task_pair
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
-from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, cluster_needs, is_elsewhere
 from coterie.recipes.registry import QUICKSTART, played_by, preset, quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
-from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.evaluation import Evaluation, evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_stages
@@ -69,10 +68,15 @@ def run_recipe(
 
 
 def run_all(recipe: Recipe, run: Run, console: Console) -> None:
-    """Run the remaining steps, and print the results. Writes the report after each step."""
+    """Run the remaining stages, and print the results. Writes the report after each evaluation and at the end."""
     began = time.monotonic()
+
+    def report_scores(key: StageKey) -> None:
+        if key.stage == EVALUATION:
+            write_report(run.folder)
+
     with _report_at_end(recipe, run):
-        run_stages(recipe, run, ConsoleProgress(console), on_stage_end=lambda: _report(recipe, run))
+        run_stages(recipe, run, ConsoleProgress(console), on_stage_end=report_scores)
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
     console.print(*summary(recipe, run), sep="\n")
 
@@ -151,16 +155,6 @@ def run_stage(
         print(f"{key}: " + ", ".join(f"{name}={value}" for name, value in metrics.items()))
 
 
-def write_report(folder: Path) -> Path:
-    with recorded_run(folder) as (recipe, run):
-        _report(recipe, run)
-        return run.report
-
-
-def _report(recipe: Recipe, run: Run) -> None:
-    write_page(run_report(recipe, run), run.report)
-
-
 @contextmanager
 def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
     """Write the report at the end of the block, even after an error.
@@ -171,10 +165,11 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(OSError, UserError):  # the original error may be a full disk
-            _report(recipe, run)
+        # The original error matters, such as a full disk, which also prevents the page.
+        with suppress(Exception):
+            write_report(run.folder)
         raise
-    _report(recipe, run)
+    write_report(run.folder)
 
 
 def summary(recipe: Recipe, run: Run) -> list[Table]:

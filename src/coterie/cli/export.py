@@ -34,8 +34,8 @@ from coterie.record.export import (
     export_rows,
 )
 from coterie.record.tree import Task
-from coterie.reports import page
 from coterie.reports.inspect_logs import LogHead, eval_log
+from coterie.reports.sections import scores
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION
@@ -253,8 +253,8 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
     if not versions:
         return []
     results = [evaluation(run.store, version, label=f"{version}") for version in versions]
-    table = page.scores(results, recipe.environment.metric)
-    rows = [table.heads, ("---",) * len(table.heads), *table.rows]
+    table = scores(results, recipe.environment.metric)
+    rows = [table["heads"], ("---",) * len(table["heads"]), *table["rows"]]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return ["## Figures", "", "On held-out tasks; policy 0 is the base.", "", *lines, ""]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.execution import result_table, score_table
+from coterie.config.resolve import flatten
 from coterie.evaluation import Estimate
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.loop import command_line
@@ -23,20 +24,21 @@ WIDTH = 120
 
 def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
     """Print the table, the path of the page and, as the last line, the JSON object."""
-    # Pages need the web browser's modules, which take time to import.
-    from coterie.reports.evaluation import BY, DIFFERENCES, evaluation_report
-    from coterie.reports.page import write_page
+    # Tables of a run's plan do not need the viewer.
+    from coterie.cli.report import write_evaluation
+    from coterie.reports.evaluation import BY, DIFFERENCES, evaluation_sections
+    from coterie.reports.sections import all_settings, changes
 
     console, metric = results_console(WIDTH), settings.build_environment().metric
     title = f"{settings.benchmark}, held-out tasks, {metric}"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
     if settings.samples == 1:
         console.print(score_table(title, results, failed=True))
-    report = evaluation_report(settings, results, command_line(sys.argv), settings.by)
-    for section in report.sections:
-        if section.charts or (section.rows and section.id in (BY, DIFFERENCES)):
-            console.print(result_table(section.title, [section.heads, *section.rows]))
-            console.print(section.intro, soft_wrap=True)
+    sections = evaluation_sections(settings, results, metric, settings.by)
+    for section in sections:
+        if section["charts"] or (section["rows"] and section["id"] in (BY, DIFFERENCES)):
+            console.print(result_table(section["title"], [section["heads"], *section["rows"]]))
+            console.print(section["intro"], soft_wrap=True)
     for result in results:
         if result.picked is not None:
             line = f"{result.label}: {_with_interval(result.picked)} best of {settings.samples}"
@@ -54,7 +56,18 @@ def show(settings: "EvaluatedSettings", results: Sequence[Evaluation]) -> None:
             )
             console.print(line, soft_wrap=True)
     file = results[-1].store.with_suffix(".html")
-    write_page(report, file)
+    values = flatten(settings.model_dump(mode="json"))
+    # Built without validation, because some settings have no default.
+    defaults = flatten(type(settings).model_construct().model_dump(mode="json", warnings="none"))
+    names = ("method", "temperature", "samples", "seed")
+    write_evaluation(
+        f"{', '.join(result.label for result in results)} on {settings.benchmark}",
+        [("score", metric), *((name, f"{values[name]}") for name in names)],
+        command_line(sys.argv),
+        results,
+        [*sections, changes(values, defaults, "defaults"), all_settings(values)],
+        file,
+    )
     console.print(f"page: {file}", soft_wrap=True)
     rows = [
         {"method": settings.method, **row}

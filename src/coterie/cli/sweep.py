@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
-from markupsafe import Markup
 from rich.table import Table
 
 from coterie.config.plugins import label
@@ -17,7 +16,7 @@ from coterie.terminal import Overrides, notes, results
 
 if TYPE_CHECKING:
     from coterie.recipes.sweep import Point, SweepRow
-    from coterie.reports.page import Report
+    from coterie.record.browse import Fields
 
 WIDTH = 120
 """Width of the tables in columns."""
@@ -51,8 +50,8 @@ def sweep(
         coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.learning_rate=1e-6,1e-5 --dry-run
     """
     from coterie.cli.arguments import read_arguments
+    from coterie.cli.report import write_report, write_tables
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_overrides
-    from coterie.reports.page import write_page
     from coterie.runs.loop import command_line
     from coterie.terminal import ConsoleProgress
 
@@ -70,54 +69,43 @@ def sweep(
     out.print(_costs(key, points), "", _runs(points))
     if dry_run:
         return
-    rows = run_sweep(points, console.print, ConsoleProgress(console))
+    rows = run_sweep(points, console.print, ConsoleProgress(console), write_report)
     title = f"{first_recipe.title} on {first_recipe.settings.benchmark} over {key}"
-    page = sweep_report(title, command_line(sys.argv), key, first_recipe.environment.metric, rows)
-    write_page(page, folder / "sweep.html")
+    section = sweep_section(key, first_recipe.environment.metric, rows)
+    write_tables(title, command_line(sys.argv), [section], folder / "sweep.html")
     out = results(WIDTH)
-    (section,) = page.sections
     table = Table(title=f"held-out results over {key}", box=None)
-    for head in section.heads:
+    for head in section["heads"]:
         table.add_column(head, justify="right", overflow="fold")
-    for cells in section.rows:
+    for cells in section["rows"]:
         # A terminal shows the text of a link.
-        table.add_row(*(cell.striptags() if isinstance(cell, Markup) else cell for cell in cells))
+        table.add_row(*(cell["text"] if isinstance(cell, dict) else cell for cell in cells))
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
     print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
 
 
-def sweep_report(
-    title: str, command: str, key: str, metric: str, rows: "Sequence[SweepRow]"
-) -> "Report":
-    """Return the page of a sweep with the held-out losses, or scores, by value. Seeds of a value are one point."""
-    from coterie.reports.charts import Chart, Series, score_point
-    from coterie.reports.page import Report, Section
+def sweep_section(key: str, metric: str, rows: "Sequence[SweepRow]") -> "Fields":
+    """Return the held-out losses, or scores, by value, as a table and a chart. Seeds of a value are one point."""
+    from coterie.reports.sections import chart, line, section
 
     # With several seeds, only their means are plotted.
     plot_rows = [row for row in rows if row.seed is None] or rows
     has_loss = all(row.loss is not None for row in rows)
     compared = "held-out loss" if has_loss else metric
-    points = tuple(
-        score_point(n, f"{key}={row.value}: {compared}", *_compared(row))
-        for n, row in enumerate(plot_rows)
-    )
-    labels = tuple(row.value for row in plot_rows)
-    series = (Series(compared, points),)
-    chart = Chart("sweep", f"{compared} over {key}", key, compared, series, labels)
+    series = [line(compared, map(_compared, plot_rows))]
     together = "" if plot_rows == rows else ", all seeds together"
     score = ("n", "score")
     measured = ("loss", "95% interval", *score) if has_loss else (*score, "95% interval")
-    section = Section(
+    return section(
         "scores",
         "Held-out losses" if has_loss else "Scores on held-out tasks",
         f"Intervals are 95% intervals over {'rows' if has_loss else 'tasks'}{together}."
         + f" The score ({metric}) is of the replies to n prompts." * has_loss,
         (key, "seed", "iteration", *measured, "tokens", "run"),
-        tuple(map(_cells, rows)),
-        (chart,),
+        map(_cells, rows),
+        [chart(f"{compared} over {key}", key, [row.value for row in plot_rows], series)],
     )
-    return Report("sweep", title, commands=(command,) if command else (), sections=(section,))
 
 
 def _compared(row: "SweepRow") -> tuple[float, float, float]:
@@ -127,13 +115,13 @@ def _compared(row: "SweepRow") -> tuple[float, float, float]:
     return row.loss, row.loss_low, row.loss_high
 
 
-def _cells(row: "SweepRow") -> tuple[str, ...]:
+def _cells(row: "SweepRow") -> tuple[object, ...]:
     seed, name = "all" if row.seed is None else f"{row.seed}", Path(row.folder).name
     value, low, high = _compared(row)
     interval, score = f"{low:.3f} to {high:.3f}", (f"{row.n:,}", f"{row.score:.3f}")
     measured = (*score, interval) if row.loss is None else (f"{value:.3f}", interval, *score)
     # The page of the sweep is beside the folders of its runs.
-    link = Markup('<a href="{}/report.html">{}</a>').format(quote(name), name) if name else ""
+    link = {"text": name, "href": f"{quote(name)}/report.html"} if name else ""
     return (row.value, seed, f"{row.iteration}", *measured, f"{row.tokens:.1f}", link)
 
 

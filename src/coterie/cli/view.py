@@ -14,11 +14,12 @@ import re
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -49,23 +50,47 @@ Answer = tuple[str, Mapping[str, str], Any]
 console = notes()
 
 
+class TaskKey(NamedTuple):
+    """Dialogues of a task in a stage."""
+
+    iteration: int
+    stage: str
+    task: str
+    run: int = 0
+
+    def params(self, *names: str) -> dict[str, str]:
+        """Return these fields as the parameters of an answer; run 0 is not named."""
+        fields = {name: str(getattr(self, name)) for name in names}
+        return fields | ({"run": str(self.run)} if self.run else {})
+
+
 class Viewer:
-    """Answers about one run, or two runs that are compared.
+    """Answers about one or several runs.
 
     Args:
-        folders: Run folders.
+        folders: Run folders, or stores of evaluations.
         show_secrets: Include secrets of tasks, and prompts that contain them.
+        tokenizers: Files ``tokenizer.json`` of each store of an evaluation.
     """
 
-    def __init__(self, folders: Sequence[Path], *, show_secrets: bool) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        show_secrets: bool,
+        tokenizers: Mapping[Path, Iterable[Path]] = MappingProxyType({}),
+    ) -> None:
         from coterie.record import lineage
         from coterie.record.browse import KEY, Browser
         from coterie.runs.run import read_config
 
         self.folders, self.browsers = folders, list[Browser]()
         for folder in folders:
-            files = tokenizer_files(folder, read_config(folder)[1])
-            self.browsers.append(Browser(folder / "store.sqlite", files, secrets=show_secrets))
+            store, files = folder, tokenizers.get(folder)
+            if files is None:
+                stored = read_config(folder)[1]
+                store, files = folder / "store.sqlite", tokenizer_files(folder, stored)
+            self.browsers.append(Browser(store, files, secrets=show_secrets))
             self.browsers[-1].version()  # a missing or foreign store is an error of the command
         self.routes: dict[str, tuple[Callable[..., Fields], Sequence[str]]] = {
             "tasks": (Browser.tasks, ("iteration", "stage")),
@@ -77,6 +102,10 @@ class Viewer:
             "turn": (lineage.turn, ("id",)),
             "row": (lineage.row, KEY),
         }
+
+    def close(self) -> None:
+        for browser in self.browsers:
+            browser.close()
 
     def answer(self, route: str, params: Mapping[str, str]) -> Fields:
         """Return the answer of a route; ``run`` is the number of the run.
@@ -97,6 +126,12 @@ class Viewer:
             return {"checks": health(browser.store, self.folders[number])}
         if route == "overview":
             return self._overview(number)
+        if route == "sections":
+            from coterie.reports.overview import sections
+
+            return browser.answer(sections, self.folders[number], _preset)
+        if route == "words":
+            return {"words": _words(self.folders[number])}
         if route == "compare":
             return self._compare(values.get("a", ""), values.get("b", ""))
         if route not in self.routes:
@@ -113,9 +148,18 @@ class Viewer:
     def _overview(self, number: int) -> Fields:
         from coterie.reports.overview import overview
 
-        fields = self.browsers[number].answer(overview, self.folders[number], _preset)
-        others = [{"name": folder.absolute().name} for folder in self.folders[1:]]
-        return {**fields, "secrets": self.browsers[0].secrets, "compare": next(iter(others), None)}
+        fields = self.browsers[number].answer(overview, self.folders[number])
+        find = "SELECT iteration, stage FROM tree GROUP BY 1, 2 ORDER BY min(key)"
+        # Two stages with dialogues may be compared, also of two runs.
+        sides = [
+            (
+                f"{run}/{iteration}/{stage}",
+                f"{folder.absolute().name}: {stage} of iteration {iteration}",
+            )
+            for run, folder in enumerate(self.folders)
+            for iteration, stage in self.browsers[run].fetch(find)
+        ]
+        return {**fields, "secrets": self.browsers[0].secrets, "sides": sides}
 
     def _compare(self, a: str, b: str) -> Fields:
         """Return the scores of tasks that two stages have, each given as ``RUN/ITERATION/STAGE``."""
@@ -165,22 +209,41 @@ def _preset(name: str, stored: Mapping[str, Any]) -> dict[str, object] | None:
     return None if is_spec(name) else preset_values(name, stored)
 
 
+def _words(folder: Path) -> dict[str, str]:
+    """Return what a run's recipe says about the names of its credit and its rule of selection."""
+    from coterie.config.plugins import is_spec
+    from coterie.recipes.registry import settings
+    from coterie.runs.run import read_config
+
+    recipe, stored = read_config(folder) if folder.is_dir() else ("", {})
+    # As in `_preset`; settings of an older version may be refused.
+    with contextlib.suppress(UserError):
+        return {} if not recipe or is_spec(recipe) else settings(recipe, (), stored).words
+    return {}
+
+
 def tokenizer_files(folder: Path, stored: Mapping[str, object]) -> Iterator[Path]:
     """Yield the files ``tokenizer.json`` of a run: of its last checkpoints, and of the models in its settings."""
-    from huggingface_hub import try_to_load_from_cache
-
     from coterie.config.resolve import flatten
-    from coterie.models.loading import resolve
 
     for role in sorted(folder.glob("training/*")):
         yield from sorted(role.glob("iteration-*/final/tokenizer.json"))[-1:]
     for key, name in flatten(dict(stored)).items():
         if key.rpartition(".")[2] == "model" and isinstance(name, str):
-            with contextlib.suppress(UserError):  # the model is gone
-                file = Path(source := resolve(name)) / "tokenizer.json"
-                cached = file if file.is_absolute() else try_to_load_from_cache(source, file.name)
-                if isinstance(cached, str | Path) and Path(cached).is_file():
-                    yield Path(cached)
+            yield from tokenizers_of(name)
+
+
+def tokenizers_of(model: str) -> Iterator[Path]:
+    """Yield the file ``tokenizer.json`` of a model, if it is on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from coterie.models.loading import resolve
+
+    with contextlib.suppress(UserError):  # the model is gone
+        file = Path(source := resolve(model)) / "tokenizer.json"
+        cached = file if file.is_absolute() else try_to_load_from_cache(source, file.name)
+        if isinstance(cached, str | Path) and Path(cached).is_file():
+            yield Path(cached)
 
 
 def dumps(value: object) -> str:
@@ -237,55 +300,81 @@ def serve(viewer: Viewer, port: int, *, opens: bool) -> None:
 # -- export -------------------------------------------------------------------------------------------
 
 
-def export_page(viewer: Viewer, tasks: Sequence[str], file: Path) -> None:
-    """Write the page with all answers about tasks as one HTML file, which needs no server.
+def export_page(viewer: Viewer, tasks: Mapping[str, Sequence[TaskKey]], file: Path) -> None:
+    """Write the page with all answers about the dialogues of tasks as one new HTML file, which needs no server.
 
     Raises ``UserError`` if it would be larger than :data:`MAX_EXPORT`.
     """
     from coterie.config.folders import atomic_file, check_new
 
     check_new(file)
-    blocks, size = list[str](), 0
-    by_task = (_task_answers(viewer, task) for task in tasks)
-    for number, answers in enumerate(itertools.chain([_run_answers(viewer, tasks)], by_task)):
-        for route, params, answer in answers:
-            key = html.escape(dumps([route, params]))
-            blocks.append(
-                f'<script type="application/json" data-key="{key}">{dumps(answer)}</script>\n'
-            )
+    blocks = [block(*answer) for answer in run_answers(viewer, [*itertools.chain(*tasks.values())])]
+    size = sum(map(len, blocks))
+    for number, task_keys in enumerate(tasks.values()):
+        for answer in task_answers(viewer, task_keys):
+            blocks.append(block(*answer))
             size += len(blocks[-1])
             if size > MAX_EXPORT:
-                fits = f"{max(0, number - 1)} of its {len(tasks)} tasks fit"
+                fits = f"{number} of its {len(tasks)} tasks fit"
                 problem = f"the export would be larger than {MAX_EXPORT >> 20} MiB; {fits}"
                 raise UserError(problem, "choose fewer with --tasks")
     with atomic_file(file) as part:
         part.write_text(bundle(page_files(), "".join(blocks)), encoding="utf-8")
 
 
-def _run_answers(viewer: Viewer, tasks: Collection[str]) -> Iterator[Answer]:
-    """Yield the answers about the whole run, without other tasks."""
-    browser, overview = viewer.browsers[0], viewer.answer("overview", {})
-    yield "overview", {}, overview
-    yield "health", {}, viewer.answer("health", {})
-    for stage in overview["stages"]:
-        iteration, name = stage["iteration"], stage["stage"]
-        if stage["has_trees"]:
-            columns = browser.answer(type(browser).tasks, iteration, name, tasks)
-            yield "tasks", {"iteration": str(iteration), "stage": name}, columns
-    evaluated = [f"0/{stage['iteration']}/{stage['stage']}" for stage in overview["evaluations"]]
+def block(route: str, params: Mapping[str, str], answer: Any) -> str:
+    """Return the element of a page that holds an answer."""
+    key = html.escape(dumps([route, params]))
+    return f'<script type="application/json" data-key="{key}">{dumps(answer)}</script>\n'
+
+
+def run_answers(
+    viewer: Viewer,
+    task_keys: Sequence[TaskKey],
+    answers: Mapping[str, Fields] = MappingProxyType({}),
+) -> Iterator[Answer]:
+    """Yield the answers about whole runs, with only the tasks of these keys.
+
+    ``answers`` are answers about the first run by route, which are not asked for.
+    """
+    from coterie.record.browse import KEY
+    from coterie.runs.loop import EVALUATION
+
+    for route in ("overview", "sections", "health", "words"):
+        answer = answers.get(route) or viewer.answer(route, {})
+        yield route, {}, answer
+        # The overview leads to the rows that tell most about the last steps.
+        for update in answer.get("last_updates", ()):
+            key = {name: str(update[name]) for name in KEY}
+            yield "row", key, viewer.answer("row", key)
+    for run in range(1, len(viewer.browsers)):
+        yield "overview", {"run": str(run)}, viewer.answer("overview", {"run": str(run)})
+    stages = dict.fromkeys(task_key._replace(task="") for task_key in task_keys)
+    for stage in stages:
+        tasks = {task_key.task for task_key in task_keys if task_key._replace(task="") == stage}
+        browser = viewer.browsers[stage.run]
+        columns = browser.answer(type(browser).tasks, stage.iteration, stage.stage, tasks)
+        yield "tasks", stage.params("iteration", "stage"), columns
+    policies = sorted((s.run, s.iteration) for s in stages if s.stage == EVALUATION)
+    evaluated = [f"{run}/{iteration}/{EVALUATION}" for run, iteration in policies]
+    tasks_of_page = {task_key.task for task_key in task_keys}
+    # Policies are compared with the one before and with the first one.
     pairs = [*itertools.pairwise(evaluated), *((evaluated[0], last) for last in evaluated[2:])]
     for a, b in pairs:
         answer = viewer.answer("compare", {"a": a, "b": b})
-        kept = [index for index, task in enumerate(answer["tasks"]) if task in tasks]
-        columns = {name: [v[i] for i in kept] for name, v in answer.items() if isinstance(v, list)}
+        rows = [index for index, task in enumerate(answer["tasks"]) if task in tasks_of_page]
+        columns = {name: [v[i] for i in rows] for name, v in answer.items() if isinstance(v, list)}
         yield "compare", {"a": a, "b": b}, {**answer, **columns}
 
 
-def _task_answers(viewer: Viewer, task: str) -> Iterator[Answer]:
-    """Yield the answers about a task: its trees, and all that they lead to."""
-    find = "SELECT DISTINCT i.iteration, i.stage FROM item i JOIN tree t USING (iteration, stage) WHERE i.task = ?"
-    places = viewer.browsers[0].fetch(find, (task,))
-    waiting = [("task", {"iteration": str(i), "stage": stage, "task": task}) for i, stage in places]
+def task_answers(
+    viewer: Viewer, task_keys: Iterable[TaskKey], *, brief: bool = False
+) -> Iterator[Answer]:
+    """Yield the answers about the dialogues of keys, and all that they lead to.
+
+    With ``brief``, only the first prompt of each agent in a dialogue; later ones repeat the dialogue.
+    """
+    waiting = [("task", task_key.params("iteration", "stage", "task")) for task_key in task_keys]
     done = set[str]()
     while waiting:
         route, params = waiting.pop()
@@ -297,12 +386,14 @@ def _task_answers(viewer: Viewer, task: str) -> Iterator[Answer]:
             yield route, params, f"data:{kind};base64,{base64.b64encode(data).decode()}"
             continue
         answer = viewer.answer(route, params)
-        waiting += _links(route, params, answer)
+        run = {"run": params["run"]} if "run" in params else {}
+        for link, names in _links(route, params, answer, brief):
+            waiting.append((link, names if link == "image" else {**names, **run}))
         yield route, params, answer
 
 
 def _links(
-    route: str, params: Mapping[str, str], answer: Fields
+    route: str, params: Mapping[str, str], answer: Fields, brief: bool
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the questions to which an answer leads."""
     from coterie.record.browse import KEY
@@ -316,18 +407,23 @@ def _links(
         yield from (("path", {"leaf": id_}) for n, id_ in enumerate(answer["id"]) if n not in inner)
     elif route == "path":
         parts = [part for turn in answer["turns"] for part in turn["parts"]]
+        agents = set[str]()
         for turn in answer["turns"]:
             yield "turn", {"id": turn["id"]}
-            if turn["has_prompt"]:
+            if turn["has_prompt"] and not (brief and turn["speaker"] in agents):
                 yield "prompt", {"turn": turn["id"]}
+                agents.add(turn["speaker"])
         yield from (("row", {name: str(row[name]) for name in KEY}) for row in answer["trained"])
     yield from (("image", {"hash": part["image"]}) for part in parts if part["image"])
 
 
-def bundle(files: Mapping[str, bytes], blocks: str = "") -> str:
+def bundle(files: Mapping[str, bytes], blocks: str = "", summary: str = "") -> str:
     """Return ``index.html`` with its styles and scripts inside, and a policy that allows only these, by hash.
 
-    ``blocks`` stand before the script of the page, which reads them.
+    Args:
+        files: Files of the page by name.
+        blocks: Elements with answers. They stand before the script of the page, which reads them.
+        summary: HTML for readers without scripts; default: the sentence of ``index.html``.
     """
     hashes, modules = list[str](), list[str]()
 
@@ -344,6 +440,9 @@ def bundle(files: Mapping[str, bytes], blocks: str = "") -> str:
         return inline("script", source)
 
     text = files["index.html"].decode()
+    if summary:
+        start, rest = text.split("<noscript>")
+        text = f"{start}<noscript>{summary}{rest[rest.index('</noscript>') :]}"
     text = re.sub(
         r'<link rel="stylesheet" href="(.*?)">',
         lambda m: inline("style", files[m[1]].decode()),
@@ -376,14 +475,14 @@ def _as_function(source: str) -> str:
 def print_task(viewer: Viewer, name: str) -> None:
     """Print the dialogues of ``ITERATION/STAGE/TASK``."""
     browser, output = viewer.browsers[0], results()
-    places = browser.fetch(
+    task_keys = browser.fetch(
         "SELECT iteration || '/' || stage || '/' || task, iteration, stage, task FROM tree"
     )
-    place = next((place for text, *place in places if text == name), None)
-    if place is None:
-        fix = f"{did_you_mean(name, [text for text, *_ in places])}`coterie view {viewer.folders[0]}` lists all"
+    task_key = next((task_key for text, *task_key in task_keys if text == name), None)
+    if task_key is None:
+        fix = f"{did_you_mean(name, [text for text, *_ in task_keys])}`coterie view {viewer.folders[0]}` lists all"
         raise UserError(f"{viewer.folders[0]} has no dialogues of {name}", fix)
-    answer = browser.answer(type(browser).task, *place)
+    answer = browser.answer(type(browser).task, *task_key)
     for damage in answer["damaged"]:
         console.print(damage)
     for rollout in answer["rollouts"]:
@@ -435,14 +534,19 @@ def view(
     if text is not None:
         print_task(viewer, text)
     elif export is not None:
-        find = "SELECT DISTINCT task FROM tree ORDER BY task"
-        names = [task for (task,) in viewer.browsers[0].fetch(find)]
+        find = "SELECT DISTINCT i.iteration, i.stage, i.task FROM item i JOIN tree t USING (iteration, stage)"
+        task_keys = dict[str, list[TaskKey]]()
+        for task_key in itertools.starmap(
+            TaskKey, viewer.browsers[0].fetch(f"{find} ORDER BY i.task")
+        ):
+            task_keys.setdefault(task_key.task, []).append(task_key)
+        names = [task for task in task_keys if task]
         chosen = names if tasks is None else [tasks] if tasks in names else tasks.split(",")
         for task in chosen:
             if task not in names:
                 fix = f"{did_you_mean(task, names)}`coterie view {folder}` lists them"
                 raise UserError(f"{folder} has no task {task!r}", fix)
-        export_page(viewer, chosen, export)
+        export_page(viewer, {task: task_keys[task] for task in chosen}, export)
         print(export)
     else:
         serve(viewer, port, opens=not no_open)

@@ -32,7 +32,6 @@ from coterie.recipes.settings import RecipeSettings
 from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.record.turn import digest
-from coterie.reports.page import Headline, Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.loop import EVALUATION, Role, Stage, StageDeclaration, load_selections, stage
@@ -114,16 +113,8 @@ class Recipe(ABC):
 
     @property
     def title(self) -> str:
-        """Heading of the report."""
+        """Name of the method, or of the class of a plug-in."""
         return label(self.name)
-
-    def sections(self, run: Run) -> Sequence[Section]:
-        """Return the recipe's own sections of the report of a run, finished or not."""
-        return ()
-
-    def headlines(self, run: Run) -> Sequence[Headline]:
-        """Return results that the report begins with, instead of the score and the tokens."""
-        return ()
 
     def heldout_loss(self, run: Run, version: int) -> tuple[float, float, float] | None:
         """Return a policy's held-out loss with its 95% interval, by which sweeps compare; ``None`` for scores."""

@@ -38,13 +38,10 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.plan import HeldOutQuestions, Plan
-from coterie.recipes.report import only, selected_examples
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Edit, Pair
 from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Message
-from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.page import Section
 from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import (
     DenseSearch,
@@ -106,13 +103,6 @@ class DenseTree(Recipe):
             stages += self.make_stages(i, *methods, after=trained)
             stages.append(self.evaluation(i + 1, stages[-1:]))
         return stages
-
-    def sections(self, run: Run) -> list[Section]:
-        selects = self.finished(run, "select")
-        if not selects:
-            return []
-        i = selects[-1].iteration
-        return [_histogram(run, i), _selected(self, run, i)]
 
     @stage(
         "rollout",
@@ -200,7 +190,7 @@ class DenseTree(Recipe):
                 f"the trees of iteration {i} have no pairs: no two siblings differ by pairs.margin="
                 f"{self.settings.pairs.margin:g}",
                 "grow larger trees (search.rollouts_per_task), lower pairs.margin or pairs.max_visits, or use "
-                "tasks that the policy solves sometimes; `coterie report` shows the trees",
+                "tasks that the policy solves sometimes; `coterie view` shows the trees",
             )
         # As in the released code, outside pairs are added to the pairs of the trees.
         mixed, counts = self.mixed_pairs(i, progress)
@@ -406,49 +396,3 @@ class DenseTree(Recipe):
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     return [Judgment(outcome.score or 0.0) for outcome in outcomes]
-
-
-BINS = 8
-"""Bars of a histogram, without the bar of trees that have no pairs."""
-
-
-def _selected(recipe: DenseTree, run: Run, i: int) -> Section:
-    margin = recipe.settings.pairs.margin
-    reason = f"Replies after the same turns. A pair: their values differ by {margin:g} or more, within the budget."
-    return Section(
-        "selected",
-        f"What iteration {i} was trained on",
-        "Marked tokens are trained. The value of a reply is the mean success of the rollouts through it.",
-        examples=selected_examples(recipe, run, i, reason=reason, facts=only("value", "visits")),
-    )
-
-
-def _histogram(run: Run, iteration: int) -> Section:
-    counts: dict[str, int] = dict.fromkeys(run.store.tree_tasks(iteration, "rollout"), 0)
-    for task, _ in run.store.selections(iteration, "select"):
-        counts[task] += 1
-    bins = histogram(list(counts.values()))
-    points = tuple(Point(n, count, f"{label}: {count}") for n, (label, count) in enumerate(bins))
-    series = (Series("tasks", points, kind="bars"),)
-    labels = tuple(label for label, _ in bins)
-    return Section(
-        "density",
-        "Selected pairs of a task",
-        f"{len(counts)} tasks in iteration {iteration}.",
-        ("pairs", "tasks"),
-        tuple((label, f"{count}") for label, count in bins),
-        (Chart("density-chart", "Tasks by selected pairs", "pairs", "tasks", series, labels),),
-    )
-
-
-def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Return bins of equal width as labels and counts. Zero has a separate bin."""
-    bins = [("0", sum(not count for count in counts))]
-    largest = max(counts, default=0)
-    # Rounded up, so that the bars reach the largest count.
-    width = -(-largest // BINS)
-    for low in range(1, largest + 1, max(width, 1)):
-        high = min(low + width - 1, largest)
-        label = f"{low}" if low == high else f"{low}-{high}"
-        bins.append((label, sum(low <= count <= high for count in counts)))
-    return bins

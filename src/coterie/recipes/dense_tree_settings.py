@@ -8,7 +8,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.published_preferences import MixedPreferences
 from coterie.errors import UserError
 from coterie.models.catalogue import ModelName
-from coterie.recipes.settings import MODEL, RecipeSettings, methods
+from coterie.recipes.settings import MODEL, VALUES, RecipeSettings, methods
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -92,6 +92,15 @@ class DenseTreeSettings(RecipeSettings):
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.train}
+
+    @property
+    def words(self) -> dict[str, str]:
+        return {
+            **VALUES,
+            "distance": "mean number of turns to the ends of these rollouts",
+            "selected": "replies after the same turns whose values differ by "
+            f"{self.pairs.margin:g} or more, within the budget",
+        }
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:

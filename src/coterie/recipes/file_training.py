@@ -9,14 +9,11 @@
 Rows that begin with the same tokens are packed into prefix tries, so shared prefixes are computed once.
 """
 
-import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,13 +35,9 @@ from coterie.recipes.file_training_settings import (
     SFTFileSettings,
 )
 from coterie.recipes.plan import Plan
-from coterie.recipes.report import EXAMPLES
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import LabeledTrajectory, Pair, Row, unpair
 from coterie.record.tree import ItemKey, Metrics
-from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.examples import Example, ExampleSample, example
-from coterie.reports.page import Headline, Section, signed
 from coterie.runs.loop import Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.training.chat_rows import conversation_rows, preference_pair
@@ -88,46 +81,11 @@ class FileTraining(Recipe):
         """False if all rows are trained on, and nothing is evaluated."""
         return "heldout" in self.environment.dataset.splits
 
-    def sections(self, run: Run) -> list[Section]:
-        measures = [_held_out(self, run)] if self.holds_out else []
-        return [*measures, *_curve(run), _rows(self)]
-
     def heldout_loss(self, run: Run, version: int) -> tuple[float, float, float] | None:
         measured = run.metrics(StageKey(version, MEASURE))
         if "loss_low" not in measured:
             return None
         return float(measured["loss"]), float(measured["loss_low"]), float(measured["loss_high"])
-
-    def headlines(self, run: Run) -> list[Headline]:
-        base, trained = (run.metrics(StageKey(version, MEASURE)) for version in (0, 1))
-        (base_text, interval), (trained_text, last_interval) = (
-            _texts(measured, "loss") for measured in (base, trained)
-        )
-        if not base_text:
-            return []
-        change = float(trained["loss"]) - float(base["loss"]) if trained_text else 0.0
-        steps = [step for step in _steps(run) if "heldout_loss" in step]
-        # Step 0 is the base model, so that the curve also shows what the first steps change.
-        points = (Point(0, float(base["loss"]), f"base: loss {base_text}"),)
-        curve = Series("held out", points + _points(steps, "heldout_loss"))
-        chart = Chart("heldout-loss", "Held-out loss by step", "step", "loss", (curve,))
-        interval += f" → {last_interval}" * bool(trained_text)
-        detail = f"95% interval {interval}, {base['held out']:,} held-out rows"
-        moved = signed(change, 3) if trained_text else "before training"
-        headlines = [
-            Headline("Held-out loss", base_text, trained_text or None, moved, detail, chart)
-        ]
-        accuracy, interval = _texts(trained, "accuracy")
-        if accuracy:
-            margin = float(base["margin"])
-            start = Point(0, margin, f"base: {margin:.3g}")
-            margins = (start, Point(1, float(trained["margin"]), "trained"))
-            series = (Series("margin", margins),)
-            chart = Chart("margins", "Margins", "policy", "margin", series, ("base", "trained"))
-            detail = f"95% interval {interval}; pairs with a higher implicit reward of chosen"
-            name = "Held-out accuracy"
-            headlines.append(Headline(name, accuracy, None, "after training", detail, chart))
-        return headlines
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
         return row is self.row
@@ -426,117 +384,4 @@ def _kto_losses(
     ]
 
 
-POINTS = 100
 RESAMPLES = 2000
-UNMEASURED = ("seconds", "settings")
-
-
-def _texts(measured: Metrics, name: str) -> tuple[str, str]:
-    """Return a measure and its 95% interval as texts, which are empty if it was not measured."""
-    if f"{name}_low" not in measured:
-        return "", ""
-    value, low, high = (f"{float(measured[f'{name}{end}']):.3f}" for end in ("", "_low", "_high"))
-    return value, f"{low}–{high}"
-
-
-def _held_out(recipe: FileTraining, run: Run) -> Section:
-    policies = {
-        "base": run.metrics(StageKey(0, MEASURE)),
-        "trained": run.metrics(StageKey(1, MEASURE)),
-    }
-    measures = {name: measured for name, measured in policies.items() if measured}
-    names = [
-        name
-        for name in next(iter(measures.values()), {})
-        if name not in UNMEASURED and not name.endswith(("_low", "_high"))
-    ]
-    rows = tuple((name, *(f"{float(m[name]):.4g}" for m in measures.values())) for name in names)
-    title, intro = "Measures on held-out rows", "Rows that are not trained on."
-    heads, examples = ("measure", *measures), _margins(recipe, run)
-    return Section("held-out", title, intro, heads, rows, examples=examples)
-
-
-def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
-    """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
-    rewards = {
-        key.task: {side: float(metrics[side]) for side in ("chosen", "rejected")}
-        for key, metrics in run.store.metrics(1, MEASURE).items()
-        if key.task and "chosen" in metrics
-    }
-    if not rewards:
-        return ()
-    pairs = {pair.name: pair for pair in recipe.heldout_items if pair.name in rewards}
-    ranked = sorted(pairs, key=lambda name: rewards[name]["chosen"] - rewards[name]["rejected"])
-    # Half of the pairs have the largest margins, half the smallest.
-    half = EXAMPLES // 4
-    names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
-    return tuple(_pair(recipe, pairs[name], rewards[name]) for name in names)
-
-
-def _curve(run: Run) -> list[Section]:
-    """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
-    if not (steps := _steps(run)):
-        return []
-    # Rounded up, so that there are at most `POINTS` points.
-    points = steps[:: -(-len(steps) // POINTS)]
-    series = [Series("training", _points(points, "loss"))]
-    if measured := [step for step in steps if "heldout_loss" in step]:
-        series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
-    rows = tuple((f"{step['step']}", f"{step['loss']:.4f}") for step in (steps[0], steps[-1]))
-    chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
-    intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
-    return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
-
-
-def _steps(run: Run) -> list[dict[str, float]]:
-    """Return the metrics of the optimizer steps."""
-    file: Path = run.training_folder(0) / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
-def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
-    numbers = [(step["step"], step[name]) for step in steps]
-    return tuple(Point(n, loss, f"step {n}: loss {loss:.4f}") for n, loss in numbers)
-
-
-def _rows(recipe: FileTraining) -> Section:
-    try:
-        items = list(islice(recipe.training_items, EXAMPLES))
-    except UserError:  # the file has changed since the run
-        items = []
-    return Section(
-        "training-rows",
-        "Training rows",
-        "The first rows of the file as the model is trained on them. Marked tokens are trained; for a pair, the chosen "
-        "reply is made more likely than the rejected one.",
-        examples=tuple(_example(recipe, item) for item in items),
-    )
-
-
-def _example(recipe: FileTraining, item: Row | Pair) -> Example:
-    if isinstance(item, Pair):
-        return _pair(recipe, item)
-    sample = ExampleSample(
-        "row", (("tokens", f"{len(item.ids):,}"),), ((POLICY, item),), trained=True
-    )
-    return example(None, [sample], recipe.renderer, title=item.origin)
-
-
-def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None = None) -> Example:
-    """Show a pair of the training rows, or a held-out pair with its implicit rewards."""
-    sides = {"chosen": pair.chosen, "rejected": pair.rejected}
-    samples, reason = [], ""
-    for side, rows in sides.items():
-        facts = [("tokens", f"{sum(row.target_count for row in rows):,}")]
-        if rewards:
-            facts.append(("implicit reward", f"{rewards[side]:+.3f}"))
-        named = tuple((POLICY, row) for row in rows)
-        samples.append(ExampleSample("reply", tuple(facts), named, trained=not rewards, side=side))
-    if rewards:
-        reason = (
-            "Held-out pair, not trained on. The implicit reward is beta * log(p / p_base), or beta * log p for a loss "
-            "without a reference, reduced as in training. After training, chosen minus rejected is "
-            f"{rewards['chosen'] - rewards['rejected']:+.3f}."
-        )
-    title = " over ".join(dict.fromkeys(rows[0].origin for rows in sides.values()))
-    return example(None, samples, recipe.renderer, reason, title=title)

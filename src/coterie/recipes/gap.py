@@ -52,15 +52,11 @@ from coterie.recipes.gap_traces import (
     task_of,
 )
 from coterie.recipes.plan import HeldOutQuestions, Plan
-from coterie.recipes.report import selected_examples
 from coterie.recipes.rl import reinforce, reinforce_uses
 from coterie.recipes.rl_plan import plan_reinforcement
-from coterie.recipes.rl_report import step_sections
 from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Row
 from coterie.record.tree import LeftOut, Metrics, Selection, Task, Tree
-from coterie.reports.examples import Example
-from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.loop import REINFORCE, Role, Stage, stage
@@ -107,11 +103,6 @@ class Gap(Recipe):
             stages += self.make_stages(i, self.reinforce, after=trained)
             stages.append(self.evaluation(i + 1, stages[-1:]))
         return stages
-
-    def sections(self, run: Run) -> list[Section]:
-        rl = [0, 1] if self.settings.reinforces else []
-        steps = [section for i in rl for section in step_sections(self, self.settings, run, i)]
-        return [_traces(self, run), *steps]
 
     @stage("rollout", uses=("traces", "tools"), depends=lambda recipe, i: [recipe.file_content])
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -161,7 +152,7 @@ class Gap(Recipe):
         if not training_rows:
             raise UserError(
                 "no trace is left to learn from",
-                "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
+                "see the reasons in `coterie view`; lower traces.min_calls, or use tools that find more facts",
             )
         lengths = self.check_lengths(training_rows)
         job = TrainingJob.of(self, run, iteration, self.settings.train.plain, progress)
@@ -369,19 +360,3 @@ class Gap(Recipe):
         if not self.environment.grounded(task, results):
             return "the facts were not found"
         return "" if score else "the answer is not right"
-
-
-def _traces(recipe: Gap, run: Run) -> Section:
-    s, examples = recipe.settings.traces, tuple[Example, ...]()
-    if recipe.finished(run, "select"):
-        rule = "the answer is right" if s.form == "closed" else (
-            f"it has {s.min_calls} calls or more, its results have the supporting facts, and its answer is right"
-        )  # fmt: skip
-        reason = f"Selected: {rule} (a file of traces has no right answers)."
-        examples = selected_examples(recipe, run, 0, reason=reason)
-    return Section(
-        "traces",
-        "Traces",
-        "Marked tokens are trained; results of tools are not.",
-        examples=examples,
-    )

@@ -105,6 +105,13 @@ class GapSettings(ReinforceRecipeSettings):
         return combine(self.train, self.rl.train)
 
     @property
+    def words(self) -> dict[str, str]:
+        rule = "whose answer is right (a file of traces has no right answers)"
+        if self.traces.form != "closed":
+            rule = f"with {self.traces.min_calls} calls or more, whose results have the supporting facts, and {rule}"
+        return super().words | {"selected": f"a trace {rule}"}
+
+    @property
     def imitates(self) -> bool:
         return self.method != "rl"
 

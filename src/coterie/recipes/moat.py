@@ -63,7 +63,6 @@ from coterie.recipes.trainings import TrainingJob, likelihood_model, train_sft
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.reports.page import Section
 from coterie.rewards.critics import (
     Correction,
     correction_question,
@@ -156,11 +155,6 @@ class Moat(Recipe):
         if self.environment.ungraded is None:
             methods.append(self.evaluate)
         return self.make_stages(version, *methods, after=previous)
-
-    def sections(self, run: Run) -> list[Section]:
-        from coterie.recipes.moat_report import sections
-
-        return sections(self, run)
 
     # -- planning agent alignment ---------------------------------------------------------------
 

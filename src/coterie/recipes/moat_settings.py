@@ -188,6 +188,19 @@ class MoatSettings(RecipeSettings):
             phases["improve.train"] = self.improve.train
         return {name: combine(self.train, phase) for name, phase in phases.items()}
 
+    @property
+    def words(self) -> dict[str, str]:
+        plans = {
+            "best_worst": "the best and the worst plan of a task",
+            "all": "two plans of a task",
+        }
+        return {
+            "reward": "mean log-probability of the right actions under the grounder, in nats a token",
+            "perplexity": "exp(-reward)",
+            "selected": f"{plans[self.pairs.rule]}, if their rewards differ by more than {self.pairs.margin:g}. A plan "
+            "without a reward is empty, cut off, an earlier one again, or quotes a right action",
+        }
+
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.parts in ("joint", "planner") and self.rollout.rollouts_per_task < 2:

@@ -60,7 +60,6 @@ from coterie.record.tree import (
     Tree,
 )
 from coterie.record.turn import Turn, digest
-from coterie.reports.page import Section
 from coterie.rewards.critics import turn_losses
 from coterie.rewards.dialogue_reward import (
     DialogueSample,
@@ -190,11 +189,6 @@ class Optima(Recipe):
             previous = stages[-1:]
         return [*stages, self.evaluation(self.settings.iterations, previous)]
 
-    def sections(self, run: Run) -> list[Section]:
-        from coterie.recipes.optima_report import sections
-
-        return sections(self, run)
-
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
     @stage("rollout", uses=("rollout", "engine"), depends=drawn_tasks)
@@ -250,7 +244,7 @@ class Optima(Recipe):
         empty = UserError(
             f"nothing was selected in iteration {i}: no dialogue has a reward of at "
             f"least select.threshold={self.settings.select.threshold}",
-            "lower select.threshold with --fork FOLDER; the report shows the rewards",
+            "lower select.threshold with --fork FOLDER; `coterie view` shows the rewards",
         )
         start = 0 if self.settings.from_initial else i  # M_base, or M_i
         return train_sft(self, run, i, self.settings.train, progress, version=start, empty=empty)

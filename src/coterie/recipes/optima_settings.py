@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.models.catalogue import ModelName
-from coterie.recipes.settings import MODEL, RecipeSettings
+from coterie.recipes.settings import MODEL, VALUES, RecipeSettings
 from coterie.rewards.dialogue_reward import RewardSettings
 from coterie.rollout.tree_search import SearchSettings
 from coterie.selection import PairSettings, SelectSettings
@@ -75,6 +75,18 @@ class OptimaSettings(RecipeSettings):
 
     def task_counts(self) -> list[int]:
         return [self.rollout.tasks] * self.iterations
+
+    @property
+    def words(self) -> dict[str, str]:
+        return {
+            "task": "score of the dialogue",
+            "tokens": "-reward.lambda_token times tokens over the maximum of the task's dialogues",
+            "loss": "term for text that is likely under the base model",
+            "leaks": "penalty for utterances that speak for another agent",
+            "nll": "mean -log p of the turn under the base model, in nats a token",
+            "selected": f"the best dialogue of its task, with a reward (sum of its terms) of {self.select.threshold:g} "
+            "or more, and among the best of all tasks",
+        }
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -156,6 +168,15 @@ class OptimaDPOSettings(OptimaSettings):
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
         return {**super().trainings, "dpo.train": combine(self.train, self.dpo.train)}
+
+    @property
+    def words(self) -> dict[str, str]:
+        words, rule = super().words, self.dpo.select
+        pairs = (
+            f"a reply whose value is above {rule.theta_filter:g}, and by more than {rule.theta_diff:g} above that of "
+            "another reply after the same turns"
+        )
+        return {**words, **VALUES, "selected": f"SFT: {words['selected']}. DPO: {pairs}"}
 
     def task_counts(self) -> list[int]:
         counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}

@@ -45,7 +45,6 @@ from coterie.recipes.rl_settings import PRIVILEGED, PolicySettings, RLSettings, 
 from coterie.record.rows import Row
 from coterie.record.tree import LeftOut, Metrics
 from coterie.reports.health import step_warnings
-from coterie.reports.page import Section
 from coterie.rewards.advantages import (
     gae,
     group_advantages,
@@ -107,11 +106,6 @@ class Reinforce(Recipe):
     def stages(self) -> list[Stage]:
         training = self.make_stages(0, self.learn)
         return [self.evaluation(0), *training, self.evaluation(1, training)]
-
-    def sections(self, run: Run) -> tuple[Section, ...]:
-        from coterie.recipes.rl_report import step_sections  # imports this module
-
-        return step_sections(self, self.settings, run, 0)
 
     def roles(self) -> tuple[Role, ...]:
         """Return the roles of all agents, trained and frozen ones, and the critics of PPO."""

@@ -23,8 +23,38 @@ def critic_roles(roles: Sequence[str], settings: ReinforceSettings) -> list[str]
     return [f"{CRITIC}-{role}" for role in roles]
 
 
+RULES = {
+    "mean": "{return} - mean of the group",
+    "mean_std": "({return} - mean of the group) / standard deviation of the group",
+    "leave_one_out": "{return} - mean of the others of the group",
+    "values": "estimated for each token by the critic",
+}
+"""Advantages by ``advantage.baseline``."""
+COMPARED = {
+    "path": "reward",
+    "turn": "return to go of a turn",
+    "state": "reward, plus the same of the returns to go of turns after equal observations,",
+    "sibling": "return of the turn",
+}
+"""What the advantage is computed from, by ``advantage.group``."""
+RUNNING = "reward - running mean of the agent's rewards over all steps"
+
+
 class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
     """Settings of a recipe with a stage of reinforcement learning."""
+
+    @property
+    def words(self) -> dict[str, str]:
+        baseline, group = self.advantage.baseline, self.advantage.group
+        rule = RUNNING
+        if group != "role":
+            rule = RULES[baseline].replace("{return}", COMPARED[group])
+        return {
+            "total": "reward of an agent, the sum of its terms",
+            "term": "term of the reward, with its sign and weight",
+            "return": "return of the turn",
+            "advantage": f"{rule}. Positive makes the tokens more likely, negative less likely, and 0 teaches nothing",
+        }
 
     @model_validator(mode="after")
     def _refuse_shared_weights(self) -> Self:

@@ -82,12 +82,22 @@ class RecipeSettings(RunSettings, TaskSettings):
         return {}
 
     @property
+    def words(self) -> dict[str, str]:
+        """Meanings of the recipe's credit by name, and the rule by which it selects (``selected``), for the viewer."""
+        return {}
+
+    @property
     def turn_tokens(self) -> int:
         """Maximum sampled tokens per turn: ``rollout.max_tokens``, or the recipe's own key ``max_tokens``."""
         max_tokens: int = getattr(self, "max_tokens", 256)
         return getattr(getattr(self, "rollout", None), "max_tokens", max_tokens)
 
 
+VALUES: Mapping[str, str] = {
+    "value": "mean reward of the rollouts through a turn",
+    "visits": "number of rollouts through a turn",
+}
+"""Meanings of the credit of tree searches."""
 S = TypeVar("S", bound=RecipeSettings)
 
 

@@ -23,9 +23,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.report import run_report
 from coterie.record.store import copy_step
-from coterie.reports.page import write_page
 from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_stages, stages_where
 from coterie.runs.run import Run, StageKey, differences, new_run, open_run, read_config
@@ -166,9 +164,12 @@ def shared_stages(recipe: Recipe, other_recipe: Recipe) -> list[StageKey]:
 
 
 def run_sweep(
-    points: Sequence[Point], say: Callable[[str], None], progress: Progress
+    points: Sequence[Point],
+    say: Callable[[str], None],
+    progress: Progress,
+    on_run_end: Callable[[Path], object],
 ) -> list[SweepRow]:
-    """Do or resume all runs, write their reports, and compare their last policies on held-out tasks."""
+    """Do or resume all runs, and compare their last policies on held-out tasks. ``on_run_end`` gets each folder."""
     rows = []
     scores: dict[str, dict[str, list[float]]] = {}
     for number, point in enumerate(points, 1):
@@ -181,7 +182,7 @@ def run_sweep(
             say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
         with open_run(point.folder, recipe.name, recipe.settings) as run:
             run_stages(recipe, run, progress)
-            write_page(run_report(recipe, run), run.report)
+            on_run_end(point.folder)
             last_iteration = recipe.finished(run, EVALUATION)[-1].iteration
             result = evaluation(run.store, last_iteration)
             score, low, high = (round(mean, 4) for mean in (result.score, *result.interval))

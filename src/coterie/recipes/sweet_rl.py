@@ -70,7 +70,6 @@ from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
 from coterie.recipes.base import EVALUATION_USES, Recipe, TurnCritic
 from coterie.recipes.plan import Plan
-from coterie.recipes.report import selected_examples
 from coterie.recipes.sweet_rl_offline import play_offline
 from coterie.recipes.sweet_rl_settings import FIRST, SECOND, SweetSettings
 from coterie.recipes.trainings import TrainingJob, train_sft
@@ -86,7 +85,6 @@ from coterie.record.rows import (
 )
 from coterie.record.tree import Credit, ItemKey, LeftOut, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
 from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.loop import EVALUATION, Role, Stage, load_selections, stage
@@ -151,9 +149,6 @@ class SweetRL(Recipe):
             methods = (self.reward, self.select_turns, self.train_turns)
             stages += [branch, *self.make_stages(SECOND, *methods, after=[branch, *trained])]
         return [*stages, self.evaluation(s.iteration_count, stages[-1:])]
-
-    def sections(self, run: Run) -> list[Section]:
-        return [_pairs(self, run, key.iteration) for key in self.finished(run, "select")]
 
     # -- round 0 --------------------------------------------------------------------------------
 
@@ -589,32 +584,3 @@ async def score_candidates(
     failure = str(errors[0]) if errors and not credit else None
     metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
     return ItemResult(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
-
-
-# -- report -------------------------------------------------------------------------------------
-
-
-def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
-    trained_model, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
-    passes = f"passes a share of {s.min_reward:g} or more of the tests"
-    if min_difference := recipe.min_difference:
-        passes = f"has a similarity of {s.min_reward:g} or more"
-    if i == SECOND:
-        reason = (
-            "Replies after the same turns. A pair: a reply of the upper half of the critic's advantages over one of "
-            "the lower half."
-        )
-    elif s.method == "rejection_ft":
-        reason = f"Selected: the answer {passes}."
-    elif min_difference:
-        reason = f"A pair: the page of the chosen dialogue has a similarity that is at least {min_difference:g} higher."
-    else:
-        reason = f"A pair: the answer of the chosen dialogue {passes}, the other one does not."
-    privileged = trained_model == "critic" and s.critic.privileged
-    return Section(
-        f"pairs-{i}",
-        f"{'Turns' if i == SECOND else 'Dialogues'} that the {trained_model} was trained on",
-        f"Marked tokens are trained into the {trained_model}. "
-        + "It sees the reference; the policy never does." * privileged,
-        examples=selected_examples(recipe, run, i, reason=reason),
-    )

@@ -183,6 +183,27 @@ class SweetSettings(RecipeSettings):
             phases = {**critic, "policy.train": self.policy.train}
         return {name: combine(self.train, phase) for name, phase in phases.items()}
 
+    @property
+    def success(self) -> str:
+        """When a dialogue is a success, in words."""
+        return f"whose answer passes a share of {self.min_reward:g} or more of the tests"
+
+    @property
+    def dialogue_pair(self) -> str:
+        """Which two dialogues of a task make a pair, in words."""
+        return f"a dialogue {self.success} over one whose answer does not"
+
+    @property
+    def words(self) -> dict[str, str]:
+        turns = "a reply of the upper part of the critic's advantages over one of the lower part"
+        by_method = {
+            "sweet": f"for the critic, {self.dialogue_pair}; for the policy, {turns}",
+            "rejection_ft": f"a dialogue {self.success}",
+            "multi_turn_dpo": self.dialogue_pair,
+        }
+        advantage = "score of the critic, by which it ranks the replies after the same turns"
+        return {"advantage": advantage, "selected": by_method[self.method]}
+
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         pairs = self.method == "multi_turn_dpo" or (
@@ -214,6 +235,14 @@ class SweetFrontendSettings(SweetSettings):
         gt=0,
         le=1,
     )
+
+    @property
+    def success(self) -> str:
+        return f"whose page has a similarity of {self.min_reward:g} or more"
+
+    @property
+    def dialogue_pair(self) -> str:
+        return f"a dialogue whose page is more similar, by {self.min_difference:g} or more, than that of another one"
 
 
 METHODS = (SweetSettings, SweetFrontendSettings)

@@ -188,7 +188,7 @@ def train_sft(
     if not rows:
         raise empty or UserError(
             f"iteration {iteration} selected no turns of {role} to train on",
-            "`coterie report` shows the scores; sample more dialogues, or select by another rule",
+            "`coterie view` shows the scores; sample more dialogues, or select by another rule",
         )
     return TrainingJob.of(recipe, run, iteration, settings, progress, role, version).train(rows)
 

@@ -129,6 +129,8 @@ class Browser:
         self._db: sqlite3.Connection | None = None
         self._snapshot: sqlite3.Connection | None = None
         self.damaged: list[str] = []
+        self.paths: dict[str, Any] = {}
+        """Last paths that :mod:`~coterie.record.lineage` has read."""
 
     def tokenizers(self) -> Iterator[Tokenizer]:
         """Yield the tokenizers, the most likely first; a file is read when the ones before it do not fit."""

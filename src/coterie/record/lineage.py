@@ -33,6 +33,8 @@ OF_ROW = f"{ROWS} WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)
 OF_UPDATE = OF_ROW.replace("position = :position", "TRUE")
 """SQL of the rows of an optimizer step."""
 NUMBERS = f"SELECT position, metrics, {', '.join(DTYPES)}, {whole('trained')} AS whole {OF_ROW}"
+RECENT = 4
+"""Number of paths that are kept in memory."""
 DAMAGED = "damaged"
 """Author of a turn that differs from its digest."""
 
@@ -139,6 +141,18 @@ def read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
 
     A damaged turn has no content. A turn has no sample if its prompt is damaged.
     """
+    # An export asks for the turns of a path one after the other, each with its prompt and what it trained.
+    version, known = browser.version(), browser.paths.get(node)
+    if known is None or known[0] != version:
+        earlier, browser.damaged = browser.damaged, []
+        known = (version, *_read_path(browser, node), browser.damaged)
+        browser.damaged = earlier
+        browser.paths = dict([*browser.paths.items()][1 - RECENT :]) | {node: known}
+    browser.damaged += known[3]
+    return known[1], known[2]
+
+
+def _read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
     turns, id_ = dict[str, Any](), node
     while id_ not in turns and (
         row := browser.fetch(f"SELECT *, {whole('turn')} FROM turn WHERE id = ?", (id_,))
@@ -174,6 +188,7 @@ def read_path(browser: Browser, node: str) -> tuple[Tree, Fields]:
         is_readable = request and (not request.previous or _has_prompt(tree, request.previous))
         if turn.prompt and not is_readable:
             tree.turns[id_] = replace(turn, sample=None, author=turn.writer, request=None)
+            tree.requests.pop(turn.prompt, None)
     return (tree if browser.secrets else redact(tree)), scope
 
 

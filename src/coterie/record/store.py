@@ -36,7 +36,7 @@ from coterie.record.tree import (
     Tree,
     hash_of,
 )
-from coterie.record.turn import Request, Sample, Speaker, Tool, ToolCall, ToolResult, Turn
+from coterie.record.turn import Request, Sample, Speaker, Tool, Turn
 
 __all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
 
@@ -462,18 +462,6 @@ class Store:
     def outlines(self, iteration: int, stage: str) -> Iterator[Tree]:
         """Yield trees like :meth:`trees`, whose turns have only speakers and parts."""
         return map(self._outline, self.tree_keys(iteration, stage))
-
-    def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
-        find = (
-            f"SELECT c.calls, r.results, {whole('turn', 'c')} AND {whole('turn', 'r')} FROM turn r "
-            "JOIN turn c ON c.id = r.parent WHERE r.results != '[]' AND c.calls != '[]'"
-        )
-        with explained(self.path):
-            for calls, results in self._checked(find, (), "the tool calls"):
-                by_call = {result.call_id: result for result in value_of(tables.RESULTS, results)}
-                for call in value_of(tables.CALLS, calls):
-                    if call.id in by_call:
-                        yield call, by_call[call.id]
 
     def stage_counts(self) -> list[dict[str, Any]]:
         """Return iteration, stage and shares of rollouts of each stage with trees; digests are not checked.

@@ -16,14 +16,14 @@ from urllib.parse import quote, urlencode
 from coterie.config.resolve import read_yaml
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
-from coterie.runs.group_queue import groups_taken
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_batch import step_stage
 from coterie.runs.reinforce_record import (
     HELDOUT,
     TERM,
+    groups_taken,
     is_distilled,
     step_records,
+    step_stage,
     trained_roles,
 )
 

@@ -1,4 +1,4 @@
-"""First page of the viewer: settings, scores, stages and curves of a run, read from its folder without models."""
+"""First page of the viewer: scores, stages, curves and tables of a run, read from its folder without models."""
 
 import json
 from collections import Counter
@@ -16,49 +16,76 @@ from coterie.record.browse import Browser, Fields
 from coterie.record.lineage import OF_UPDATE
 from coterie.record.rows import DTYPES, unpacked
 from coterie.record.tables import whole
+from coterie.reports.sections import (
+    Marks,
+    all_settings,
+    changes,
+    chart,
+    line,
+    run_sections,
+    section,
+)
 from coterie.runs.loop import EVALUATION
 from coterie.runs.reinforce_record import HELDOUT, STEP
 from coterie.runs.run import COMMANDS, CREATED, FINISHED, read_config
 
 Preset = Callable[[str, Mapping[str, object]], Mapping[str, object] | None]
 """Function that returns the flat settings of a recipe's preset for stored settings, if there is one."""
-Marks = Mapping[tuple[int, str], Mapping[str, dict[str, Any]]]
-"""Metrics of the items of a whole stage, by iteration and stage and by name (``finished``, ``step-00001``)."""
 
 
-def overview(browser: Browser, folder: Path, preset: Preset) -> Fields:
-    """Return the facts of a run, finished or not; a question for :meth:`Browser.answer`."""
-    recipe, stored = read_config(folder)
-    settings, defaults, commands = flatten(dict(stored)), preset(recipe, stored), folder / COMMANDS
-    marks = dict[tuple[int, str], dict[str, dict[str, Any]]]()
-    find = f"SELECT sample, iteration, stage, metrics, {whole('item')} AS whole FROM item WHERE task = ''"
-    for item in browser.records(f"{find} ORDER BY key", (), "item"):
-        of_stage = marks.setdefault((item["iteration"], item["stage"]), {})
-        of_stage[item["sample"]] = json.loads(item["metrics"])
-    stages = _stages(browser, marks)
+def overview(browser: Browser, folder: Path) -> Fields:
+    """Return the facts of a run, finished or not, or of a single store; a question for :meth:`Browser.answer`."""
+    is_run = folder.is_dir()
+    recipe, stored = read_config(folder) if is_run else ("", {})
+    settings, commands = flatten(dict(stored)), folder / COMMANDS
+    stages = _stages(browser, _marks(browser))
+    names = [settings.get(f"{group}.name") for group in ("dataset", "environment")]
     return {
         "name": folder.absolute().name, "folder": str(folder), "recipe": recipe, "settings": settings,
-        "created": str(read_yaml(folder / "config.yaml").get(CREATED, "")),
-        "model": settings.get("model"), "seed": settings.get("seed"),
-        "benchmark": settings.get("dataset.name") or settings.get("environment.name"),
         "metric": next((s["metrics"].get("metric") for s in stages if s["stage"] == EVALUATION), None),
-        "changes": None if defaults is None else [
-            {"key": key, "value": value, "preset": defaults.get(key)}
-            for key, value in settings.items() if defaults.get(key) != value
+        "facts": [
+            ("recipe", recipe), ("benchmark", " in ".join(map(str, filter(None, names)))),
+            *((name, settings[name]) for name in ("method", "model", "seed") if name in settings),
+            ("created", str(read_yaml(folder / "config.yaml").get(CREATED, "")) if is_run else ""),
+            ("folder", str(folder)),
         ],
         "commands": commands.read_text("utf-8").splitlines() if commands.is_file() else [],
         "evaluations": [
             _evaluation(browser, stage["iteration"])
             for stage in stages if stage["stage"] == EVALUATION and stage["has_trees"]
         ],
-        "stages": stages, "curves": [*_step_curves(marks, STEP), *_training_curves(folder)],
-        "held_out": [
-            {"iteration": curve["iteration"], "steps": curve["steps"], "score": curve["series"].get("score", [])}
-            for curve in _step_curves(marks, HELDOUT)
-        ],
+        "stages": stages,
         "roles": sorted(path.name for path in folder.glob("training/*") if path.is_dir()),
         "trained": bool(updates := _last_updates(browser)), "last_updates": updates,
     }  # fmt: skip
+
+
+def sections(browser: Browser, folder: Path, preset: Preset) -> Fields:
+    """Return the tables and charts of a run, or of a single store; a question for :meth:`Browser.answer`."""
+    marks = _marks(browser)
+    curves = [*_step_curves(marks, HELDOUT), *_step_curves(marks, STEP), *_training_curves(folder)]
+    # The first curves tell whether the run learns; single trainings may be many.
+    for curve in curves[2:]:
+        curve["folded"] = True
+    of_run = [*curves, *run_sections(browser, marks)]
+    if folder.is_dir():
+        recipe, stored = read_config(folder)
+        settings = flatten(dict(stored))
+        of_run = [
+            changes(settings, preset(recipe, stored), "preset"),
+            *of_run,
+            all_settings(settings),
+        ]
+    return {"sections": [s for s in of_run if s["rows"] or s["charts"]]}
+
+
+def _marks(browser: Browser) -> Marks:
+    marks = dict[tuple[int, str], dict[str, dict[str, Any]]]()
+    find = f"SELECT sample, iteration, stage, metrics, {whole('item')} AS whole FROM item WHERE task = ''"
+    for item in browser.records(f"{find} ORDER BY key", (), "item"):
+        of_stage = marks.setdefault((item["iteration"], item["stage"]), {})
+        of_stage[item["sample"]] = json.loads(item["metrics"])
+    return marks
 
 
 def _stages(browser: Browser, marks: Marks) -> list[Fields]:
@@ -141,39 +168,53 @@ def _evaluation(browser: Browser, iteration: int) -> Fields:
 
 
 def _step_curves(marks: Marks, prefix: str) -> Iterator[Fields]:
-    """Yield the metrics of items whose names are ``prefix`` and the number of a step, by iteration."""
+    """Yield a section of the metrics of items whose names are ``prefix`` and the number of a step, by iteration."""
     for (iteration, stage), items in marks.items():
         steps = {
             int(name.removeprefix(prefix)): metrics
             for name, metrics in items.items() if name.startswith(prefix)
         }  # fmt: skip
-        if steps:
-            yield {
-                "iteration": iteration,
-                "stage": stage,
-                "role": None,
-                "x": "step",
-                **_curve(steps),
-            }
+        if steps and prefix == HELDOUT:
+            # Step 0 is the starting policy, which the run evaluated before.
+            start = marks.get((iteration, EVALUATION), {}).get(FINISHED, {})
+            names = set[str]().union(*steps.values())
+            steps = {0: {name: start[name] for name in start if name in names}, **steps}
+        of = "Held-out scores" if prefix == HELDOUT else "Steps"
+        yield from _curves(f"{of} of {stage}, iteration {iteration}", "step", steps)
 
 
 def _training_curves(folder: Path) -> Iterator[Fields]:
-    """Yield the metrics of optimizer steps by role and training."""
+    """Yield a section of the metrics of optimizer steps by role and training."""
     for file in sorted(folder.glob("training/*/iteration-*/metrics.jsonl")):
         # The last line may be incomplete while the run goes on.
         lines = [line for line in file.read_text("utf-8").splitlines() if line.endswith("}")]
         steps = {line["step"]: line for line in map(json.loads, lines)}
         iteration = int(file.parent.name.removeprefix("iteration-"))
-        yield {
-            "iteration": iteration,
-            "stage": "training",
-            "role": file.parts[-3],
-            "x": "update",
-            **_curve(steps),
-        }
+        yield from _curves(f"Updates of {file.parts[-3]}, iteration {iteration}", "update", steps)
 
 
-def _curve(steps: Mapping[int, Mapping[str, Any]]) -> Fields:
-    items = [item for metrics in steps.values() for item in metrics.items()]
-    names = dict.fromkeys(name for name, value in items if not isinstance(value, str))
-    return {"steps": list(steps), "series": {n: [m.get(n) for m in steps.values()] for n in names}}
+FIRST = (
+    "score", "reward", "heldout_loss", "loss", "tokens", "entropy", "clip_share", "policy_kl", "reference_kl"
+)  # fmt: skip
+"""Curves that tell whether a run learns, which are shown first."""
+
+
+def _curves(title: str, x: str, steps: Mapping[int, Mapping[str, Any]]) -> Iterator[Fields]:
+    """Yield a section with a chart of each metric, if there are several steps."""
+
+    def rank(name: str) -> int:
+        short = name.rpartition("/")[2]
+        return FIRST.index(short) if short in FIRST else len(FIRST)
+
+    names = dict.fromkeys(
+        name
+        for metrics in steps.values()
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name != "step"
+    )
+    charts = [
+        chart(name, x, (), [line(name, [metrics.get(name) for metrics in steps.values()])])
+        for name in sorted(names, key=rank)
+    ]
+    if len(steps) > 1:
+        yield section(title, title, charts=charts) | {"steps": [*steps]}

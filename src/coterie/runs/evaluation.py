@@ -1,6 +1,6 @@
 """Results of evaluations: scores of a policy on held-out tasks, and comparisons of policies task by task."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,6 @@ from coterie.evaluation import (
     mean_interval,
     scaling,
 )
-from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, ItemKey
 from coterie.rollout.episodes import CUT_OFF, MESSAGES
@@ -83,8 +82,8 @@ class Evaluation:
     """True if no dialogue was played by an earlier command."""
     similarity: Similarity | None = None
     """Similarity of answers for the vote over several dialogues."""
-    decoder: Callable[[str], ChatRenderer] | None = None
-    """Function that returns the renderer of an agent's model; ``None`` for a server."""
+    models: tuple[str, ...] = ()
+    """Names or folders of the models, for their tokenizers; empty for a server."""
     cost: float | None = None
     """Cost of all dialogues, in the currency of the prices; ``None`` without prices, or if some were reused."""
     picked: Estimate | None = None

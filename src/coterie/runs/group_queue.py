@@ -1,7 +1,6 @@
 """Groups that are sampled while steps train (``rollout.max_staleness``)."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -9,7 +8,7 @@ from coterie.engines.protocol import RequestSlots, cancel
 from coterie.environments.protocol import draw_tasks
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import ItemKey, Metrics
+from coterie.record.tree import ItemKey
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather
 from coterie.rollout.sessions import Sessions
@@ -19,20 +18,10 @@ from coterie.runs.reinforce_batch import (
     StepSamples,
     informative_tasks,
     paths_of,
-    step_stage,
 )
+from coterie.runs.reinforce_record import Group, step_stage
 from coterie.runs.reinforce_settings import GroupSettings, StepSettings
 from coterie.runs.work_items import done_of, record
-
-GROUPS = "groups_taken"
-"""Metric of a step: the groups that it took, as JSON."""
-Group = tuple[int, str]
-"""Draw and task of a group: the paths of one task in one draw."""
-
-
-def groups_taken(metrics: Metrics) -> list[Group]:
-    """Return the groups that a step took; none if its groups came from one draw."""
-    return [(draw, task) for draw, task in json.loads(str(metrics.get(GROUPS, "[]")))]
 
 
 @dataclass(eq=False)

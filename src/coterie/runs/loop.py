@@ -207,7 +207,7 @@ def run_stages(
     progress: Progress,
     keys: Sequence[StageKey] | None = None,
     *,
-    on_stage_end: Callable[[], None] = lambda: None,
+    on_stage_end: Callable[[StageKey], None] = lambda key: None,
 ) -> None:
     """Run the unfinished stages among ``keys`` (default: all), and call ``on_stage_end`` after each."""
     stages = {stage.key: stage for stage in recipe.stages()}
@@ -223,7 +223,7 @@ def run_stages(
                     raise KeyboardInterrupt
                 progress.stage(stage_place(run, list(stages.values()), stages[key]))
                 _run_stage(recipe, run, stages[key], progress)
-                on_stage_end()
+                on_stage_end(key)
     finally:
         recipe.close()
 

@@ -29,7 +29,7 @@ from coterie.rollout.group_search import GroupSearch
 from coterie.rollout.samplers import CandidateSampler, Prompt, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Search
-from coterie.runs.group_queue import GROUPS, GroupQueue, groups_taken
+from coterie.runs.group_queue import GroupQueue
 from coterie.runs.interruption import Interruption
 from coterie.runs.joint_critic import JointReader
 from coterie.runs.loop import REINFORCE
@@ -44,13 +44,14 @@ from coterie.runs.reinforce_batch import (
     shown_rollouts,
     standard_error,
     step_credit,
-    step_stage,
     with_teacher_prompts,
 )
 from coterie.runs.reinforce_record import (
+    GROUPS,
     HELDOUT,
     STEP,
     describe_step,
+    groups_taken,
     heldout_means,
     is_constant,
     is_distilled,
@@ -58,6 +59,7 @@ from coterie.runs.reinforce_record import (
     no_signal_error,
     sampling_warnings,
     step_records,
+    step_stage,
     updates_after,
     updates_of,
 )

@@ -26,7 +26,7 @@ from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSe
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.joint_critic import JointPath, JointReader
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_record import REWARDED, TERM
+from coterie.runs.reinforce_record import REWARDED, TERM, step_stage
 from coterie.training.settings import Rollout
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -514,10 +514,6 @@ def running_means(metrics: Metrics) -> dict[str, float]:
 
 def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
-def step_stage(stage: str, step: int) -> str:
-    return f"{stage}/{step:05d}"
 
 
 def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:

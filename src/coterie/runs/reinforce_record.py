@@ -1,5 +1,6 @@
 """Record of the steps of reinforcement learning: metrics, held-out means, checkpoints, and errors."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ STEP, HELDOUT = "step-", "heldout-"
 """Beginnings of the names of items: metrics of a step (from 0), and held-out means after a number of steps."""
 REWARDED = "/paths_rewarded"
 """Metric of each role: number of paths with a reward other than 0."""
+GROUPS = "groups_taken"
+"""Metric of a step: the groups that it took, as JSON."""
+Group = tuple[int, str]
+"""Draw and task of a group: the paths of one task in one draw."""
 TERM = "reward/"
 """Beginning of the metrics of terms of the reward."""
 OF_ROLES = {
@@ -30,6 +35,15 @@ LEFT_OUT = {
     "groups_small": "groups with fewer than two paths",
 }
 """Descriptions of metrics that count paths and rows left out of training."""
+
+
+def groups_taken(metrics: Metrics) -> list[Group]:
+    """Return the groups that a step took; none if its groups came from one draw."""
+    return [(draw, task) for draw, task in json.loads(str(metrics.get(GROUPS, "[]")))]
+
+
+def step_stage(stage: str, step: int) -> str:
+    return f"{stage}/{step:05d}"
 
 
 def describe_step(step: int, steps: int, metrics: Metrics) -> str:
@@ -82,7 +96,7 @@ def no_signal_error(recent: Sequence[Metrics]) -> UserError:
     if not any(metrics["paths"] for metrics in recent) and (missing := left_out(recent)):
         return UserError(
             f"the last {len(recent)} steps had no path to train on; left out: {missing}",
-            "look at some paths with `coterie report`. Paths without a reward were not graded, or their reward is not "
+            "look at some paths with `coterie view`. Paths without a reward were not graded, or their reward is not "
             "a number. For paths too long for the critic raise critic.train.max_length. For paths that were cut off "
             "allow more turns or tokens, or set advantage.truncated=train",
         )
@@ -91,7 +105,7 @@ def no_signal_error(recent: Sequence[Metrics]) -> UserError:
     return UserError(
         f"in the last {len(recent)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
         f"advantages are zero.{limited}",
-        "look at some rollouts with `coterie report`. A mean near the maximum or minimum reward means that the tasks "
+        "look at some rollouts with `coterie view`. A mean near the maximum or minimum reward means that the tasks "
         "are too easy or too hard for this policy. Choose other tasks, raise rollout.rollouts_per_task or "
         "rollout.temperature, or fine-tune the policy first",
     )

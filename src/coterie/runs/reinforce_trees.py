@@ -22,8 +22,8 @@ from coterie.rewards.advantages import turn_ends
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.group_search import Group, draw_of, groups_of
 from coterie.rollout.tree_search import Rollout
-from coterie.runs.reinforce_batch import AgentPath, paths_of, paths_of_tree
-from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings, ReinforceSettings
+from coterie.runs.reinforce_batch import AgentPath, paths_of_tree
+from coterie.runs.reinforce_settings import AdvantageSettings, GroupSettings
 from coterie.runs.search_items import rollouts
 
 
@@ -176,22 +176,6 @@ class TaskTree:
 
 def _complete(endings: Sequence[Ending]) -> Ending:
     return next((ending for ending in endings if not ending.truncated), endings[0])
-
-
-def group_samples(
-    store: Store,
-    iteration: int,
-    stage: str,
-    tasks: Sequence[str],
-    agents: Sequence[str],
-    settings: ReinforceSettings,
-) -> list[AgentPath]:
-    """Return the samples of a stage that advantages compare: whole paths, or single turns of trees."""
-    reward = PathReward(settings.reward)
-    if settings.rollout.tree == "none":
-        return paths_of(store, iteration, stage, tasks, agents, reward)
-    shape = (settings.rollout, settings.advantage)
-    return tree_samples(store, iteration, stage, tasks, agents, reward, shape).turns
 
 
 def tree_samples(

@@ -20,7 +20,6 @@ from coterie.datasets.web_pages import WebSightRow, outline, with_pictures
 from coterie.engines.chat_model import Answer, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.baselines import by_method
 from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
 from coterie.environments.pages.frontend import Frontend, PageRenderer, PageUser
 from coterie.environments.pages.micro_world import (
@@ -44,7 +43,6 @@ from coterie.errors import UserError
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.reports.examples import Example, ExampleSample, add_pictures
 from coterie.runs.evaluation import compare_stores, evaluation
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
 from coterie.tools.similarity import Similarity, SimilaritySettings
@@ -371,32 +369,6 @@ def test_a_task_is_left_out_of_all_its_samples(cli: Cli, slow: dict[str, float])
         (row,) = json.loads(other.out.splitlines()[-1])["rows"]
         assert (row["n"], row["compared"], row["ties"], row["left_out"]) == (2, 2, 2, 1)
         assert "on 2 tasks (1 left out)" in other.out
-
-
-def test_examples_have_pictures_of_the_pages(tmp_path: Path, slow: dict[str, float]) -> None:
-    sides = [
-        ExampleSample(
-            "before", (("score", "0.200"),), answer=write_page(replace(GOAL, bar="gray"))
-        ),
-        ExampleSample("after", (("score", "0.000"),), answer=CROOKED),
-        ExampleSample("none", (("score", "0.000"),)),
-    ]
-    example = Example("q", "", "t", (), (), ())
-    (shown,) = add_pictures([(example, a_task(), sides)], by_method(Pages(), "cot"), tmp_path)
-    captions = [
-        "reference",
-        *(
-            f"{name}: similarity {score}"
-            for name, score in (("before", "0.200"), ("after", "0.000"), ("none", "0.000, no page"))
-        ),
-    ]
-    assert [name for name, _ in shown.pictures] == captions
-    assert [url[:14] for _, url in shown.pictures] == ["data:image/png"] * 2 + [""] * 2
-    assert len([*tmp_path.iterdir()]) == 2
-    slow[write_page(GOAL)], slow[CROOKED] = math.inf, 0
-    (again,) = add_pictures([(example, a_task(), sides)], Pages(), tmp_path)
-    assert again.pictures[:2] == shown.pictures[:2], "they are kept"
-    assert again.pictures[2][1], "a page that did not render is tried again"
 
 
 def test_results_depend_on_the_measure_and_the_size_and_not_on_the_machine() -> None:

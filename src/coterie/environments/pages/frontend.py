@@ -6,14 +6,12 @@ this page is rendered for the score, its similarity with the user's page.
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.config.folders import atomic_file
 from coterie.config.settings import key
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
@@ -51,14 +49,11 @@ from coterie.environments.user_simulator import (
 from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Part, Turn, digest
 from coterie.tools.render import Renderer, RenderSettings, Screenshot
-from coterie.tools.retrieval import need
 from coterie.tools.similarity import Page, Similarity, SimilaritySettings
 
 PATIENCE = 4
 """Factor of the time limit of a task's own page when it is rendered again."""
 SIMILARITY = "similarity"
-WIDTH, MAX_HEIGHT = 420, 700
-"""Pixels of a picture in a report."""
 OUTLINE = 1500
 """Maximum characters of the description of a page for a user that sees no pictures."""
 STYLES = "https://cdn.jsdelivr.net/npm/tailwindcss@2.2.19/dist/tailwind.min.css"
@@ -233,27 +228,6 @@ class Frontend(Collaboration):
         if shot is not None and shot.failure:
             metrics["why"] = shot.failure
         return Grade(result.score, metrics)
-
-    def reference_page(self, task: Task) -> str:
-        """Return the HTML of the page that a task's user has in mind."""
-        return task.secrets[REFERENCE].reveal(GRADER)
-
-    async def write_pictures(self, files: Mapping[str, Path]) -> None:
-        """Write small PNG files of pages, by their HTML. A page that does not render gets no file."""
-        async with Renderer(self.settings.render) as renderer:
-            for html, file in files.items():
-                if png := (await renderer.render(html)).png:
-                    with atomic_file(file) as part:
-                        part.write_bytes(_small(png))
-
-
-def _small(png: bytes) -> bytes:
-    image = need("PIL.Image", "frontend").open(BytesIO(png)).convert("RGB")
-    image = image.resize((WIDTH, max(1, image.height * WIDTH // image.width)))
-    # Long pages are cut, and few colors keep a report small.
-    image = image.crop((0, 0, WIDTH, min(image.height, MAX_HEIGHT))).quantize(64)
-    image.save(data := BytesIO(), "png", optimize=True)
-    return data.getvalue()
 
 
 class FrontendDesign(RowTasks, Frontend):

@@ -1,6 +1,6 @@
 // Frame of the page: navigation, the screen of a route, and what is kept when the route changes.
 
-import { isExport, linkTo, pollVersion, useData, useLive, useRoute } from "./api.js";
+import { isAvailable, isExport, linkTo, pollVersion, showInvisible, useData, useLive, useRoute } from "./api.js";
 import { Heading, Notice, html } from "./parts.js";
 import { TaskScreen, TasksScreen } from "./tasks.js";
 import { Health, Overview } from "./overview.js";
@@ -33,9 +33,9 @@ function Navigation({ current, overview }) {
   const state = isExport ? "export" : !isReachable ? "server stopped" : isRunning ? "running" : "";
   return html`<header class="bar">
     <button class="skip" onClick=${() => document.querySelector("h1")?.focus()}>Skip to content</button>
-    <a class="name" href="#/">${overview?.name ?? "coterie"}</a>
+    <a class="name" href="#/">${showInvisible(overview?.name ?? "coterie")}</a>
     <nav aria-label="Screens"><ul>
-      ${item("", "Overview", "#/")}${item("health", "Health", "#/health")}${item("tasks", "Tasks", "#/tasks")}${item("compare", "Compare", "#/compare")}
+      ${item("", "Overview", "#/")}${isAvailable("health", {}) && item("health", "Health", "#/health")}${(!isExport || overview?.stages.length > 0) && html`${item("tasks", "Tasks", "#/tasks")}${item("compare", "Compare", "#/compare")}`}
     </ul></nav>
     <span class="state" role="status">${state && html`<span class="badge ${isReachable ? "" : "warning"}">${state}</span>`}</span>
   </header>`;

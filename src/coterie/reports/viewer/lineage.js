@@ -73,11 +73,7 @@ export function CompareScreen({ query }) {
 }
 
 function CompareOfRun({ data, query }) {
-  const { data: second } = useData(data.compare && "overview", { run: 1 });
-  const sides = [data, ...(second ? [second] : [])].flatMap((overview, run) => {
-    const stages = overview.stages.filter((stage) => stage.has_trees);
-    return stages.map(({ iteration, stage }) => [`${run}/${iteration}/${stage}`, `${overview.name}: ${stage} of iteration ${iteration}`]);
-  });
+  const { sides } = data;
   if (sides.length < 2) return html`<${Notice} text="Only one stage has dialogues so far. Compare two runs with --compare." />`;
   // Tasks recur in stages of one kind, so the other side is the last stage of that kind.
   const kindOf = (key) => key.split("/")[2];

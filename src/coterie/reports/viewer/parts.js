@@ -36,7 +36,13 @@ function cellText(value) {
   if (typeof value === "string") return html`<bdi>${showInvisible(value)}</bdi>`;
   if (typeof value === "number") return Number.isInteger(value) ? formatCount(value) : formatNumber(value);
   if (typeof value === "boolean") return value ? "yes" : "no";
+  if (value?.href) return html`<a href=${value.href}>${showInvisible(value.text)}</a>`;
   return value ?? "–";
+}
+
+/** Meanings of names, as pairs. */
+export function Words({ words }) {
+  return words.length > 0 && html`<p class="muted">${words.map(([name, meaning]) => html`<b>${showInvisible(name)}</b>: ${showInvisible(meaning)}. `)}</p>`;
 }
 
 /** Table that scrolls sideways by itself where the screen is narrow. */

@@ -1,6 +1,6 @@
 // Dialogue of a path (…/path/LEAF), with its tokens colored by what the trainer used.
 
-import { formatCount, formatNumber, formatSeconds, formatSigned, imageAddress, linkTo, replaceQuery, showInvisible, useData } from "./api.js";
+import { formatCount, formatNumber, formatSeconds, formatSigned, imageAddress, isAvailable, linkTo, replaceQuery, showInvisible, useData } from "./api.js";
 import { Credits, Facts, Heading, Legend, Loaded, LongText, Notice, SCALES, VERSION_TONES, html } from "./parts.js";
 import { LeftOut, Use, isEvaluationStage } from "./tasks.js";
 const { useEffect, useLayoutEffect, useRef, useState } = htmPreact;
@@ -173,7 +173,7 @@ function Turn({ turn, number, path, color, maximum, versions, agent, selected, r
     ${turn.damaged && html`<${Notice} kind="error" text="This turn is damaged, so it cannot be shown." />`}
     <${Facts} facts=${facts} />
     <${Credits} credits=${turn.credit} />
-    ${turn.has_prompt && html`<${Prompt} turn=${turn} run=${run} />`}
+    ${turn.has_prompt && isAvailable("prompt", { turn: turn.id, run }) && html`<${Prompt} turn=${turn} run=${run} />`}
     <${TurnContent} ...${{ turn, path, color, maximum, versions, agent, selected, onInspect }} />
     ${turn.plan.length > 0 && html`<${Plan} levels=${turn.plan} />`}
     <${Calls} calls=${turn.calls} results=${turn.results} />

@@ -1,7 +1,7 @@
 // List of tasks and rollouts (#/tasks), and the rollouts of a task side by side (#/task/IT/STAGE/TASK).
 
 import { formatCount, formatNumber, isAvailable, isExport, linkTo, replaceQuery, showInvisible, useData } from "./api.js";
-import { Credits, Facts, Heading, Loaded, LongText, Notice, Side, Table, VirtualList, html, pathLink, rowLink, splitStage } from "./parts.js";
+import { Credits, Facts, Heading, Loaded, LongText, Notice, Side, Table, VirtualList, Words, html, pathLink, rowLink, splitStage } from "./parts.js";
 const { useEffect, useMemo, useRef, useState } = htmPreact;
 
 // -- rows of the list -----------------------------------------------------------------------------
@@ -70,8 +70,8 @@ function sortRows(rows, sort) {
 // -- list -----------------------------------------------------------------------------------------
 
 /** Return the stages that have dialogues, and the one that a query names, else the last one before the evaluation. */
-export function chooseStage(overview, named) {
-  const stages = overview.stages.filter(({ has_trees, iteration, stage }) => has_trees && isAvailable("tasks", { iteration, stage })).map((stage) => `${stage.iteration}/${stage.stage}`);
+export function chooseStage(overview, named, run) {
+  const stages = overview.stages.filter(({ has_trees, iteration, stage }) => has_trees && isAvailable("tasks", { iteration, stage, run })).map((stage) => `${stage.iteration}/${stage.stage}`);
   const trained = stages.filter((stage) => !/\/(evaluate|measure)/.test(stage));
   return [stages, named && stages.includes(named) ? named : trained.at(-1) ?? stages.at(-1)];
 }
@@ -81,7 +81,7 @@ export function TasksScreen({ query }) {
 }
 
 function TasksOfRun({ data, query }) {
-  const [stages, stage] = chooseStage(data, query.get("stage"));
+  const [stages, stage] = chooseStage(data, query.get("stage"), query.get("run"));
   if (!stage) return html`<${Notice} text="No stage has recorded dialogues yet." />`;
   const select = html`<label>Stage <select value=${stage} onChange=${(event) => replaceQuery({ stage: event.target.value })}>
     ${stages.map((name) => html`<option value=${name}>${showInvisible(name)}</option>`)}</select></label>`;
@@ -191,12 +191,17 @@ function TaskBody({ data, run }) {
   const rank = (rollout) => rollout.credit?.reward ?? rollout.score ?? -Infinity;
   const rollouts = [...data.rollouts].sort((a, b) => rank(b) - rank(a));
   const here = ["task", data.iteration, data.stage, data.task];
+  // Names of credit may end with an agent, such as `advantage:Alice`.
+  const credits = [...rollouts, ...Object.values(data.turns)].flatMap(({ credit }) => Object.keys(credit ?? {}).map((name) => name.split(":")[0]));
+  const names = new Set([...credits, isEvaluationStage(data.stage) ? "" : "selected"]);
+  const { data: meanings } = useData("words", { run });
   return html`
     <${PublicFields} fields=${data.public} title="Task" />
     ${data.secrets && html`<${PublicFields} fields=${data.secrets} title="Secrets, which only graders and critics may read" />`}
     <p class="links"><a class="button" href=${linkTo([...here, "tree"], { run })}>Tree of ${formatCount(data.nodes)} turns</a>
       <a class="button" href=${linkTo(["compare"], { task: data.task, a: `${run ?? 0}/${data.iteration}/${data.stage}` })}>Compare with another policy</a></p>
-    ${rollouts.length > 0 ? html`<section><h2>Rollouts</h2><${Ranking} data=${data} rollouts=${rollouts} run=${run} /></section>` : html`<${Notice} text="Its tree has turns, but no finished rollout." />`}
+    ${rollouts.length > 0 ? html`<section><h2>Rollouts</h2><${Ranking} data=${data} rollouts=${rollouts} run=${run} />
+      <${Words} words=${Object.entries(meanings?.words ?? {}).filter(([name]) => names.has(name))} /></section>` : html`<${Notice} text="Its tree has turns, but no finished rollout." />`}
     <${Pairs} data=${data} run=${run} />
     ${rollouts.length > 0 && html`<section><h2>Side by side</h2><${Columns} data=${data} rollouts=${rollouts} run=${run} /></section>`}
     <${LeftOut} entries=${Object.values(data.facts.left_out).flat()} run=${run} />`;
