@@ -67,7 +67,8 @@ def compare(
     clusters, a, b = zip(*pairs, strict=True)
     test = paired_bootstrap(a, b, margin=margin, seed=0, clusters=clusters)
     interval = f"95% interval of the effect {test.low:.3f} to {test.high:.3f}"
-    return test, f"{len(ours)} seeds, {len(pairs)} tasks; {interval}"
+    seeds = f"{len(ours)} seed{'s' * (len(ours) > 1)}"
+    return test, f"{seeds}, {len(pairs)} tasks; {interval}"
 
 
 def verdict(

@@ -284,9 +284,10 @@ class Experiment:
             if best != preset or version == 0:
                 temperatures[method + BEST] = best
         training = training_of(recipe, run, version)
+        is_recorded = environment is None and version in run.store.iterations(EVALUATION)
         for name, temperature in temperatures.items():
             # The recipe's own evaluation is in the record of its run.
-            if temperature == preset and environment is None:
+            if temperature == preset and is_recorded:
                 self._add(name, recipe, run.store, version, temperature, training)
                 continue
             with self.evaluate(method, recipe, run, version, temperature, environment) as store:
@@ -356,13 +357,9 @@ def _sampled_tokens(run: Run, key: StageKey) -> int:
 
 
 def make_recipe(name: str, overrides: Sequence[str], micro_world: str = "") -> Any:
-    """Return a recipe under its settings, of which later ones win.
-
-    Refuses data other than the micro-world, which is the recipe's first one.
-    """
+    """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
-    last = {pair.partition("=")[0]: pair for pair in overrides}.values()
-    values = settings(name, [f"environment={world}", *last] if micro_world else [*last])
+    values = settings(name, [f"environment={world}", *overrides] if micro_world else overrides)
     if values.benchmark != world:
         raise UserError(
             f"{values.benchmark}: claims are tested on the micro-world {label(world)}",

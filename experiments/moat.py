@@ -132,6 +132,7 @@ def run(x: Experiment) -> None:
     for seed in x.seeds:
         joint = moat(x, seed, "joint")
         with x.run(JOINT, joint) as run:
+            x.add_run("base", joint, run, 0)
             measure(x, START, joint, run, [int(joint.settings.start.enabled)])
             measure(x, JOINT, joint, run)
             add_likelihoods(x, JOINT, joint, run)

@@ -237,11 +237,10 @@ def read(file: Path) -> tuple[dict[str, Any], Measurements]:
 
 def show(protocol: Mapping[str, Any], measurements: Measurements, claims: Sequence[Claim]) -> None:
     """Print the tables and, as the last line, one JSON object."""
-    changed = " with uncommitted changes" if protocol["changed"] else ""
-    console().print(
-        f"world, gate, claims, margins, controls and tuning settings: commit {protocol['commit'][:12]}{changed} "
-        f"{protocol['commit_date']}"
-    )
+    commit = f"{protocol['commit'][:12]} {protocol['commit_date']}"
+    changed = ", with uncommitted changes" if protocol["changed"] else ""
+    contents = "world, gate, claims, margins, controls and tuning settings"
+    console().print(f"{contents}: commit {commit}{changed}")
     show_decodes(protocol["decodes"])
     for table in (_results_table(measurements.rows), _means_table(measurements.rows)):
         if table.row_count:
