@@ -38,6 +38,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import played_by, settings
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
 from coterie.record.tree import Task
 from coterie.record.turn import digest
@@ -166,7 +167,7 @@ class Experiment:
         self.progress.say(f"seed {s.seed}: {method}")
         tasks = self.held_out(recipe)
         recipe.heldout_tasks = lambda: tasks  # type: ignore[method-assign]
-        self.settings.setdefault(method, self._settings_of(recipe))
+        self.settings.setdefault(method, portable(s, self.folder))
         folder = self.path(method, s.seed)
         make_folder(folder.parent)
         if shares is None:
@@ -185,15 +186,6 @@ class Experiment:
         """Open a run without its stages, for what is measured before any training."""
         with self.run("base", recipe, steps=()) as run:
             yield run
-
-    def _settings_of(self, recipe: Recipe) -> dict[str, Any]:
-        values = flatten(recipe.settings.model_dump(mode="json"))
-        # Paths of this machine say nothing elsewhere.
-        text = json.dumps(values)
-        for path in (self.folder, self.folder.absolute(), CHECKOUT):
-            text = text.replace(f"{path}/", "")
-        relative: dict[str, Any] = json.loads(text)
-        return relative
 
     # -- held-out tasks ----------------------------------------------------------------------
 
@@ -312,6 +304,16 @@ def content_of(task: Task) -> Hashable:
     return json.dumps(task.public, sort_keys=True), frozenset(task.secrets.items())
 
 
+def portable(settings: RecipeSettings, folder: Path) -> dict[str, Any]:
+    """Return the settings by dotted key, with paths below the experiment's ``folder`` or the checkout relative."""
+    text = json.dumps(flatten(settings.model_dump(mode="json")))
+    # The relative form of the folder may end the absolute one, so it comes last.
+    for path in (folder.absolute(), CHECKOUT, folder):
+        text = text.replace(f"{path}/", "")
+    relative: dict[str, Any] = json.loads(text)
+    return relative
+
+
 def slug(method: str) -> str:
     return method.lower().replace(" ", "_").replace("/", "_of_")
 
@@ -360,7 +362,7 @@ def make_recipe(name: str, overrides: Sequence[str], micro_world: str = "") -> A
     """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
     values = settings(name, [f"environment={world}", *overrides] if micro_world else overrides)
-    if values.benchmark != world:
+    if values.benchmark != label(world):
         raise UserError(
             f"{values.benchmark}: claims are tested on the micro-world {label(world)}",
             "leave dataset and environment out; `coterie run` takes any",

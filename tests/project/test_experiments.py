@@ -19,6 +19,7 @@ from experiments.experiment import (
     Experiment,
     load,
     make_recipe,
+    portable,
 )
 from experiments.gap_sft import cut
 from experiments.results import BEST, Measurements, Training, read, show, tasks_file, write
@@ -225,6 +226,19 @@ def test_no_held_out_task_belongs_to_two_seeds(tmp_path: Path) -> None:
     assert [len(of_seed) for of_seed in tasks] == [500] * 4 and len(contents) == len({*contents})
     drawn = recipes[0].environment.tasks("heldout", 700, 2)[:500]
     assert {task.public["question"] for task in drawn} & {*contents[500:]}, "none was left out"
+
+
+def test_the_settings_of_a_result_file_name_no_folder_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = Experiment(Path("runs"), [], [0], Silent())
+    settings = multi_agent.make(x, "paths", 0).settings
+    for folder in (Path("runs"), tmp_path / "runs"):
+        moved = settings.model_copy(update={"model": f"{folder}/seed-0/sft/final"})
+        values = portable(moved, x.folder)
+        assert values["model"] == "seed-0/sft/final"
+        assert values["environment.name"] == "experiments/multi_agent_worlds.py:FirstTurn"
 
 
 def test_the_claims_of_a_folder_may_not_change_after_its_first_run(tmp_path: Path) -> None:
