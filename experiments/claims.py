@@ -86,7 +86,7 @@ def verdict(
     ``effect`` is the effect of the first test by default. ``condition`` is a part of the claim that needs no test.
     """
     p, p_seeds = max(test.p for test in tests), max(test.p_seeds for test in tests)
-    # A bootstrap over few seeds underestimates their variance, and over one seed it has none. So the t test over the
+    # A bootstrap over few seeds underestimates their variance, and with one seed it ignores it. So the t test over the
     # means of the seeds must agree.
     holds = condition and p < SIGNIFICANCE and p_seeds < SIGNIFICANCE
     effect = round(tests[0].effect if effect is None else effect, 4)
@@ -157,8 +157,8 @@ def common_tasks(ours: Results, theirs: Results) -> tuple[Results, Results]:
     common = {
         seed: tasks.keys() & theirs[seed].keys() for seed, tasks in ours.items() if seed in theirs
     }
-    kept = [
+    ours, theirs = [
         {seed: {task: results[seed][task] for task in tasks} for seed, tasks in common.items()}
         for results in (ours, theirs)
     ]
-    return kept[0], kept[1]
+    return ours, theirs

@@ -222,5 +222,5 @@ def gate(x: Experiment) -> Gate:
     return Gate(
         {"best_minus_mean": best, "base": base, "sampled": fmean(map(fmean, sampled))},
         passed=best >= BEST_MINUS_MEAN and MIN_BASE <= base <= MAX_BASE,
-        asked=f"best_minus_mean at least {BEST_MINUS_MEAN}, base between {MIN_BASE} and {MAX_BASE}",
+        conditions=f"best_minus_mean at least {BEST_MINUS_MEAN}, base between {MIN_BASE} and {MAX_BASE}",
     )

@@ -64,15 +64,15 @@ def run(x: Experiment) -> None:
         overrides = [*x.overrides, f"seed={seed}"]
         dense: DenseTree = make(overrides)
         run_method(x, "dense", dense, base="base")
-        own = {name: [*overrides, f"train.learning_rate={rate}"] for name, rate in RATES.items()}
+        words = {name: [*overrides, f"train.learning_rate={rate}"] for name, rate in RATES.items()}
         tasks = f"rollout.tasks={dense.settings.budget.pairs}"
         run_methods(
             x,
             {
-                "random sides": RandomSides(make(own["random sides"]).settings),
-                "SFT": Successes(make(own["SFT"]).settings),
+                "random sides": RandomSides(make(words["random sides"]).settings),
+                "SFT": Successes(make(words["SFT"]).settings),
                 **densities(make, overrides, DENSITY_PAIRS),
-                "sparse": make([*own["sparse"], *SPARSE, tasks]),
+                "sparse": make([*words["sparse"], *SPARSE, tasks]),
             },
         )
 
@@ -96,5 +96,5 @@ def gate(x: Experiment) -> Gate:
     return Gate(
         {"base": base, "trees_with_both": both, "wins_of_paths": fmean(map(fmean, wins))},
         passed=both >= MIN_BOTH and MIN_BASE <= base <= MAX_BASE,
-        asked=f"trees_with_both at least {MIN_BOTH}, base between {MIN_BASE} and {MAX_BASE}",
+        conditions=f"trees_with_both at least {MIN_BOTH}, base between {MIN_BASE} and {MAX_BASE}",
     )

@@ -1,7 +1,7 @@
 """Claims of papers on micro-worlds: variants over seeds, paired tests, and the output of ``coterie reproduce``.
 
-A module of this folder tests the claims of one paper. Its docstring says what was fixed before the run. It has these
-names, of which the last three are optional:
+A module of this folder tests the claims of one paper, which its docstring has as they were fixed before the run. It has
+these names. ``TUNING`` and ``DEFAULTS`` are optional:
 
 * ``gate(x)`` plays a spare seed before the runs of the claims. It chooses the best decode of the base, and measures
   whether the micro-world leaves something to learn;
@@ -71,7 +71,7 @@ NAMES = (
 SPARE_SEED = 1_000
 """Seed of gates and decodes. No claim has it."""
 DECODES = (0.0, 0.3, 0.5, 1.0)
-"""Temperatures of which the best one is chosen for the base."""
+"""Temperatures from which the best one is chosen for the base."""
 
 
 def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
@@ -85,11 +85,11 @@ class Gate:
 
     values: Mapping[str, float]
     passed: bool
-    asked: str
+    conditions: str
     """The conditions on the values, in words."""
 
 
-UNGATED = Gate({}, passed=True, asked="")
+UNGATED = Gate({}, passed=True, conditions="")
 """Gate of an experiment whose world is not checked; the spare seed gives the best decode only."""
 
 
@@ -143,7 +143,7 @@ class Experiment:
         return spare
 
     def chosen(self, methods: Iterable[str]) -> list[str]:
-        """Return the methods to run: all, or those of ``--quick``."""
+        """Return the methods to run: all, or the two methods of ``--quick``."""
         return [method for method in methods if self.quick is None or method in self.quick.methods]
 
     def path(self, method: str, seed: int) -> Path:
@@ -163,12 +163,17 @@ class Experiment:
         s = recipe.settings
         # A gate or a decode that saw a seed of the claims would choose by their results.
         if s.seed not in self.seeds:
-            raise ValueError(f"seed {s.seed} is none of this experiment: {[*self.seeds]}")
+            raise ValueError(f"seed {s.seed} does not belong to this experiment: {[*self.seeds]}")
         self.progress.say(f"seed {s.seed}: {method}")
+        # The recipe draws by its seed alone. Here all its stages get the tasks that no other seed has.
         tasks = self.held_out(recipe)
         recipe.heldout_tasks = lambda: tasks  # type: ignore[method-assign]
         self.settings.setdefault(method, portable(s, self.folder))
         folder = self.path(method, s.seed)
+        # Stages with results are refused if their settings have changed. Without stages nothing is compared, so other
+        # settings get another folder.
+        if steps == ():
+            folder = folder.with_name(f"{folder.name}-{digest(s.model_dump_json())[:8]}")
         make_folder(folder.parent)
         if shares is None:
             recipe.plan()
@@ -183,7 +188,7 @@ class Experiment:
 
     @contextmanager
     def base(self, recipe: Recipe) -> Iterator[Run]:
-        """Open a run without its stages, for what is measured before any training."""
+        """Open a run without its stages, for measurements before any training."""
         with self.run("base", recipe, steps=()) as run:
             yield run
 
@@ -201,9 +206,9 @@ class Experiment:
         for seed in (SPARE_SEED, *(() if s.seed == SPARE_SEED else range(s.seed + 1))):
             if seed not in by_seed:
                 # Worlds with few questions draw equal ones under other ids, so contents are compared.
-                taken = {content_of(task) for tasks in by_seed.values() for task in tasks}
-                drawn = world.tasks("heldout", count, seed)
-                by_seed[seed] = [t for t in drawn if content_of(t) not in taken][:MIN_TASKS]
+                earlier = {content_of(task) for tasks in by_seed.values() for task in tasks}
+                candidates = world.tasks("heldout", count, seed)
+                by_seed[seed] = [t for t in candidates if content_of(t) not in earlier][:MIN_TASKS]
         return by_seed[s.seed]
 
     @contextmanager
@@ -294,6 +299,7 @@ class Experiment:
         temperature: float,
         training: Training,
     ) -> None:
+        # A task that failed scores 0, and one that nothing could grade is left out, as in evaluations of runs.
         tasks, means = held_out_results(store, version), grade_means(store, version, EVALUATION)
         policy = (method, recipe.settings.seed, version, temperature)
         self.measurements.add(*policy, tasks, means, training)
@@ -323,20 +329,20 @@ def training_of(recipe: Recipe, run: Run, version: int) -> Training:
     stages = {stage.key: stage for stage in recipe.stages()}
     finished = [key for key in stages if key.iteration < version and run.is_finished(key)]
     # A critic learns too, but it is not the policy.
-    played = {*recipe.players().values()}
-    trained = [key for key in finished if played & {*stages[key].trains}]
+    player_roles = {*recipe.players().values()}
+    trained = [key for key in finished if player_roles & {*stages[key].trains}]
     rows, steps, targets = (
         sum(int(run.metrics(key)[name]) for key in trained)
         for name in ("rows", "steps", "trained_tokens")
     )
     # What the trainings read, and what that was made from. Evaluations are no part of it.
-    needed, unseen = set(trained), [*trained]
+    inputs, unseen = set(trained), [*trained]
     while unseen:
-        new = {*stages[unseen.pop()].after} - needed
-        needed |= new
+        new = {*stages[unseen.pop()].after} - inputs
+        inputs |= new
         unseen += new
-    sampled = sum(_sampled_tokens(run, key) for key in needed)
-    seconds = sum(float(run.metrics(key)["seconds"]) for key in needed)
+    sampled = sum(_sampled_tokens(run, key) for key in inputs)
+    seconds = sum(float(run.metrics(key)["seconds"]) for key in inputs)
     return Training(rows, steps, targets, sampled, round(seconds, 1))
 
 
@@ -436,6 +442,7 @@ def main(
     short = module.QUICK if quick else None
     title = name.replace("/", "-")
     folder = folder or Path("runs") / f"reproduce-{title}{'-quick' * quick}"
+    # Later settings win, so the user's come last.
     defaults = [*getattr(module, "DEFAULTS", ()), *(short.overrides if short else ())]
     x = Experiment(
         folder,
@@ -491,6 +498,7 @@ def begin(x: Experiment, name: str, module: Any) -> dict[str, Any]:
             problem = f"the claims of {name} have changed since the runs in {x.folder} began"
             raise UserError(problem, "use another --folder")
         return protocol
+    # A resumed experiment keeps the commit of its first run.
     make_folder(x.folder)
     began = {"date": date.today().isoformat(), "seconds": 0.0, "source": source}
     protocol = {"experiment": name, **protocol_commit(), **began}
@@ -504,15 +512,15 @@ def save_protocol(x: Experiment, protocol: Mapping[str, Any]) -> None:
 
 def differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the settings that all methods share as ``common``, and the other ones of each method."""
-    first, *others = settings.values()
+    reference, *rest = settings.values()
     common = {
-        key: value for key, value in first.items() if all(s.get(key) == value for s in others)
+        key: value for key, value in reference.items() if all(s.get(key) == value for s in rest)
     }
-    own = {
+    differences = {
         method: {key: value for key, value in values.items() if key not in common}
         for method, values in settings.items()
     }
-    return {"common": common, **own}
+    return {"common": common, **differences}
 
 
 def print_gate(gate: Gate, x: Experiment, *, alone: bool) -> None:
@@ -522,7 +530,7 @@ def print_gate(gate: Gate, x: Experiment, *, alone: bool) -> None:
     if values:
         results().print(f"seed {SPARE_SEED}, before training: {values}")
     if not gate.passed:
-        results().print(f"that is not enough to test the claims: {gate.asked}")
+        results().print(f"that is not enough to test the claims: {gate.conditions}")
     if alone or not gate.passed:
         show_decodes(decodes)
         rounded = {name: round(value, 4) for name, value in gate.values.items()}

@@ -9,8 +9,8 @@ Claims, margins and tests were fixed before the first run (one-sided paired boot
 * reported: DAPO scores above more epochs of fine-tuning, on the same traces, at equal trained tokens;
 * reported: DAPO scores above rejection fine-tuning at equal trained tokens (Yuan et al., arXiv 2308.01825: the
   policy's own right paths of the questions that DAPO drew, each once);
-* reported: DAPO scores above expert iteration at equal steps: on-policy imitation of the right ones of as many fresh
-  paths as GRPO has. It is a control that can win: if it does, what is shown is on-policy training, not the advantage;
+* reported: DAPO scores above expert iteration at equal steps: on-policy imitation of the right paths among GRPO's
+  number of fresh ones. A control that can win: if it does, on-policy training explains the gain, not the advantage;
 * reported: GRPO scores above the fine-tuning; PPO scores above it.
 
 Tokens and rounds of each policy stand in the table. All begin from the same fine-tuned policy of their seed; GRPO has
@@ -112,11 +112,11 @@ class RejectionFineTuning(Gap):
         """Select the right paths of a question, each once. Raises ``UserError`` if there is none."""
         chosen: list[Selection] = []
         for tree in run.store.trees(i, "rollout"):
-            known = set[tuple[str, ...]]()
+            distinct = set[tuple[str, ...]]()
             for outcome, _ in tree.trajectories():
                 texts = tuple(turn.text for turn in tree.path(outcome.leaf) if turn.sample)
-                if outcome.score and texts not in known:
-                    known.add(texts)
+                if outcome.score and texts not in distinct:
+                    distinct.add(texts)
                     chosen.append(Selection(outcome.leaf, self.agent))
         if not chosen:
             raise UserError(
@@ -145,7 +145,7 @@ def run(x: Experiment) -> None:
 
 
 def claims(measurements: Measurements) -> list[Claim]:
-    """Test the claims. What they call fine-tuning has its best decode."""
+    """Test the claims. The fine-tuning, from which all methods begin, has its best decode."""
     above_sft = "scores above the fine-tuning that it begins from"
     return measurements.test(
         Hypothesis("dapo_over_sft", f"DAPO {above_sft}", DAPO, "SFT" + BEST),
@@ -219,6 +219,6 @@ def gate(x: Experiment) -> Gate:
     return Gate(
         {"exact_match": greedy, "pass_1": single, f"pass_{PATHS}": best, "gain": best - single},
         passed=MIN_SCORE <= greedy <= MAX_SCORE and best - single >= MIN_GAIN,
-        asked=f"exact_match of the fine-tuned policy between {MIN_SCORE} and {MAX_SCORE}, "
+        conditions=f"exact_match of the fine-tuned policy between {MIN_SCORE} and {MAX_SCORE}, "
         f"gain (pass@{PATHS} minus pass@1) at least {MIN_GAIN}",
     )

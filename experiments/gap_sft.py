@@ -175,13 +175,13 @@ def gate(x: Experiment) -> Gate:
         with x.run(form, recipe, steps=[rollout, select]) as run:
             if form == PARALLEL:
                 base = x.choose_decode(recipe, run)[0.0]
-            played = run.metrics(rollout)
-            rounds[form] = float(played["rounds"])
-            sound[form] = int(run.metrics(select)["selected"]) / int(played["n"])
-    share, least = rounds[PARALLEL] / rounds[SEQUENTIAL], min(sound.values())
+            summary = run.metrics(rollout)
+            rounds[form] = float(summary["rounds"])
+            sound[form] = int(run.metrics(select)["selected"]) / int(summary["n"])
+    share, soundness = rounds[PARALLEL] / rounds[SEQUENTIAL], min(sound.values())
     return Gate(
-        {"base": base, "share_of_rounds": share, "sound_traces": least},
-        passed=MIN_BASE <= base <= MAX_BASE and share <= ROUNDS and least >= MIN_SOUND,
-        asked=f"base between {MIN_BASE} and {MAX_BASE}, share_of_rounds at most {ROUNDS}, sound_traces at least "
+        {"base": base, "share_of_rounds": share, "sound_traces": soundness},
+        passed=MIN_BASE <= base <= MAX_BASE and share <= ROUNDS and soundness >= MIN_SOUND,
+        conditions=f"base between {MIN_BASE} and {MAX_BASE}, share_of_rounds at most {ROUNDS}, sound_traces at least "
         f"{MIN_SOUND}",
     )

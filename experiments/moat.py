@@ -114,15 +114,15 @@ class ContinuedSFT(Moat):
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""
         if self.is_start(iteration):
             return super().train_on_gold(run, iteration, progress, role)
-        s, place = self.settings, iteration - 1
-        before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
+        s, index = self.settings, iteration - 1
+        previous = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:index]
         tasks = self.environment.tasks(
-            "train", self.counts[role][place], s.seed, [s.start.tasks, *before]
+            "train", self.counts[role][index], s.seed, [s.start.tasks, *previous]
         )
         train = self.trainings()["improve.train"]
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
-            whole = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
-            train = train.model_copy(update=whole)
+            batches = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
+            train = train.model_copy(update=batches)
         rows = [row for task in tasks for row in self.gold_rows(task, role)]
         return TrainingJob.of(self, run, iteration, train, progress, role).train(rows)
 
@@ -211,12 +211,12 @@ def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]
     text = f"J of joint is above that of {CONTROL}"
     steps = []
     for measures in pairwise(joint):
-        before, after = common_tasks(*measures)
-        values = [result.score for tasks in before.values() for result in tasks.values()]
+        earlier, later = common_tasks(*measures)
+        values = [result.score for tasks in earlier.values() for result in tasks.values()]
         margin = -stdev(values) / math.sqrt(len(values))
         falls = "J of joint never falls by more than its standard error"
         hypothesis = Hypothesis("j_never_falls", falls, JOINT, JOINT, must=False, margin=margin)
-        steps.append(above(hypothesis, after, before))
+        steps.append(above(hypothesis, later, earlier))
     j = above(Hypothesis("j", text, JOINT, CONTROL, must=False), joint[-1], control)
     return [j, max(steps, key=lambda claim: (claim.p, claim.p_seeds))]
 
@@ -236,7 +236,7 @@ def gate(x: Experiment) -> Gate:
         passed=best >= BEST_MINUS_MEAN
         and on_right >= GOLD_SUCCESS
         and on_sampled <= SAMPLED_SUCCESS,
-        asked=f"best_minus_mean at least {BEST_MINUS_MEAN}, gold_success at least {GOLD_SUCCESS}, "
+        conditions=f"best_minus_mean at least {BEST_MINUS_MEAN}, gold_success at least {GOLD_SUCCESS}, "
         f"sampled_success at most {SAMPLED_SUCCESS}",
     )
 

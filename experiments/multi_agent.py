@@ -89,8 +89,8 @@ def gate(x: Experiment) -> Gate:
             scores[METHODS[method][1]] = x.choose_decode(recipe, run)[1.0]
     lengths, trap = scores["Lengths"], scores["Trap"]
     passed = 0.05 <= lengths <= 0.25 and trap > 0.5
-    asked = "the base of lengths at 0.05 to 0.25, the base of trap above 0.5"
-    return Gate({"lengths": lengths, "trap": trap}, passed, asked)
+    conditions = "the base of lengths at 0.05 to 0.25, the base of trap above 0.5"
+    return Gate({"lengths": lengths, "trap": trap}, passed, conditions)
 
 
 def run(x: Experiment) -> None:

@@ -66,8 +66,8 @@ def run(x: Experiment) -> None:
     best = best_method(x.measurements)
     for seed, methods in recipes.items():
         x.progress.say(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
-        last = methods[best].settings.iterations
-        for name, method, version in (("base", "isft", 0), (best, best, last)):
+        newest = methods[best].settings.iterations
+        for name, method, version in (("base", "isft", 0), (best, best, newest)):
             several = {"samples": MAJORITY, "temperature": TEMPERATURE}
             with play(x, method, methods[method], version, f"majority-{version}", several) as store:
                 draws = held_out_draws(store, 0, MAJORITY)

@@ -224,6 +224,7 @@ def read(file: Path) -> tuple[dict[str, Any], Measurements]:
     ):
         pairs = map(HeldOutResult, scores, tokens)
         measurements.tasks[method, seed] = dict(zip(names, pairs, strict=True))
+    # Tasks of another run beside a result file would give other claims than its rows.
     for (method, seed), row in {(row.method, row.seed): row for row in measurements.rows}.items():
         tasks = measurements.tasks.get((method, seed), {})
         if len(tasks) != row.n or round(means_of(tasks)[0], 4) != row.score:
@@ -283,7 +284,8 @@ def _results_table(rows: Sequence[PolicyResult]) -> Table:
 
 def _means_table(rows: Sequence[PolicyResult]) -> Table:
     """Build a table of the other grades: a row for each, a column for each method's newest policies."""
-    newest = {(r.method, r.seed): r for r in rows}.values()
+    # At the best decode the columns would not fit; they are in the file.
+    newest = {(r.method, r.seed): r for r in rows if not r.method.endswith(BEST)}.values()
     methods = dict.fromkeys(r.method for r in newest if r.grades)
     table = Table("", title="means of each method's newest policies", box=None)
     for method in methods:

@@ -110,9 +110,12 @@ def run_method(
 ) -> None:
     """Run a method of a recipe. A judge that makes no pair trains nothing."""
     recipe: SweetRL = make_recipe(name, overrides)
-    *before, _ = recipe.stage_keys()
-    before = [step for step in before if step.stage != "train"]
-    steps, shares = (before if method == "judge" else None), "sweet" if method != "sweet" else None
+    *keys, _ = recipe.stage_keys()
+    untrained = [key for key in keys if key.stage != "train"]
+    steps, shares = (
+        (untrained if method == "judge" else None),
+        "sweet" if method != "sweet" else None,
+    )
     with x.run(method, recipe, shares=shares, steps=steps) as run:
         version = recipe.settings.iteration_count
         if method == "sweet":

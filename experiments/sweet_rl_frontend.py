@@ -91,7 +91,7 @@ def gate(x: Experiment) -> Gate:
     return Gate(
         means,
         passed=means["oracle"] - means["base"] >= ORACLE_MINUS_BASE,
-        asked=f"oracle minus base at least {ORACLE_MINUS_BASE}",
+        conditions=f"oracle minus base at least {ORACLE_MINUS_BASE}",
     )
 
 

@@ -207,7 +207,7 @@ def test_a_gate_plays_no_seed_of_the_claims_and_a_claim_no_spare_seed(tmp_path: 
     for of_experiment, seed in ((x.spare(), 0), (x, SPARE_SEED)):
         recipe = make_recipe("optima/isft", [*x.overrides, f"seed={seed}"])
         with (
-            pytest.raises(ValueError, match="is none of this experiment"),
+            pytest.raises(ValueError, match="does not belong to this experiment"),
             of_experiment.base(recipe),
         ):
             pass
