@@ -66,7 +66,7 @@ METHODS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """Preset, world and settings of each method."""
-QUICK = Quick(("own weights", "shared weights"), ("evaluate.tasks=200",))
+QUICK = Quick(("own weights", "shared weights"), ("evaluate.tasks=100", "steps.count=10"))
 TUNING: dict[str, dict[str, float]] = {}
 """Nothing was tuned: all runs have the same learning rate."""
 
