@@ -1,25 +1,38 @@
 """Claims of papers on micro-worlds: variants over seeds, paired tests, and the output of ``coterie reproduce``.
 
-A module of this folder tests the claims of one paper. Its docstring says what was fixed before the run. It has a
-function ``reproduce(x)`` that runs the variants and returns the tested claims, and may have ``gate(x)``, which
-measures before any training whether the micro-world leaves something to learn.
+A module of this folder tests the claims of one paper, which its docstring has as they were fixed before the run. It has
+these names. ``TUNING`` and ``DEFAULTS`` are optional:
+
+* ``gate(x)`` plays a spare seed before the runs of the claims. It chooses the best decode of the base, and measures
+  whether the micro-world leaves something to learn;
+* ``run(x)`` runs the methods with each seed and records their policies;
+* ``claims(measurements)`` tests the claims, and runs nothing;
+* ``QUICK`` has the methods and settings of ``--quick``;
+* ``TUNING`` has the settings that were tried for each method on a spare seed, with their scores;
+* ``DEFAULTS`` has settings that differ from the preset.
+
+Every policy is evaluated at the temperature of the preset and at the one at which the base is best, on at most 500
+held-out tasks of a seed. No task belongs to two seeds.
 """
 
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from coterie.config.folders import make_folder
+from coterie.config.plugins import label
+from coterie.config.resolve import flatten
+from coterie.environments.protocol import Environment
 from coterie.errors import UserError, did_you_mean
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
@@ -27,52 +40,43 @@ from coterie.recipes.registry import played_by, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
-from coterie.record.tree import Metrics
+from coterie.record.tree import Task
+from coterie.record.turn import digest
+from coterie.rollout.episodes import Episode
 from coterie.runs.evaluation import grade_means, held_out_draws
-from coterie.runs.loop import EVALUATION, Stage, fork, run_stages
+from coterie.runs.loop import EVALUATION, REINFORCE, Stage, command_line, fork, run_stages
+from coterie.runs.reinforce_record import step_records
 from coterie.runs.run import Run, StageKey, open_run
+from coterie.runs.work_items import open_actors, play, sampled_tokens
 from coterie.terminal import ConsoleProgress, results
-from experiments.paired_test import PairedTest, paired_bootstrap
+from experiments.claims import HeldOutResult
+from experiments.results import (
+    BEST,
+    CHECKOUT,
+    MIN_TASKS,
+    Measurements,
+    Training,
+    machine,
+    protocol_commit,
+    read,
+    show,
+    show_decodes,
+    write,
+)
 
 NAMES = (
     *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree"),
     *("dense_tree-textworld", "gap", "gap-sft", "multi_agent"),
 )
-SIGNIFICANCE = 0.05
-MIN_TASKS = 500
-"""Held-out tasks a seed that a claim needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutResult:
-    """Result of one policy on one held-out task."""
-
-    score: float
-    tokens: int
-    """Sampled tokens of the dialogue. A failed dialogue has 0 tokens and a score of 0."""
+SPARE_SEED = 1_000
+"""Seed of gates and decodes. No claim has it."""
+DECODES = (0.0, 0.3, 0.5, 1.0)
+"""Temperatures from which the best one is chosen for the base."""
 
 
 def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
     draws = held_out_draws(store, version, samples=1)
     return {task: HeldOutResult(draw.score, draw.tokens) for task, (draw,) in draws.items()}
-
-
-Results = Mapping[int, Mapping[str, HeldOutResult]]
-"""Held-out results of one method by seed and task."""
-_score, _tokens = attrgetter("score"), attrgetter("tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One claim and the outcome of its test."""
-
-    id: str
-    claim: str
-    must: bool
-    holds: bool
-    p: float
-    effect: float
-    tried: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +85,28 @@ class Gate:
 
     values: Mapping[str, float]
     passed: bool
-    asked: str
+    conditions: str
     """The conditions on the values, in words."""
 
 
+UNGATED = Gate({}, passed=True, conditions="")
+"""Gate of an experiment whose world is not checked; the spare seed gives the best decode only."""
+
+
 @dataclass(frozen=True, slots=True)
-class PolicyResult:
-    """One policy of one method and seed on the held-out tasks."""
+class Quick:
+    """What ``--quick`` runs in some minutes: two methods with one seed."""
 
-    method: str
-    seed: int
-    iteration: int
-    n: int
-    score: float
-    tokens: float
-    rows: int
-    """Training rows so far."""
-    steps: int
-    """Optimizer steps so far."""
-    means: Mapping[str, float] = field(default_factory=dict)
-    """Means of the environment's other grades, such as turns."""
+    methods: Sequence[str]
+    overrides: Sequence[str] = ()
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """The flat object that is printed."""
-        values = asdict(self)
-        return values | values.pop("means")
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Best temperature of the base in a world, and the score at each."""
+
+    temperature: float
+    scores: Mapping[str, float]
 
 
 class Experiment:
@@ -117,20 +117,38 @@ class Experiment:
         folder: Path,
         overrides: Sequence[str],
         seeds: Sequence[int],
-        say: Callable[[str], None],
         progress: Progress,
+        quick: Quick | None = None,
     ) -> None:
         self.folder, self.overrides, self.seeds = folder, list(overrides), seeds
-        self.say, self.progress = say, progress
-        self.min_tasks = MIN_TASKS
-        self.rows: list[PolicyResult] = []
-        self.tasks: dict[tuple[str, int], Mapping[str, HeldOutResult]] = {}
-        """Held-out results of each method's newest policy, by (method, seed)."""
+        self.progress, self.quick = progress, quick
+        self.measurements = Measurements(partial=quick is not None)
+        self.decodes: dict[str, Decode] = {}
+        """Best decode by world."""
+        self.settings: dict[str, dict[str, Any]] = {}
+        """Settings of each method, with its first seed."""
+        self._held_out: dict[Hashable, dict[int, list[Task]]] = {}
+
+    @property
+    def is_spare(self) -> bool:
+        """True for the spare seed, whose runs make no rows of claims."""
+        return self.seeds == (SPARE_SEED,)
+
+    def spare(self) -> "Experiment":
+        """Return an experiment with the spare seed alone, which chooses the decodes of this one."""
+        spare = Experiment(
+            self.folder / "gate", self.overrides, (SPARE_SEED,), self.progress, self.quick
+        )
+        spare.decodes = self.decodes
+        return spare
+
+    def chosen(self, methods: Iterable[str]) -> list[str]:
+        """Return the methods to run: all, or the two methods of ``--quick``."""
+        return [method for method in methods if self.quick is None or method in self.quick.methods]
 
     def path(self, method: str, seed: int) -> Path:
         """Return the folder of a method's run."""
-        slug = method.lower().replace(" ", "_").replace("/", "_of_")
-        return self.folder / f"seed-{seed}" / slug
+        return self.folder / f"seed-{seed}" / slug(method)
 
     @contextmanager
     def run(
@@ -139,108 +157,232 @@ class Experiment:
         recipe: Recipe,
         *,
         shares: str | None = None,
-        steps: Sequence[StageKey] | None = None,
+        steps: Collection[StageKey] | None = None,
     ) -> Iterator[Run]:
         """Run (or resume) a method. It takes over the equal steps of the method that it ``shares``."""
-        own = recipe.settings
-        self.say(f"seed {own.seed}: {method}")
-        folder = self.path(method, own.seed)
+        s = recipe.settings
+        # A gate or a decode that saw a seed of the claims would choose by their results.
+        if s.seed not in self.seeds:
+            raise ValueError(f"seed {s.seed} does not belong to this experiment: {[*self.seeds]}")
+        self.progress.say(f"seed {s.seed}: {method}")
+        # The recipe draws by its seed alone. Here all its stages get the tasks that no other seed has.
+        tasks = self.held_out(recipe)
+        recipe.heldout_tasks = lambda: tasks  # type: ignore[method-assign]
+        self.settings.setdefault(method, portable(s, self.folder))
+        folder = self.path(method, s.seed)
+        # Stages with results are refused if their settings have changed. Without stages nothing is compared, so other
+        # settings get another folder.
+        if steps == ():
+            folder = folder.with_name(f"{folder.name}-{digest(s.model_dump_json())[:8]}")
         make_folder(folder.parent)
         if shares is None:
             recipe.plan()
         elif not folder.exists():
-            fork(recipe, self.path(shares, own.seed), folder, own)
-        with open_run(folder, recipe.name, own) as run:
-            run_stages(recipe, run, self.progress, steps)
+            fork(recipe, self.path(shares, s.seed), folder, s)
+        with open_run(folder, recipe.name, s) as run:
+            run_stages(recipe, run, self.progress, None if steps is None else [*steps])
             try:
                 yield run
             finally:
                 recipe.close()
 
     @contextmanager
-    def play(
-        self, recipe: Recipe, folder: Path, work: Callable[[Run], Coroutine[Any, Any, None]]
-    ) -> Iterator[Run]:
-        """Open a run and play in it, without its stages."""
-        recipe.plan()
-        with open_run(folder, recipe.name, recipe.settings) as run:
-            try:
-                recipe.models(run).engines.run(work(run))
-            finally:
-                recipe.close()
+    def base(self, recipe: Recipe) -> Iterator[Run]:
+        """Open a run without its stages, for measurements before any training."""
+        with self.run("base", recipe, steps=()) as run:
             yield run
 
-    def add(
+    # -- held-out tasks ----------------------------------------------------------------------
+
+    def held_out(self, recipe: Recipe, environment: Environment | None = None) -> list[Task]:
+        """Return a seed's held-out tasks that neither an earlier seed nor the spare one has, at most 500.
+
+        ``environment`` replaces the recipe's own.
+        """
+        s = recipe.settings
+        world = environment or recipe.environment
+        count = s.evaluate.tasks
+        by_seed = self._held_out.setdefault((s.benchmark, environment is None, count), {})
+        for seed in (SPARE_SEED, *(() if s.seed == SPARE_SEED else range(s.seed + 1))):
+            if seed not in by_seed:
+                # Worlds with few questions draw equal ones under other ids, so contents are compared.
+                earlier = {content_of(task) for tasks in by_seed.values() for task in tasks}
+                candidates = world.tasks("heldout", count, seed)
+                by_seed[seed] = [t for t in candidates if content_of(t) not in earlier][:MIN_TASKS]
+        return by_seed[s.seed]
+
+    @contextmanager
+    def evaluate(
         self,
         method: str,
-        seed: int,
+        recipe: Recipe,
+        run: Run,
         version: int,
-        tasks: Mapping[str, HeldOutResult],
-        means: Mapping[str, float] | None = None,
-        trainings: Sequence[Metrics] = (),
-    ) -> None:
-        """Record the held-out results of one policy."""
-        n = len(tasks)
-        score, tokens = (
-            sum(values) / n
-            for values in zip(*((one.score, one.tokens) for one in tasks.values()), strict=True)
-        )
-        named = {name: round(value, 4) for name, value in (means or {}).items()}
-        if turns := (means or {}).get("turns"):
-            named["tokens_a_turn"] = round(tokens / turns, 2)
-        rows, steps = (sum(int(one[key]) for one in trainings) for key in ("rows", "steps"))
-        row = (method, seed, version, n, round(score, 4), round(tokens, 2), rows, steps, named)
-        self.rows.append(PolicyResult(*row))
-        self.tasks[method, seed] = tasks
+        temperature: float,
+        environment: Environment | None = None,
+    ) -> Iterator[Store]:
+        """Play (or resume) the held-out tasks with a policy at a temperature, and open the store of the dialogues."""
+        tasks, seed = self.held_out(recipe, environment), recipe.settings.seed
+        world = environment or recipe.environment
+        make_folder(run.folder / "evaluations")
+        file = run.folder / "evaluations" / f"{slug(method)}-{version}-{temperature:g}.sqlite"
+
+        async def play_tasks(store: Store) -> None:
+            samplers = await recipe.samplers(run, version, temperature)
+            episodes = [Episode(task, 0, version, EVALUATION) for task in tasks]
+            logs, user = run.folder / "user_simulator", recipe.settings.user_simulator
+            async with open_actors(world, logs, user, recipe.openers()) as actors:
+                driver = actors.driver(samplers, seed)
+                tokens = sampled_tokens(samplers.values())
+                await play(store, driver, episodes, self.progress, tokens)
+
+        with Store.open(file) as store:
+            # A finished evaluation is only read, so that no model is loaded.
+            if len(store.finished_keys(version, EVALUATION)) < len(tasks):
+                recipe.models(run).engines.run(play_tasks(store))
+            yield store
+
+    def choose_decode(self, recipe: Recipe, run: Run, version: int = 0) -> dict[float, float]:
+        """Play the spare seed with the base at each temperature, and keep the one with the highest score.
+
+        ``version`` is the policy that the claims call their base. Returns the scores.
+        """
+        assert self.is_spare, "decodes are not chosen by results of the claims"
+        scores = dict[float, float]()
+        for temperature in DECODES:
+            with self.evaluate("decode", recipe, run, version, temperature) as store:
+                tasks = held_out_results(store, version)
+            scores[temperature] = fmean(task.score for task in tasks.values())
+        rounded = {f"{temperature:g}": round(score, 4) for temperature, score in scores.items()}
+        # Of equal scores the lowest temperature wins, because it comes first.
+        best = max(scores, key=scores.__getitem__)
+        self.decodes[label(recipe.settings.benchmark)] = Decode(best, rounded)
+        return scores
+
+    # -- results -----------------------------------------------------------------------------
 
     def add_run(
         self,
         method: str,
+        recipe: Recipe,
         run: Run,
         version: int,
-        trainings: Sequence[str] = ("train",),
-        store: Store | None = None,
+        environment: Environment | None = None,
     ) -> None:
-        """Record one policy of a run, trained in stages ``trainings`` and evaluated in the ``store``."""
-        assert isinstance(run.settings, RecipeSettings)
-        steps = [StageKey(i, stage) for i in range(version) for stage in trainings]
-        done = [run.metrics(step) for step in steps if run.is_finished(step)]
-        store = store or run.store
-        means = grade_means(store, version, EVALUATION)
-        tasks = held_out_results(store, version)
-        self.add(method, run.settings.seed, version, tasks, means, done)
+        """Record one policy of a run, at the recipe's temperature and at the best one of the base.
 
-    def of(self, method: str) -> Results:
-        """Return the newest results of a method by seed."""
-        return {seed: tasks for (name, seed), tasks in self.tasks.items() if name == method}
+        It is evaluated in ``environment``, by default the recipe's.
+        """
+        preset = recipe.settings.evaluate.temperature
+        temperatures = {method: preset}
+        if not self.is_spare:
+            best = self.decodes[label(recipe.settings.benchmark)].temperature
+            # The base has a row at its best decode in any case: claims over the base are against that row.
+            if best != preset or version == 0:
+                temperatures[method + BEST] = best
+        training = training_of(recipe, run, version)
+        is_recorded = environment is None and version in run.store.iterations(EVALUATION)
+        for name, temperature in temperatures.items():
+            # The recipe's own evaluation is in the record of its run.
+            if temperature == preset and is_recorded:
+                self._add(name, recipe, run.store, version, temperature, training)
+                continue
+            with self.evaluate(method, recipe, run, version, temperature, environment) as store:
+                self._add(name, recipe, store, version, temperature, training)
 
-    def claims(self, ours: str, table: Sequence[tuple[str, str, bool, str]]) -> list[Claim]:
-        """Test that ``ours`` scores above other methods: (id, sentence, must, other method)."""
-        return [
-            above(id_, text, self.of(ours), self.of(other), must=must)
-            for id_, text, must, other in table
-        ]
+    def _add(
+        self,
+        method: str,
+        recipe: Recipe,
+        store: Store,
+        version: int,
+        temperature: float,
+        training: Training,
+    ) -> None:
+        # A task that failed scores 0, and one that nothing could grade is left out, as in evaluations of runs.
+        tasks, means = held_out_results(store, version), grade_means(store, version, EVALUATION)
+        policy = (method, recipe.settings.seed, version, temperature)
+        self.measurements.add(*policy, tasks, means, training)
+
+
+def content_of(task: Task) -> Hashable:
+    """Return all that makes a task, without its id."""
+    return json.dumps(task.public, sort_keys=True), frozenset(task.secrets.items())
+
+
+def portable(settings: RecipeSettings, folder: Path) -> dict[str, Any]:
+    """Return the settings by dotted key, with paths below the experiment's ``folder`` or the checkout relative."""
+    text = json.dumps(flatten(settings.model_dump(mode="json")))
+    # The relative form of the folder may end the absolute one, so it comes last.
+    for path in (folder.absolute(), CHECKOUT, folder):
+        text = text.replace(f"{path}/", "")
+    relative: dict[str, Any] = json.loads(text)
+    return relative
+
+
+def slug(method: str) -> str:
+    return method.lower().replace(" ", "_").replace("/", "_of_")
+
+
+def training_of(recipe: Recipe, run: Run, version: int) -> Training:
+    """Return the cost of a policy."""
+    stages = {stage.key: stage for stage in recipe.stages()}
+    finished = [key for key in stages if key.iteration < version and run.is_finished(key)]
+    # A critic learns too, but it is not the policy.
+    player_roles = {*recipe.players().values()}
+    trained = [key for key in finished if player_roles & {*stages[key].trains}]
+    rows, steps, targets = (
+        sum(int(run.metrics(key)[name]) for key in trained)
+        for name in ("rows", "steps", "trained_tokens")
+    )
+    # What the trainings read, and what that was made from. Evaluations are no part of it.
+    inputs, unseen = set(trained), [*trained]
+    while unseen:
+        new = {*stages[unseen.pop()].after} - inputs
+        inputs |= new
+        unseen += new
+    sampled = sum(_sampled_tokens(run, key) for key in inputs)
+    seconds = sum(float(run.metrics(key)["seconds"]) for key in inputs)
+    return Training(rows, steps, targets, sampled, round(seconds, 1))
+
+
+def _sampled_tokens(run: Run, key: StageKey) -> int:
+    """Return the number of tokens that a stage sampled for training."""
+    if key.stage == REINFORCE:
+        steps = step_records(run.store, key.iteration, REINFORCE).values()
+        return sum(int(step["sampled_tokens"]) for step in steps)
+    if key.stage != "rollout":
+        return 0
+    trees = [
+        sum(len(turn.ids) for turn in tree.turns.values() if turn.sample is not None)
+        for tree in run.store.trees(key.iteration, key.stage)
+    ]
+    # Trees hold equal rollouts once, so the counts of rollouts are used where items have them.
+    metrics = run.store.metrics(key.iteration, key.stage).values()
+    counts = [int(m.get("sampled", m["tokens"])) for m in metrics if "tokens" in m]
+    # An expert's traces have tokens too, but nothing was sampled.
+    return sum(counts or trees) if any(trees) else 0
 
 
 def make_recipe(name: str, overrides: Sequence[str], micro_world: str = "") -> Any:
     """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
-    own = settings(name, [f"environment={world}", *overrides] if micro_world else overrides)
-    if own.benchmark != world:
+    values = settings(name, [f"environment={world}", *overrides] if micro_world else overrides)
+    if values.benchmark != label(world):
         raise UserError(
-            f"{own.benchmark}: claims are tested on the micro-world {world}",
+            f"{values.benchmark}: claims are tested on the micro-world {label(world)}",
             "leave dataset and environment out; `coterie run` takes any",
         )
-    return recipe_of(own)
+    return recipe_of(values)
 
 
 def marked(stages: Sequence[Stage], *control: object) -> list[Stage]:
     """Return the stages of a control, whose selections and trainings differ from those of the run that it shares."""
     return [
-        replace(one, depends=(*one.depends, *control))
-        if one.key.stage in ("select", "train")
-        else one
-        for one in stages
+        replace(stage, depends=(*stage.depends, *control))
+        if stage.key.stage in ("select", "train")
+        else stage
+        for stage in stages
     ]
 
 
@@ -250,100 +392,6 @@ def sampled_scores(run: Run, version: int, stage: str) -> list[list[float]]:
         [outcome.score or 0.0 for outcome in tree.outcomes.values()]
         for tree in run.store.trees(version, stage)
     ]
-
-
-# -- tests -----------------------------------------------------------------------------------------
-
-
-def compare(
-    ours: Results, theirs: Results, value: Callable[[HeldOutResult], float], margin: float = 0.0
-) -> tuple[PairedTest, str]:
-    """Test ``ours`` against ``theirs`` (one-sided paired bootstrap over tasks and seeds), and describe the test."""
-    pairs = [
-        (seed, value(mine), value(theirs[seed][task]))
-        for seed, tasks in ours.items()
-        for task, mine in sorted(tasks.items())
-    ]
-    clusters, a, b = zip(*pairs, strict=True)
-    test = paired_bootstrap(a, b, margin=margin, seed=0, clusters=clusters)
-    interval = f"95% interval of the effect {test.low:.3f} to {test.high:.3f}"
-    return test, f"{len(ours)} seeds, {len(pairs)} tasks; {interval}"
-
-
-def above(
-    id_: str,
-    claim: str,
-    ours: Results,
-    theirs: Results,
-    *,
-    margin: float = 0.0,
-    must: bool = True,
-    at_no_more_tokens: str = "",
-) -> Claim:
-    """Claim that ``ours`` scores above ``theirs``, on the seeds of ``ours``, by more than ``margin``.
-
-    With ``at_no_more_tokens``, the name of the other method, also that its mean tokens are no more.
-    """
-    ours, theirs = common_tasks(ours, {seed: theirs[seed] for seed in ours})
-    test, tried = compare(ours, theirs, _score, margin)
-    used, holds = token_ratio(ours, theirs), test.p < SIGNIFICANCE
-    if at_no_more_tokens:
-        tried += f"; {used:.2f} of {at_no_more_tokens}'s tokens"
-        holds = holds and used <= 1
-    elif any(one.tokens for tasks in theirs.values() for one in tasks.values()):
-        tried += f"; {used:.2f} of the tokens"
-    return Claim(id_, claim, must, holds, round(test.p, 5), round(test.effect, 4), tried)
-
-
-def longer(id_: str, claim: str, ours: Results, theirs: Results) -> Claim:
-    """Claim that ``ours`` has more tokens a dialogue than ``theirs``."""
-    test, tried = compare(ours, theirs, _tokens)
-    p = round(test.p, 5)
-    return Claim(id_, claim, True, test.p < SIGNIFICANCE, p, round(test.effect, 4), tried)
-
-
-def brief(
-    id_: str, claim: str, ours: Results, theirs: Results, *, share: float, loss: float
-) -> Claim:
-    """Claim that ``ours`` has less than ``share`` of the tokens and scores lower by less than ``loss``.
-
-    ``p`` is the larger one of both tests, ``effect`` the change in tokens.
-    """
-    scaled = scale(theirs, lambda one: HeldOutResult(one.score, round(one.tokens * share)))
-    tokens, _ = compare(scaled, ours, _tokens)
-    score, tried = compare(ours, theirs, _score, -loss)
-    p, effect = max(tokens.p, score.p), token_ratio(ours, theirs) - 1
-    tried = f"{tried} (score); effect is the change in tokens"
-    return Claim(id_, claim, True, p < SIGNIFICANCE, round(p, 5), round(effect, 4), tried)
-
-
-def scale(results: Results, change: Callable[[HeldOutResult], HeldOutResult]) -> Results:
-    """Change every result."""
-    return {
-        seed: {task: change(one) for task, one in tasks.items()} for seed, tasks in results.items()
-    }
-
-
-def token_ratio(ours: Results, theirs: Results) -> float:
-    """Return the tokens of ``ours`` divided by the tokens of ``theirs``."""
-    mine, other = (
-        sum(one.tokens for tasks in results.values() for one in tasks.values())
-        for results in (ours, theirs)
-    )
-    return mine / max(other, 1)
-
-
-def common_tasks(one: Results, other: Results) -> tuple[Results, Results]:
-    """Keep the tasks that both have a result for."""
-    both = {seed: tasks.keys() & other[seed].keys() for seed, tasks in one.items()}
-    first, second = (
-        {
-            seed: {task: own for task, own in tasks.items() if task in both[seed]}
-            for seed, tasks in results.items()
-        }
-        for results in (one, other)
-    )
-    return first, second
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -360,83 +408,130 @@ def load(name: str) -> Any:
 def main(
     name: str,
     folder: Path | None,
-    seeds: int,
+    seeds: Sequence[int],
     overrides: Sequence[str],
-    gate: bool,
     console: Console,
+    *,
+    gate: bool,
+    quick: bool,
+    source: Path | None,
 ) -> None:
-    """Measure the gate, if there is one, and test the claims unless only the ``gate`` is wanted."""
+    """Measure the gate and test the claims, unless only the ``gate`` is wanted.
+
+    Args:
+        name: Experiment.
+        folder: Folder of all runs.
+        seeds: Seeds of the claims. With ``quick`` only the first one counts.
+        overrides: Settings of all runs.
+        console: Console of messages.
+        gate: True to stop after the spare seed.
+        quick: True for the methods and settings of ``QUICK``.
+        source: Result file whose tables are printed instead.
+    """
     module = load(name)
+    if source is not None:
+        protocol, measurements = read(source)
+        if protocol["experiment"] != name:
+            problem = f"{source} has results of {protocol['experiment']}"
+            raise UserError(problem, f"use `coterie reproduce {protocol['experiment']}`")
+        show(protocol, measurements, module.claims(measurements))
+        return
     if any(pair.startswith("seed=") for pair in overrides):
-        raise UserError(
-            "claims are tested on several seeds, so seed= can't be set", "use --seeds N"
-        )
-    if gate and not hasattr(module, "gate"):
-        raise UserError(f"the claims of {name} have no gate", "leave out --gate")
-    folder = folder or Path("runs") / f"reproduce-{name.replace('/', '-')}"
-    progress = ConsoleProgress(console)
-    if hasattr(module, "gate"):
-        found = module.gate(Experiment(folder / "gate", overrides, [], console.print, progress))
-        print_gate(found, alone=gate)
-        if not found.passed:
-            sys.exit(1)
-    if not gate:
-        x = Experiment(folder, overrides, range(seeds), console.print, progress)
-        make_folder(folder)
-        print_claims(x, module.reproduce(x))
+        problem = "claims are tested on several seeds, so seed= can't be set"
+        raise UserError(problem, "use --seeds N, or --seed N for one seed")
+    short = module.QUICK if quick else None
+    title = name.replace("/", "-")
+    folder = folder or Path("runs") / f"reproduce-{title}{'-quick' * quick}"
+    # Later settings win, so the user's come last.
+    defaults = [*getattr(module, "DEFAULTS", ()), *(short.overrides if short else ())]
+    x = Experiment(
+        folder,
+        [*defaults, *overrides],
+        seeds[:1] if quick else seeds,
+        ConsoleProgress(console),
+        short,
+    )
+    measured: Gate = module.gate(x.spare())
+    print_gate(measured, x, alone=gate)
+    if not measured.passed:
+        sys.exit(1)
+    if gate:
+        return
+    started = time.monotonic()
+    protocol = begin(x, name, module)
+    try:
+        module.run(x)
+    finally:
+        # A resumed experiment adds its seconds to those before.
+        protocol["seconds"] = round(protocol["seconds"] + time.monotonic() - started, 1)
+        save_protocol(x, protocol)
+    protocol |= {
+        "command": command_line(sys.argv),
+        "seeds": [*x.seeds],
+        "spare_seed": SPARE_SEED,
+        **machine(),
+        "gate": asdict(measured),
+        "decodes": {world: asdict(decode) for world, decode in x.decodes.items()},
+        "tuning": getattr(module, "TUNING", {}),
+        "settings": differing(x.settings),
+    }
+    claims = module.claims(x.measurements)
+    file = x.folder / f"{title}-tiny.json"
+    write(file, protocol, x.measurements, claims)
+    console.print(f"results: {file}")
+    show(protocol, x.measurements, claims)
 
 
-def print_gate(gate: Gate, *, alone: bool) -> None:
-    """Print the measurements, and one JSON object if it is the last line."""
+PROTOCOL = "protocol.json"
+
+
+def begin(x: Experiment, name: str, module: Any) -> dict[str, Any]:
+    """Return the commit and date at which the runs in the folder began.
+
+    Raises ``UserError`` if the module of the claims has changed since.
+    """
+    file, source = x.folder / PROTOCOL, digest(Path(module.__file__).read_text())
+    if file.is_file():
+        protocol: dict[str, Any] = json.loads(file.read_text())
+        # Claims and margins that change after a training could follow its results.
+        if protocol["source"] != source:
+            problem = f"the claims of {name} have changed since the runs in {x.folder} began"
+            raise UserError(problem, "use another --folder")
+        return protocol
+    # A resumed experiment keeps the commit of its first run.
+    make_folder(x.folder)
+    began = {"date": date.today().isoformat(), "seconds": 0.0, "source": source}
+    protocol = {"experiment": name, **protocol_commit(), **began}
+    save_protocol(x, protocol)
+    return protocol
+
+
+def save_protocol(x: Experiment, protocol: Mapping[str, Any]) -> None:
+    (x.folder / PROTOCOL).write_text(json.dumps(protocol))
+
+
+def differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings that all methods share as ``common``, and the other ones of each method."""
+    reference, *rest = settings.values()
+    common = {
+        key: value for key, value in reference.items() if all(s.get(key) == value for s in rest)
+    }
+    differences = {
+        method: {key: value for key, value in values.items() if key not in common}
+        for method, values in settings.items()
+    }
+    return {"common": common, **differences}
+
+
+def print_gate(gate: Gate, x: Experiment, *, alone: bool) -> None:
+    """Print the measurements on the spare seed, and one JSON object if it is the last line."""
+    decodes = {world: asdict(decode) for world, decode in x.decodes.items()}
     values = ", ".join(f"{name} {value:.3f}" for name, value in gate.values.items())
-    results().print(f"before training: {values}")
+    if values:
+        results().print(f"seed {SPARE_SEED}, before training: {values}")
     if not gate.passed:
-        results().print(f"that is not enough to test the claims: {gate.asked}")
+        results().print(f"that is not enough to test the claims: {gate.conditions}")
     if alone or not gate.passed:
+        show_decodes(decodes)
         rounded = {name: round(value, 4) for name, value in gate.values.items()}
-        print(json.dumps({**rounded, "passed": gate.passed}))
-
-
-def print_claims(x: Experiment, claims: Sequence[Claim]) -> None:
-    """Write per-task results beside the runs; print tables and, as the last line, one JSON object."""
-    with (x.folder / "held_out.jsonl").open("w") as file:
-        for (method, seed), tasks in x.tasks.items():
-            for task, one in sorted(tasks.items()):
-                row = {"method": method, "seed": seed, "task": task, **asdict(one)}
-                file.write(json.dumps(row) + "\n")
-    for table in (_results_table(x.rows, x.min_tasks), _means_table(x.rows)):
-        if table.row_count:
-            results(120).print(table)
-    table = Table("claim", "holds", "effect", "p", "tried", title="claims", box=None)
-    for c in claims:
-        table.add_row(c.claim, "yes" if c.holds else "NO", f"{c.effect:+.3f}", f"{c.p}", c.tried)
-    results().print(table)
-    print(json.dumps({"claims": [asdict(c) for c in claims], "rows": [r.row for r in x.rows]}))
-
-
-def _results_table(rows: Sequence[PolicyResult], least: int) -> Table:
-    few = any(r.n < least for r in rows)
-    note = f" (fewer than {least} tasks: for trying out, not a test)" * few
-    table = Table(title=f"held-out results{note}", box=None)
-    table.add_column("method", min_width=max(len(r.method) for r in rows))
-    for title in ("seed", "iteration", "n", "score", "tokens", "rows", "steps"):
-        table.add_column(title, justify="right")
-    for r in rows:
-        counts = (r.seed, r.iteration, r.n, f"{r.score:.3f}", f"{r.tokens:.1f}", r.rows, r.steps)
-        table.add_row(r.method, *map(str, counts))
-    return table
-
-
-def _means_table(rows: Sequence[PolicyResult]) -> Table:
-    """Build a table of the other grades: a row for each, a column for each method's newest policies."""
-    newest = {(r.method, r.seed): r for r in rows}.values()
-    methods = dict.fromkeys(r.method for r in newest if r.means)
-    table = Table("", title="means of each method's newest policies", box=None)
-    for method in methods:
-        table.add_column(method, justify="right")
-    for name in dict.fromkeys(name for r in newest for name in r.means):
-        values = [
-            [r.means[name] for r in newest if r.method == m and name in r.means] for m in methods
-        ]
-        table.add_row(name.replace("_", " "), *(f"{fmean(v):.2f}" if v else "" for v in values))
-    return table
+        print(json.dumps({**rounded, "passed": gate.passed, "decodes": decodes}))

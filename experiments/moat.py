@@ -21,41 +21,77 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from coterie.config.folders import make_folder
 from coterie.environments.plans.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.plans.problems import Problems, ProblemsSettings
 from coterie.progress import Progress
 from coterie.recipes.moat import DATA, HALF, WHOLE, Moat
 from coterie.recipes.moat_settings import MoatSettings
 from coterie.recipes.trainings import TrainingJob
-from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.run import Run, StageKey
-from coterie.runs.work_items import open_actors, play
-from experiments.experiment import (
+from coterie.runs.work_items import play
+from experiments.claims import (
     Claim,
-    Experiment,
-    Gate,
     HeldOutResult,
+    Hypothesis,
     Results,
     above,
     common_tasks,
+)
+from experiments.experiment import (
+    SPARE_SEED,
+    Experiment,
+    Gate,
+    Quick,
     make_recipe,
     sampled_scores,
 )
+from experiments.results import Measurements
 
 JOINT, CONTROL, START = "joint", "continued SFT", "separate SFT"
 PARTS = {"planner only": "planner", "grounder only": "grounder", CONTROL: "sft"}
 FAR = " (far)"
 """Suffix of a method's results on problems in other words."""
-CLAIMS = [
-    ("over_continued_sft", f"joint scores above {CONTROL}", True, CONTROL),
-    ("over_planner_only", "joint scores above the planner's half alone", False, "planner only"),
-    ("over_grounder_only", "joint scores above the grounder's half alone", False, "grounder only"),
-]
+CLAIMS = (
+    Hypothesis("over_continued_sft", f"joint scores above {CONTROL}", JOINT, CONTROL),
+    Hypothesis(
+        "over_planner_only",
+        "joint scores above the planner's half alone",
+        *(JOINT, "planner only"),
+        must=False,
+    ),
+    Hypothesis(
+        "over_grounder_only",
+        "joint scores above the grounder's half alone",
+        *(JOINT, "grounder only"),
+        must=False,
+    ),
+)
+FARTHER = Hypothesis(
+    "far",
+    f"in other words with one more step, joint scores above {START}",
+    *(JOINT + FAR, START + FAR),
+    must=False,
+)
+QUICK = Quick((JOINT, CONTROL), ("iterations=2", "evaluate.tasks=200", "measure.tasks=50"))
+TUNING = {
+    "DPO of the planner": {
+        "align.train.learning_rate=1e-4": 0.757,
+        "align.train.learning_rate=3e-4": 0.880,
+    },
+    "SFT of the grounder": {
+        "improve.train.learning_rate=1e-4": 0.650,
+        "improve.train.learning_rate=3e-4": 0.640,
+    },
+    CONTROL: {
+        "improve.train.learning_rate=1e-4": 0.640,
+        "improve.train.learning_rate=3e-4": 0.623,
+    },
+}
+"""Learning rates that were tried on seed 9, and the success after one iteration."""
 BEST_MINUS_MEAN, GOLD_SUCCESS, SAMPLED_SUCCESS = 0.15, 0.9, 0.7
 """Lower bounds, and the upper bound of sampled plans."""
 
@@ -78,41 +114,45 @@ class ContinuedSFT(Moat):
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""
         if self.is_start(iteration):
             return super().train_on_gold(run, iteration, progress, role)
-        s, place = self.settings, iteration - 1
-        before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
+        s, index = self.settings, iteration - 1
+        previous = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:index]
         tasks = self.environment.tasks(
-            "train", self.counts[role][place], s.seed, [s.start.tasks, *before]
+            "train", self.counts[role][index], s.seed, [s.start.tasks, *previous]
         )
         train = self.trainings()["improve.train"]
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
-            whole = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
-            train = train.model_copy(update=whole)
+            batches = {"batch_size": 2 * s.align.train.batch_size, "epochs": s.align.train.epochs}
+            train = train.model_copy(update=batches)
         rows = [row for task in tasks for row in self.gold_rows(task, role)]
         return TrainingJob.of(self, run, iteration, train, progress, role).train(rows)
 
 
-def reproduce(x: Experiment) -> list[Claim]:
-    """Run joint alignment, its halves and the control; test the claims."""
-    j: dict[str, list[dict[int, dict[str, HeldOutResult]]]] = {}
+def run(x: Experiment) -> None:
+    """Run joint alignment, its halves and the control."""
     for seed in x.seeds:
         joint = moat(x, seed, "joint")
         with x.run(JOINT, joint) as run:
+            x.add_run("base", joint, run, 0)
             measure(x, START, joint, run, [int(joint.settings.start.enabled)])
             measure(x, JOINT, joint, run)
-            add_likelihoods(j.setdefault(JOINT, []), joint, run)
+            add_likelihoods(x, JOINT, joint, run)
             trained = rows_trained(run, joint)
-        for method, parts in PARTS.items():
-            recipe = moat(x, seed, parts)
+        for method in x.chosen(PARTS):
+            recipe = moat(x, seed, PARTS[method])
             if method == CONTROL:
                 recipe = ContinuedSFT(recipe.settings, trained)
             with x.run(method, recipe, shares=JOINT) as run:
                 measure(x, method, recipe, run)
-                add_likelihoods(j.setdefault(method, []), recipe, run)
-    far = f"in other words with one more step, joint scores above {START}"
+                add_likelihoods(x, method, recipe, run)
+
+
+def claims(measurements: Measurements) -> list[Claim]:
+    """Test the claims."""
+    joint, control = (likelihoods(measurements, method) for method in (JOINT, CONTROL))
     return [
-        *x.claims(JOINT, CLAIMS),
-        *likelihood_claims(j[JOINT], j[CONTROL][-1]),
-        above("far", far, x.of(JOINT + FAR), x.of(START + FAR), must=False),
+        *measurements.test(*CLAIMS),
+        *likelihood_claims(joint, control[-1]),
+        *measurements.test(FARTHER),
     ]
 
 
@@ -135,44 +175,35 @@ def measure(
     x: Experiment, method: str, recipe: Moat, run: Run, versions: Sequence[int] = ()
 ) -> None:
     """Record policies (all after the start by default), and the last one on problems in other words."""
-    own, trainings = recipe.settings, ("align", "improve")
-    versions = versions or range(int(own.start.enabled) + 1, own.iteration_count + 1)
+    s = recipe.settings
+    versions = versions or range(int(s.start.enabled) + 1, s.iteration_count + 1)
     for version in versions:
-        x.add_run(method, run, version, trainings)
-    environment = Problems(ProblemsSettings(far=True))
-    tasks = environment.tasks("heldout", own.evaluate.tasks, own.seed)
-    version = versions[-1]
-
-    async def evaluate(store: Store) -> None:
-        samplers = await recipe.samplers(run, version, own.evaluate.temperature)
-        stats = [one.engine.stats for one in samplers.values()]
-        episodes = [Episode(task, 0, version, "evaluate") for task in tasks]
-        async with open_actors(environment, run.folder, openers=recipe.openers()) as actors:
-            driver = actors.driver(samplers, own.seed)
-            tokens = lambda: sum(one.sampled_tokens for one in stats)  # noqa: E731
-            await play(store, driver, episodes, x.progress, tokens)
-
-    make_folder(run.folder / "evaluations")
-    with Store.open(run.folder / "evaluations" / f"far-{version}.sqlite") as store:
-        try:
-            recipe.models(run).engines.run(evaluate(store))
-        finally:
-            recipe.close()
-        x.add_run(method + FAR, run, version, (), store)
+        x.add_run(method, recipe, run, version)
+    x.add_run(method + FAR, recipe, run, versions[-1], Problems(ProblemsSettings(far=True)))
 
 
-def add_likelihoods(
-    measures: list[dict[int, dict[str, HeldOutResult]]], recipe: Moat, run: Run
-) -> None:
-    """Add the log-likelihoods of a run's held-out tasks, measure after measure."""
+def add_likelihoods(x: Experiment, method: str, recipe: Moat, run: Run) -> None:
+    """Record J: the log-likelihoods of a run's held-out tasks, half-step after half-step."""
     steps = [step for step in recipe.stage_keys() if step.stage in (WHOLE, HALF)]
-    measures += [{} for _ in steps[len(measures) :]]
-    for measure, step in zip(measures, steps, strict=True):
-        measure[recipe.settings.seed] = {
+    for n, step in enumerate(steps):
+        x.measurements.tasks[likelihood_name(method, n), recipe.settings.seed] = {
             key.task: HeldOutResult(float(values["loglikelihood"]), 0)
             for key, values in run.store.metrics(step.iteration, step.stage).items()
             if "loglikelihood" in values
         }
+
+
+def likelihood_name(method: str, step: int) -> str:
+    """Return the name of the log-likelihoods of held-out tasks after a half-step."""
+    return f"J of {method} {step}"
+
+
+def likelihoods(measurements: Measurements, method: str) -> list[Results]:
+    """Return the log-likelihoods of the held-out tasks, half-step after half-step."""
+    results = list[Results]()
+    while step := measurements.of(likelihood_name(method, len(results))):
+        results.append(step)
+    return results
 
 
 def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]:
@@ -180,29 +211,32 @@ def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]
     text = f"J of joint is above that of {CONTROL}"
     steps = []
     for measures in pairwise(joint):
-        before, after = common_tasks(*measures)
-        values = [one.score for tasks in before.values() for one in tasks.values()]
+        earlier, later = common_tasks(*measures)
+        values = [result.score for tasks in earlier.values() for result in tasks.values()]
         margin = -stdev(values) / math.sqrt(len(values))
         falls = "J of joint never falls by more than its standard error"
-        steps.append(above("j_never_falls", falls, after, before, margin=margin, must=False))
-    j = above("j", text, *common_tasks(joint[-1], control), must=False)
-    return [j, max(steps, key=lambda claim: claim.p)]
+        hypothesis = Hypothesis("j_never_falls", falls, JOINT, JOINT, must=False, margin=margin)
+        steps.append(above(hypothesis, later, earlier))
+    j = above(Hypothesis("j", text, JOINT, CONTROL, must=False), joint[-1], control)
+    return [j, max(steps, key=lambda claim: (claim.p, claim.p_seeds))]
 
 
 def gate(x: Experiment) -> Gate:
     """Play held-out tasks with the untrained model: K sampled plans of each, and the right one."""
-    recipe: Moat = make_recipe("moat/maths", x.overrides)
-    with x.play(recipe, x.folder, lambda run: play_plans(x, recipe, run)) as run:
+    recipe = moat(x, SPARE_SEED, "joint")
+    with x.base(recipe) as run:
+        x.choose_decode(recipe, run)
+        recipe.models(run).engines.run(play_plans(x, recipe, run))
         sampled, right = (sampled_scores(run, 0, stage) for stage in ("gate_sampled", "gate_gold"))
-    best = fmean(max(some) - fmean(some) for some in sampled)
-    on_right = fmean(score for some in right for score in some)
+    best = fmean(max(scores) - fmean(scores) for scores in sampled)
+    on_right = fmean(score for scores in right for score in scores)
     on_sampled = fmean(map(fmean, sampled))
     return Gate(
         {"best_minus_mean": best, "gold_success": on_right, "sampled_success": on_sampled},
         passed=best >= BEST_MINUS_MEAN
         and on_right >= GOLD_SUCCESS
         and on_sampled <= SAMPLED_SUCCESS,
-        asked=f"best_minus_mean at least {BEST_MINUS_MEAN}, gold_success at least {GOLD_SUCCESS}, "
+        conditions=f"best_minus_mean at least {BEST_MINUS_MEAN}, gold_success at least {GOLD_SUCCESS}, "
         f"sampled_success at most {SAMPLED_SUCCESS}",
     )
 

@@ -18,9 +18,10 @@ Gate, before any training: the base of ``lengths`` succeeds in 0.05 to 0.25 of 5
 
 from pathlib import Path
 
-from coterie.recipes.registry import recipe, settings
-from coterie.runs.reinforce_record import step_records
-from experiments.experiment import Claim, Experiment, Gate, above
+from coterie.recipes.base import Recipe
+from experiments.claims import Claim, Hypothesis
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
+from experiments.results import Measurements
 
 WORLDS = Path(__file__).with_name("multi_agent_worlds.py")
 COMMON = (
@@ -65,56 +66,65 @@ METHODS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """Preset, world and settings of each method."""
-SPARE_SEED = 1_000
+QUICK = Quick(("own weights", "shared weights"), ("evaluate.tasks=100", "steps.count=10"))
+TUNING: dict[str, dict[str, float]] = {}
+"""Nothing was tuned: all runs have the same learning rate."""
 
 
-def run_method(x: Experiment, method: str, seed: int, *, train: bool = True) -> None:
-    """Run a method and record its base and its trained policy."""
+def make(x: Experiment, method: str, seed: int) -> Recipe:
+    """Return the recipe of a method."""
     preset, world, overrides = METHODS[method]
-    common = [*COMMON, f"environment={WORLDS}:{world}", f"seed={seed}"]
-    own = recipe(settings(preset, [*common, *overrides, *x.overrides]))
-    first = own.stage_keys()[0]
-    with x.run(method, own, steps=None if train else [first]) as run:
-        x.add_run(f"base of {world.lower()}", run, 0)
-        if train:
-            x.add_run(method, run, 1, ("reinforce",))
-            steps = step_records(run.store, 0, "reinforce").values()
-            sampled = sum(int(step["sampled_tokens"]) for step in steps)
-            x.say(f"seed {seed}: {method} trained on {sampled:,} sampled tokens")
+    words = [*COMMON, *overrides, *x.overrides, f"seed={seed}"]
+    recipe: Recipe = make_recipe(preset, words, f"{WORLDS}:{world}")
+    return recipe
 
 
 def gate(x: Experiment) -> Gate:
-    """Measure the bases on a spare seed."""
-    for method in ("own weights", "returns"):
-        run_method(x, method, SPARE_SEED, train=False)
-    lengths, trap = (row.score for row in x.rows)
+    """Measure the bases at temperature 1."""
+    scores = {}
+    # The first method of each world has its base.
+    for method in ("own weights", "returns", "siblings"):
+        recipe = make(x, method, SPARE_SEED)
+        with x.run(f"base of {METHODS[method][1].lower()}", recipe, steps=()) as run:
+            scores[METHODS[method][1]] = x.choose_decode(recipe, run)[1.0]
+    lengths, trap = scores["Lengths"], scores["Trap"]
     passed = 0.05 <= lengths <= 0.25 and trap > 0.5
-    asked = "the base of lengths at 0.05 to 0.25, the base of trap above 0.5"
-    return Gate({"lengths": lengths, "trap": trap}, passed, asked)
+    conditions = "the base of lengths at 0.05 to 0.25, the base of trap above 0.5"
+    return Gate({"lengths": lengths, "trap": trap}, passed, conditions)
 
 
-def reproduce(x: Experiment) -> list[Claim]:
-    """Run all methods and test the claims."""
+def run(x: Experiment) -> None:
+    """Run all methods."""
     for seed in x.seeds:
-        for method in METHODS:
-            run_method(x, method, seed)
-    return [
-        above(
+        for method in x.chosen(METHODS):
+            recipe = make(x, method, seed)
+            with x.run(method, recipe) as run:
+                base = f"base of {METHODS[method][1].lower()}"
+                # Methods of one world have one base.
+                if (base, seed) not in x.measurements.tasks:
+                    x.add_run(base, recipe, run, 0)
+                x.add_run(method, recipe, run, 1)
+
+
+def claims(measurements: Measurements) -> list[Claim]:
+    """Test the claims."""
+    return measurements.test(
+        Hypothesis(
             "roles",
             "lengths: own weights over shared weights by more than 0.30",
-            *(x.of("own weights"), x.of("shared weights")),
+            *("own weights", "shared weights"),
             margin=0.30,
         ),
-        above(
+        Hypothesis(
             "trap",
             "trap: returns over immediate rewards by more than 0.20",
-            *(x.of("returns"), x.of("immediate rewards")),
+            *("returns", "immediate rewards"),
             margin=0.20,
         ),
-        above(
+        Hypothesis(
             "first_turn",
             "first-turn: siblings over paths at no more sampled tokens",
-            *(x.of("siblings"), x.of("paths")),
+            *("siblings", "paths"),
             must=False,
         ),
-    ]
+    )

@@ -16,7 +16,7 @@ first rollouts and the first training. The ceiling is one agent of the base that
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coterie.environments.registry import make_environment, task_settings_type
@@ -26,16 +26,17 @@ from coterie.record.store import Store
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent
 from coterie.runs.evaluation import held_out_draws
 from coterie.runs.run import open_run
+from experiments.claims import Claim, HeldOutResult, Hypothesis, brief, longer
 from experiments.experiment import (
-    Claim,
+    SPARE_SEED,
+    UNGATED,
     Experiment,
-    HeldOutResult,
-    above,
-    brief,
+    Gate,
+    Quick,
     held_out_results,
-    longer,
     make_recipe,
 )
+from experiments.results import BEST, Measurements
 
 METHODS = ("isft", "idpo", "isft_dpo")
 ABLATIONS = {"no_tokens": "reward.lambda_token=0", "no_loss": "reward.lambda_loss=0"}
@@ -45,68 +46,106 @@ LOSS = 0.01
 """A score that is lower by at most this is no lower."""
 
 
-def reproduce(x: Experiment) -> list[Claim]:
-    """Run the methods, the ablations, the majorities and the ceiling; test the claims."""
+TUNING: dict[str, dict[str, float]] = {}
+"""Nothing was tuned by scores of held-out tasks; experiments/optima.md has two settings of the micro-world."""
+QUICK = Quick(("isft", "idpo"), ("evaluate.tasks=200",))
+
+
+def run(x: Experiment) -> None:
+    """Run the methods, the ablations, the majorities and the ceiling."""
     recipes = {seed: variants(x, seed) for seed in x.seeds}
     for methods in recipes.values():
-        for method, recipe in methods.items():
+        for method in x.chosen(methods):
+            recipe = methods[method]
             with x.run(method, recipe, shares=None if method == "isft" else "isft") as run:
                 for version in range(recipe.settings.iterations + 1):
                     if version or method == "isft":
-                        x.add_run(method if version else "base", run, version)
-    best = min(METHODS, key=lambda method: rank(x, method))
+                        x.add_run(method if version else "base", recipe, run, version)
+    if x.quick is not None:
+        return
+    best = best_method(x.measurements)
     for seed, methods in recipes.items():
-        x.say(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
-        last = methods[best].settings.iterations
-        for name, method, version in (("base", "isft", 0), (best, best, last)):
+        x.progress.say(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
+        newest = methods[best].settings.iterations
+        for name, method, version in (("base", "isft", 0), (best, best, newest)):
             several = {"samples": MAJORITY, "temperature": TEMPERATURE}
             with play(x, method, methods[method], version, f"majority-{version}", several) as store:
                 draws = held_out_draws(store, 0, MAJORITY)
             similarity = make_environment(methods[method].settings).similarity  # type: ignore[attr-defined]
-            curves = {task: task_curve(some, similarity) for task, some in draws.items()}
+            curves = {task: task_curve(dialogues, similarity) for task, dialogues in draws.items()}
             for k in (1, MAJORITY):
                 points = {task: curve[k - 1] for task, curve in curves.items()}
                 scores = {
-                    task: HeldOutResult(one.majority, one.tokens) for task, one in points.items()
+                    task: HeldOutResult(point.majority, point.tokens)
+                    for task, point in points.items()
                 }
-                x.add(f"{name} x {k}", seed, version, scores)
+                x.measurements.add(f"{name} x {k}", seed, version, TEMPERATURE, scores)
         with play(x, "isft", methods["isft"], 0, "ceiling", {"method": "cot"}) as store:
-            x.add("ceiling", seed, 0, held_out_results(store, 0))
-    base, isft = x.of("base"), x.of("isft")
+            x.measurements.add("ceiling", seed, 0, 0.0, held_out_results(store, 0))
+
+
+def claims(measurements: Measurements) -> list[Claim]:
+    """Test the claims."""
+    over_base = (
+        Hypothesis(f"{method}_over_base", f"{method} scores above the base", method, "base" + BEST)
+        for method in METHODS
+    )
+    if measurements.partial:
+        return measurements.test(*over_base)
+    best, base = best_method(measurements), measurements.of("base" + BEST)
     half = f"{best} (the best) has less than half of the base's tokens and scores no lower"
     longer_without = "iSFT without the token term ends in longer dialogues than iSFT"
-    many, one = f"the majority of {MAJORITY} dialogues", "one of them"
-    loss_term = ("loss_term", "iSFT scores above iSFT without the loss term", False, "no_loss")
+    no_tokens, isft = measurements.of("no_tokens"), measurements.of("isft")
+    text = f"the majority of {MAJORITY} dialogues scores above one of them"
+    majorities = (("majority", "base", True), ("majority_best", best, False))
     return [
-        *(above(f"{m}_over_base", f"{m} scores above the base", x.of(m), base) for m in METHODS),
-        brief("half_the_tokens", half, x.of(best), base, share=0.5, loss=LOSS),
-        longer("token_term", longer_without, x.of("no_tokens"), isft),
-        *(
-            above(
-                id_,
-                f"{name}: {many} scores above {one}",
-                x.of(f"{name} x {MAJORITY}"),
-                x.of(f"{name} x 1"),
-                must=must,
-            )
-            for id_, name, must in (("majority", "base", True), ("majority_best", best, False))
+        *measurements.test(*over_base),
+        brief("half_the_tokens", half, measurements.of(best), base, share=0.5, loss=LOSS),
+        longer("token_term", longer_without, no_tokens, isft),
+        *measurements.test(
+            *(
+                Hypothesis(id_, f"{name}: {text}", f"{name} x {MAJORITY}", f"{name} x 1", must=must)
+                for id_, name, must in majorities
+            ),
+            Hypothesis(
+                "loss_term",
+                "iSFT scores above iSFT without the loss term",
+                *("isft", "no_loss"),
+                must=False,
+            ),
         ),
-        *x.claims("isft", [loss_term]),
     ]
+
+
+def gate(x: Experiment) -> Gate:
+    """Choose the best decode of the base."""
+    recipe: Optima = make_recipe("optima/isft", [*plain(x.overrides), f"seed={SPARE_SEED}"])
+    with x.base(recipe) as run:
+        x.choose_decode(recipe, run)
+    return UNGATED
 
 
 def variants(x: Experiment, seed: int) -> dict[str, Optima]:
     """Return the recipe of each run of a seed; words for ``dpo`` are for the methods that have it."""
-    own = [*x.overrides, f"seed={seed}"]
-    plain = [word for word in own if not word.startswith("dpo.")]
-    methods = {m: make_recipe(f"optima/{m}", plain if m == "isft" else own) for m in METHODS}
-    return methods | {m: make_recipe("optima/isft", [*plain, w]) for m, w in ABLATIONS.items()}
+    every = [*x.overrides, f"seed={seed}"]
+    sft = plain(every)
+    methods = {m: make_recipe(f"optima/{m}", sft if m == "isft" else every) for m in METHODS}
+    return methods | {m: make_recipe("optima/isft", [*sft, w]) for m, w in ABLATIONS.items()}
 
 
-def rank(x: Experiment, method: str) -> tuple[float, int]:
-    """Order methods by their total score, then by their tokens."""
-    some = [one for tasks in x.of(method).values() for one in tasks.values()]
-    return -sum(one.score for one in some), sum(one.tokens for one in some)
+def plain(overrides: Sequence[str]) -> list[str]:
+    """Return the words for iSFT, which has no pairs."""
+    return [word for word in overrides if not word.startswith("dpo.")]
+
+
+def best_method(measurements: Measurements) -> str:
+    """Return the method with the highest total score; of equal ones the one with the fewest tokens."""
+
+    def rank(method: str) -> tuple[float, int]:
+        tasks = [task for by_task in measurements.of(method).values() for task in by_task.values()]
+        return -sum(task.score for task in tasks), sum(task.tokens for task in tasks)
+
+    return min(METHODS, key=rank)
 
 
 def play(

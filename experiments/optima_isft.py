@@ -20,11 +20,16 @@ from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
 from coterie.runs.loop import Stage
 from coterie.runs.run import Run, StageKey
-from experiments.experiment import Claim, Experiment, above, make_recipe, marked
+from experiments.claims import Claim, Hypothesis
+from experiments.experiment import Experiment, Quick, make_recipe, marked
+from experiments.optima import TUNING as TUNING
+from experiments.optima import gate as gate
+from experiments.results import BEST, Measurements
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus
 
 MARGINS = {"base": 0.0, "random": 0.10, "scripted": 0.10}
+QUICK = Quick(("isft", "random"), ("evaluate.tasks=200",))
 CORPUS_SEED = 900_000
 """First seed of the control's dialogues; none of them made the base."""
 
@@ -73,29 +78,38 @@ class ScriptedControl(Optima):
         return [row for d in dialogues for row in pretraining_rows(d, tokenizer)]
 
 
-def reproduce(x: Experiment) -> list[Claim]:
-    """Run iSFT and its controls; test the claims."""
+def run(x: Experiment) -> None:
+    """Run iSFT and its controls."""
     for seed in x.seeds:
         recipe: Optima = make_recipe("optima/isft", [*x.overrides, f"seed={seed}"])
-        own = recipe.settings
+        s = recipe.settings
         with x.run("isft", recipe) as run:
-            for version in range(own.iterations + 1):
-                x.add_run("isft" if version else "base", run, version)
+            for version in range(s.iterations + 1):
+                x.add_run("isft" if version else "base", recipe, run, version)
             counts = [
-                int(run.metrics(StageKey(i, "select"))["selected"]) for i in range(own.iterations)
+                int(run.metrics(StageKey(i, "select"))["selected"]) for i in range(s.iterations)
             ]
-        with x.run("random", RandomControl(own, counts), shares="isft") as run:
-            x.add_run("random", run, own.iterations)
-        with x.run("scripted", ScriptedControl(own, counts)) as run:
-            x.add_run("scripted", run, own.iterations)
-    return [
-        above(
-            f"isft_over_{other}",
-            f"isft scores above {other} by more than {margin:.2f}, at no more tokens",
-            x.of("isft"),
-            x.of(other),
-            margin=margin,
-            at_no_more_tokens=other,
+        controls: dict[str, Optima] = {
+            "random": RandomControl(s, counts),
+            "scripted": ScriptedControl(s, counts),
+        }
+        for method in x.chosen(controls):
+            shares = "isft" if method == "random" else None
+            with x.run(method, controls[method], shares=shares) as run:
+                x.add_run(method, controls[method], run, s.iterations)
+
+
+def claims(measurements: Measurements) -> list[Claim]:
+    """Test the claims."""
+    return measurements.test(
+        *(
+            Hypothesis(
+                f"isft_over_{rival}",
+                f"isft scores above {rival} by more than {margin:.2f}, at no more tokens",
+                *("isft", "base" + BEST if rival == "base" else rival),
+                margin=margin,
+                at_no_more_tokens=True,
+            )
+            for rival, margin in MARGINS.items()
         )
-        for other, margin in MARGINS.items()
-    ]
+    )

@@ -1,7 +1,9 @@
-"""Paired bootstrap test of two methods on the same tasks and seeds, for the claims."""
+"""Paired tests of two methods on the same tasks and seeds, for the claims."""
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +25,8 @@ class PairedTest:
     """Mean of ``a - b`` over the tasks of each seed, then over seeds."""
     p: float
     """One-sided p-value against "the effect is at most the margin"."""
+    p_seeds: float
+    """The same of a paired t test over the mean differences of the seeds; 1 with one seed."""
     low: float
     """Lower end of the two-sided interval of the effect."""
     high: float
@@ -52,7 +56,8 @@ def paired_bootstrap(
     the interval is then that of :func:`~coterie.evaluation.difference_interval`, and wider than ``p`` tells.
 
     Two limitations: Draw the tasks of each seed independently, since shared tasks are treated as new ones. With few
-    seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds).
+    seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds). ``p_seeds`` does
+    not, and needs at least two seeds.
     """
     first, second = finite_values(a, "a"), finite_values(b, "b")
     if first.shape != second.shape:
@@ -65,7 +70,34 @@ def paired_bootstrap(
         low, high = difference_interval(first - second, confidence=confidence, seed=seed)
     # An effect equal to the margin must count as at most the margin despite rounding.
     at_most = int(np.count_nonzero(means <= margin + 1e-12))
-    return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)
+    p_seeds = paired_t([float(group.mean()) for group in groups], margin)
+    return PairedTest(effect, (1 + at_most) / (1 + resamples), p_seeds, low, high)
+
+
+def paired_t(differences: Sequence[float], margin: float = 0.0) -> float:
+    """Return the one-sided p-value of a t test of "the mean difference is at most the margin".
+
+    Each difference belongs to a seed. A single one has no variance, so its p-value is 1.
+    """
+    if len(differences) < 2:
+        return 1.0
+    excess, degrees = fmean(differences) - margin, len(differences) - 1
+    error = stdev(differences) / math.sqrt(len(differences))
+    # Equal differences have no variance either, except that rounding leaves some.
+    if error < 1e-12:
+        return float(excess <= 1e-12)
+    # For whole degrees of freedom P(|T| < t) is a finite sum over powers of the cosine of this angle (Abramowitz and
+    # Stegun 26.7.3 and 26.7.4).
+    angle = math.atan(excess / error / math.sqrt(degrees))
+    is_odd = degrees % 2
+    term, total = (math.cos(angle) if is_odd else 1.0), 0.0
+    for power in range(is_odd, degrees - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    central = math.sin(angle) * total
+    if is_odd:
+        central = 2 / math.pi * (angle + central)
+    return (1 - central) / 2
 
 
 def _groups(differences: Floats, clusters: Sequence[Hashable] | None) -> list[Floats]:

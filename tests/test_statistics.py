@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coterie.evaluation import difference_interval, mean_interval
-from experiments.paired_test import paired_bootstrap
+from experiments.paired_test import paired_bootstrap, paired_t
 
 
 def test_right_and_wrong_answers_have_wilsons_interval():
@@ -123,3 +123,22 @@ def test_seeds_are_resampled_too():
     a, b, seeds = [1.0] * 16 + [0.0] * 16, [0.0] * 32, ["s0"] * 16 + ["s1"] * 16
     assert paired_bootstrap(a, b, seed=0, clusters=seeds).p == pytest.approx(0.25, abs=0.015)
     assert paired_bootstrap(a, b, seed=0).p < 0.001
+
+
+@pytest.mark.parametrize(
+    ("t", "degrees", "p"),
+    [
+        *((6.314, 1, 0.05), (2.920, 2, 0.05), (2.353, 3, 0.05), (2.132, 4, 0.05), (3.747, 4, 0.01)),
+        *((2.015, 5, 0.05), (1.833, 9, 0.05), (0, 4, 0.5), (-2.132, 4, 0.95)),
+    ],
+)
+def test_the_t_test_over_seeds_has_the_p_values_of_the_tables(t, degrees, p):
+    spread = np.linspace(-1, 1, degrees + 1)
+    error = spread.std(ddof=1) / sqrt(len(spread))
+    assert paired_t([*(spread + t * error)]) == pytest.approx(p, abs=2e-4)
+    assert paired_t([*(spread + t * error + 0.3)], margin=0.3) == pytest.approx(p, abs=2e-4)
+
+
+def test_the_t_test_of_one_seed_and_of_equal_differences():
+    assert paired_t([0.5]) == 1
+    assert paired_t([0.1] * 3) == 0 and paired_t([0.1] * 3, margin=0.1) == 1

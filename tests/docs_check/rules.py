@@ -121,6 +121,8 @@ RULES = (
     Rule("coterie run gap/tiny", TINY_RL, has="method=sft_rl"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce multi_agent", "evaluate.tasks=8", has="--gate"),
+    Rule("coterie reproduce multi_agent", "evaluate.tasks=8 steps.count=2 rollout.tasks=2", has="--quick"),
+    Rule("coterie reproduce multi_agent", has="--from"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
     Rule("coterie reproduce gap", f"{TINY_RL} evaluate.tasks=40 --gate"),
     Rule("coterie run gap/code", f"{EVALUATED} {TRACES}"),

@@ -50,6 +50,14 @@ BOOTSTRAP_INTERVAL = f"{STATISTICS}test_bootstrap_interval_of_two_values_is_thei
 WILSON = f"{STATISTICS}test_right_and_wrong_answers_have_wilsons_interval"
 EQUAL = f"{STATISTICS}test_equal_values_that_are_no_answers"
 PAIRED = f"{STATISTICS}test_a_paired_test_by_hand"
+EXPERT_ITERATION = (
+    "tests/runs/test_reinforce_batch.py::test_expert_iteration_imitates_the_right_paths_alone"
+)
+EXPERIMENTS = "tests/project/test_experiments.py::"
+ONE_SEED = f"{EXPERIMENTS}test_a_claim_holds_only_if_both_tests_agree_and_never_from_one_seed"
+GRADE_AND_COUNT = f"{EXPERIMENTS}test_a_grade_does_not_overwrite_a_count"
+GATE_SEED = f"{EXPERIMENTS}test_a_gate_plays_no_seed_of_the_claims_and_a_claim_no_spare_seed"
+TWO_SEEDS = f"{EXPERIMENTS}test_no_held_out_task_belongs_to_two_seeds"
 BOOTSTRAP_INTERVAL_NEARS = (
     f"{STATISTICS}test_bootstrap_interval_nears_the_normal_one_on_many_values"
 )
@@ -234,6 +242,25 @@ FAULTS = (
     Fault("experiments.paired_test:paired_bootstrap", given(margin=0.0), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [PAIRED]),
     Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [PAIRED]),
+    # Protocol of the claims.
+    Fault("experiments.paired_test:paired_t", returns(0.0), [ONE_SEED]),
+    # Expert iteration that punishes wrong paths is reinforcement learning with a baseline.
+    Fault("coterie.rewards.turn_advantages:role_advantages", given(decay=0.5), [EXPERT_ITERATION]),
+    Fault(
+        "experiments.results:asdict",
+        around(lambda original, row: (values := original(row)) | values.get("grades", {})),
+        [GRADE_AND_COUNT],
+    ),
+    Fault(
+        "experiments.experiment:Experiment.spare",
+        around(lambda original, self: self),
+        [GATE_SEED],
+    ),
+    Fault(
+        "experiments.experiment:content_of",
+        around(lambda original, task: task.id),
+        [TWO_SEEDS],
+    ),
     Fault(f"{V}:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
     # As if the two policies had played different tasks.
     Fault(

@@ -34,6 +34,7 @@ from coterie.runs.reinforce_settings import (
 )
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import PolicyLossSettings, TrainingSettings
+from experiments.gap import EXPERT, tiny
 
 TRAINING = TrainingSettings(max_length=64, tokens_per_microbatch=4096)
 PLAIN = AdvantageSettings(baseline="values", normalize=False)
@@ -302,6 +303,21 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_informative_ones() -> 
         ("first", "paths_failed", None),
         ("second", "groups_surplus", None),
     }
+
+
+def test_expert_iteration_imitates_the_right_paths_alone() -> None:
+    """The control of GAP has the reward as advantage, also where all paths of a question are right."""
+    settings = tiny([], EXPERT).settings
+    rewards = {"a": (1.0, 0.0, 1.0), "b": (1.0, 1.0), "c": (0.0, 0.0)}
+    paths = [
+        path(f"{task}{n}", reward, task=task)
+        for task, values in rewards.items()
+        for n, reward in enumerate(values)
+    ]
+    batch = prepared(paths, settings)
+    advantages = [{a for row in path.rows for a in row.advantages or ()} for path in batch.paths]
+    assert advantages == [{reward} for values in rewards.values() for reward in values]
+    assert settings.loss.kl_coef == 0 and batch.informative == {"a", "b"}
 
 
 def test_a_task_is_informative_if_one_of_its_agents_groups_is() -> None:

@@ -385,22 +385,34 @@ def reproduce(
     ],
     scale: Annotated[Literal["tiny"], typer.Option(help="Size of the runs.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all runs.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of seeds.")] = 5,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=99, help="Run one seed, which decides no claim.")
+    ] = None,
     gate: Annotated[
         bool,
-        typer.Option("--gate", help="Only measure if the claims can be tested, without training."),
+        typer.Option("--gate", help="Only measure if the claims can be tested, on a spare seed."),
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run two methods with one seed and fewer tasks.")
+    ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Print the tables of a result file."),
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Test a paper's claims. Runs the recipe and its controls, and prints a table and one JSON line.
+    """Test a paper's claims. Runs the recipe and its controls, and prints tables and one JSON line.
 
     Needs a checkout of the repository, because the experiments are in its folder `experiments/`.
 
     Examples:
 
-        coterie reproduce optima/isft --seeds 5
+        coterie reproduce optima/isft
 
         coterie reproduce moat --gate
+
+        coterie reproduce multi_agent --quick
     """
     checkout = Path(__file__).parents[3]
     if not (checkout / "experiments/experiment.py").is_file():
@@ -409,7 +421,9 @@ def reproduce(
     # The root of the repository makes `experiments` importable.
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
-    experiment.main(recipe, folder, seeds, overrides or [], gate, console)
+    chosen = range(seeds) if seed is None else [seed]
+    flags = {"gate": gate, "quick": quick, "source": source}
+    experiment.main(recipe, folder, chosen, overrides or [], console, **flags)
 
 
 @app.command()

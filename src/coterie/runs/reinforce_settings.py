@@ -173,7 +173,11 @@ class AdvantageSettings(Settings):
         1.0, "Weight of the advantage within equal states (group=state).", source="GiGPO: 1", gt=0
     )
     role_decay: float = key(
-        0.95, "Decay of the running mean (group=role).", source="SPIRAL: 0.95", ge=0, lt=1
+        0.95,
+        "Decay of the running mean (group=role). 1 keeps it at 0, so that rewards are the advantages.",
+        source="SPIRAL: 0.95",
+        ge=0,
+        le=1,
     )
     gamma: float = key(
         1.0, "Discount per token (joint critic: per turn).", source="GAP: 1", gt=0, le=1
