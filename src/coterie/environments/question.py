@@ -122,6 +122,8 @@ class Item(NamedTuple):
     row: Mapping[str, Any]
     where: str
     contest: ContestRow | None = None
+    hidden: frozenset[str] = frozenset()
+    """Columns, and fields in them, that an agent may not see."""
 
 
 class OneReply(OneAgent, Pure):
@@ -146,14 +148,17 @@ class Question(RowTasks, OneReply):
 
     settings_type = QuestionSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
+    rewards: Mapping[str, str] = METRICS
+    """Metrics of the built-in rewards."""
+    default_prompts: Mapping[str, str] = PROMPTS
 
     def __init__(self, settings: QuestionSettings, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
-        self.reward = settings.reward or _default_reward(rows.row)
-        self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
+        self.reward = settings.reward or self.default_reward(rows)
+        self.function = None if self.reward in self.rewards else find(REWARDS, self.reward)
         self.arguments = arguments_of(self.function) if self.function else set[str]()
         self.trial = ""
-        self.metric = METRICS.get(self.reward, label(self.reward))
+        self.metric = self.rewards.get(self.reward, label(self.reward))
         self.needs: tuple[type, ...] = ()
         if self.reward == "code":
             # Only programs need the sandbox.
@@ -166,7 +171,10 @@ class Question(RowTasks, OneReply):
                 f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
                 "put {question} or another {COLUMN} into it",
             )
-        self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
+        self.prompt = settings.prompt or self.default_prompts.get(self.reward, "{question}")
+
+    def default_reward(self, rows: Rows) -> str:
+        return _default_reward(rows.row)
 
     def task_of(self, row: QuestionRow) -> Task:
         return self._items[f"{self.name}-{row.id}"].task
@@ -223,7 +231,7 @@ class Question(RowTasks, OneReply):
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
         public |= {"system": system} if system else {}
         task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
-        return Item(task, question, answers, raw, where, contest)
+        return Item(task, question, answers, raw, where, contest, frozenset(hidden))
 
     @property
     def _named(self) -> set[str]:

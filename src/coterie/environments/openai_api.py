@@ -1,0 +1,382 @@
+"""OpenAI's chat completions and responses: requests of programs as messages, and sampled replies as bodies and events.
+
+Both protocols become one :class:`ModelRequest`, whose messages keep the call ids of the program.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from coterie.datasets.messages import ROLES, parse_tools
+from coterie.datasets.messages import Role as WireRole
+from coterie.errors import UserError
+from coterie.record.turn import Finish, Tool, ToolCall, digest
+from coterie.tools.calls import check_tools
+
+Protocol = Literal["chat", "responses"]
+TEXT_PARTS = ("text", "input_text", "output_text")
+SAMPLING = ("temperature", "top_p")
+"""Settings of requests that the run's own settings replace."""
+UNSUPPORTED = {
+    "logprobs": "log-probs", "top_logprobs": "log-probs", "previous_response_id": "stored responses",
+    "conversation": "stored responses", "background": "background responses", "audio": "audio",
+    "prediction": "predicted outputs", "logit_bias": "biased tokens",
+}  # fmt: skip
+"""Keys whose effect a program would miss without an error."""
+
+
+class RequestError(Exception):
+    """A request is refused with a status and OpenAI's error body."""
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        self.body = {"error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class WireMessage:
+    """A message of a request."""
+
+    role: WireRole
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of a reply, with the ids of the program."""
+    answers: str = ""
+    """Id of the call that a tool's message answers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRequest:
+    """A request of a program for ``count`` replies."""
+
+    protocol: Protocol
+    model: str
+    messages: tuple[WireMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    count: int = 1
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Values of :data:`SAMPLING` in the request."""
+    notes: tuple[str, ...] = ()
+    """What the request asks for in vain."""
+    streams: bool = False
+    streams_usage: bool = False
+    fingerprint: str = ""
+    """Hash of the body, which is equal for a repeated request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """A sampled reply."""
+
+    id: str
+    text: str
+    thought: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls with the ids that the program gets."""
+    finish: Finish = "end"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
+    """Parse the body of a request. Raises ``RequestError``."""
+    try:
+        body = json.loads(raw)
+        # Hashes and stores need whole characters, which `\ud800` in JSON is not.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("the body is not an object")
+    for name, subject in UNSUPPORTED.items():
+        if body.get(name):
+            raise RequestError(f"{name}: {subject} are not supported", code="unsupported_parameter")
+    try:
+        messages = _chat_messages(body) if protocol == "chat" else _input_messages(body)
+        notes = _check_formats(body)
+        choice = body.get("tool_choice")
+        tools = () if choice == "none" else _tools(json.dumps(body.get("tools") or []))
+        stop = body.get("stop") or ()
+        stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        limits = [int(body[name]) for name in names if body.get(name) is not None]
+        count = 1 if body.get("n") is None else int(body["n"])
+        sampling = {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"the request can't be read: {error}") from error
+    except UserError as error:
+        raise RequestError(error.what) from error
+    if not messages or not 1 <= count <= 128 or min(limits, default=1) < 1:
+        raise RequestError("messages, n or the limit of tokens are out of range")
+    streams = bool(body.pop("stream", False))
+    usage = bool((body.pop("stream_options", None) or {}).get("include_usage"))
+    fingerprint = digest(protocol, body)
+    return ModelRequest(
+        protocol, str(body.get("model")), messages, tools, stop, min(limits, default=None), count,
+        sampling, notes, streams, usage, fingerprint,
+    )  # fmt: skip
+
+
+def _check_formats(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is asked for in vain. Raises ``RequestError`` for formats that a program would parse."""
+    wanted = body.get("response_format") or (body.get("text") or {}).get("format") or {}
+    if wanted.get("type", "text") != "text":
+        problem = (
+            f"response_format={wanted['type']} is not supported; ask for the format in the prompt"
+        )
+        raise RequestError(problem, code="unsupported_parameter")
+    notes = []
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        notes.append("tool_choice, which is not enforced: the model may reply without a call")
+    if body.get("parallel_tool_calls") is False and body.get("tools"):
+        notes.append("parallel_tool_calls=false, which is not enforced")
+    return tuple(notes)
+
+
+@lru_cache(256)
+def _tools(text: str) -> tuple[Tool, ...]:
+    """Parse and check tools. Requests of a session repeat them, and equal tools are one object."""
+    raw = json.loads(text)
+    for tool in raw:
+        if tool.get("type", "function") != "function":
+            raise ValueError(f"tools of the type {tool['type']} are not supported, only functions")
+    tools = parse_tools(raw)
+    check_tools(tools)
+    return tools
+
+
+def _text(content: Any) -> str:
+    """Join the parts of a content. Raises ``ValueError`` for images and other media."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    kinds = {part["type"] for part in content}
+    if not kinds <= {*TEXT_PARTS, "refusal"}:
+        raise ValueError(
+            f"content of the type {', '.join(sorted(kinds))} is not supported, only text"
+        )
+    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+
+
+def _chat_messages(body: Mapping[str, Any]) -> tuple[WireMessage, ...]:
+    messages = []
+    for raw in body["messages"]:
+        calls = tuple(
+            ToolCall(
+                str(call.get("id") or ""),
+                str(call["function"]["name"]),
+                _arguments(call["function"].get("arguments")),
+            )
+            for call in raw.get("tool_calls") or ()
+        )
+        answers = str(raw.get("tool_call_id") or "")
+        messages.append(WireMessage(_role(raw), _text(raw.get("content")), calls, answers))
+    return tuple(messages)
+
+
+def _role(raw: Mapping[str, Any]) -> WireRole:
+    if raw["role"] not in ROLES:
+        raise ValueError(f"there is no role {raw['role']!r}")
+    return ROLES[raw["role"]]
+
+
+def _input_messages(body: Mapping[str, Any]) -> tuple[WireMessage, ...]:
+    """Convert the items of a response's input. Text and calls of a reply, separate items, become one message."""
+    messages: list[WireMessage] = []
+    if body.get("instructions"):
+        messages.append(WireMessage("system", _text(body["instructions"])))
+    items = body["input"]
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append(WireMessage(_role(item), _text(item.get("content"))))
+        elif kind == "function_call":
+            call = ToolCall(str(item["call_id"]), str(item["name"]), _arguments(item["arguments"]))
+            last = messages[-1] if messages else None
+            text, calls = "", tuple[ToolCall, ...]()
+            if last and last.role == "assistant":
+                text, calls = last.text, last.calls
+                messages.pop()
+            messages.append(WireMessage("assistant", text, (*calls, call)))
+        elif kind == "function_call_output":
+            text = _text(item["output"])
+            messages.append(WireMessage("tool", text, answers=str(item["call_id"])))
+        # Thoughts are recorded with their replies.
+        elif kind != "reasoning":
+            raise ValueError(f"input items of the type {kind} are not supported")
+    return tuple(messages)
+
+
+# -- replies --------------------------------------------------------------------------------------
+
+
+def reply_body(request: ModelRequest, replies: Sequence[ModelReply]) -> dict[str, Any]:
+    """Return the body of a finished reply."""
+    return (
+        _completion(request, replies)
+        if request.protocol == "chat"
+        else _response(request, replies[0])
+    )
+
+
+def reply_events(request: ModelRequest, replies: Sequence[ModelReply]) -> Iterator[str]:
+    """Yield the server-sent events of a reply."""
+    if request.protocol == "responses":
+        for number, event in enumerate(_response_events(_response(request, replies[0]))):
+            event["sequence_number"] = number
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        return
+    whole = _completion(request, replies)
+    for choice in whole["choices"]:
+        delta = choice.pop("message")
+        for index, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = index
+        choice["delta"], finish = delta, choice.pop("finish_reason")
+        yield _chunk(whole, [{**choice, "finish_reason": None}])
+        yield _chunk(whole, [{"index": choice["index"], "delta": {}, "finish_reason": finish}])
+    if request.streams_usage:
+        yield _chunk(whole, [], usage=whole["usage"])
+    yield "data: [DONE]\n\n"
+
+
+def _chunk(whole: Mapping[str, Any], choices: list[Any], **usage: Any) -> str:
+    head = {name: whole[name] for name in ("id", "created", "model")}
+    chunk = {**head, "object": "chat.completion.chunk", "choices": choices, **usage}
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _completion(request: ModelRequest, replies: Sequence[ModelReply]) -> dict[str, Any]:
+    choices = []
+    for index, reply in enumerate(replies):
+        finish = "length" if reply.finish == "length" else "tool_calls" if reply.calls else "stop"
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+        if reply.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in reply.calls
+            ]
+        else:
+            message["content"] = reply.text
+        if reply.thought:
+            message["reasoning_content"] = reply.thought
+        choices.append(
+            {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        )
+    # The prompt is the same for all replies, and is counted once.
+    prompt, completion = replies[0].prompt_tokens, sum(r.completion_tokens for r in replies)
+    return {
+        "id": f"chatcmpl-{replies[0].id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        },
+    }
+
+
+def _response(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
+    output: list[dict[str, Any]] = []
+    is_cut = reply.finish == "length"
+    status = "incomplete" if is_cut else "completed"
+    if reply.text or not reply.calls:
+        part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+        message = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant"}
+        output.append({**message, "status": status, "content": [part]})
+    output += [
+        {
+            "type": "function_call",
+            "id": f"fc_{call.id}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": status,
+        }
+        for call in reply.calls
+    ]
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": {
+            "input_tokens": reply.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": reply.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        },
+    }
+
+
+def _response_events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a response, each item in one piece."""
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(whole["output"]):
+        head = {"output_index": index, "item_id": item["id"]}
+        added = {**item, "status": "in_progress"}
+        if item["type"] == "message":
+            (part,) = item["content"]
+            text = {**head, "content_index": 0}
+            added["content"] = []
+            middle = [
+                {"type": "response.content_part.added", **text, "part": {**part, "text": ""}},
+                {
+                    "type": "response.output_text.delta",
+                    **text,
+                    "delta": part["text"],
+                    "logprobs": [],
+                },
+                {"type": "response.output_text.done", **text, "text": part["text"], "logprobs": []},
+                {"type": "response.content_part.done", **text, "part": part},
+            ]
+        else:
+            added["arguments"], kind = "", "response.function_call_arguments"
+            middle = [
+                {"type": f"{kind}.delta", **head, "delta": item["arguments"]},
+                {
+                    "type": f"{kind}.done",
+                    **head,
+                    "name": item["name"],
+                    "arguments": item["arguments"],
+                },
+            ]
+        yield {"type": "response.output_item.added", "output_index": index, "item": added}
+        yield from middle
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
