@@ -383,11 +383,13 @@ def assemble(
     ended: dict[str, tuple[Segment, tuple[int, ...]]] = {}  # by last turn: a segment and its ids
     last = ""
     for prompt, turn in prompts:
-        # A segment continues once: a second reply to the same history begins another one.
-        segment, running = ended.pop((previous or {}).get(turn.id, last), (None, ()))
+        before = (previous or {}).get(turn.id, last)
+        segment, running = ended.get(before, (None, ()))
         # As tokens, not as text: only then the model had exactly these tokens as its context. A
         # prompt that rewrites history begins a new row, so that no target has a wrong context.
         if segment is not None and prompt[: len(running)] == running:
+            # A second reply to the same history begins another segment.
+            del ended[before]
             segment.pieces.append(Piece(prompt[len(running) :]))
         else:
             segment = Segment([Piece(prompt)])
