@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from coterie.config.plugins import object_name
 from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.gateway import open_gateway
 from coterie.environments.program import Program
-from coterie.environments.protocol import Shared
+from coterie.environments.protocol import Environment, Shared
 from coterie.environments.registry import TaskSettings, make_environment
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, rows, view
@@ -117,27 +118,34 @@ def make_program(folder: Path, run: Callable[..., Any] | str, *overrides: str) -
 
 
 def play_program(
-    environment: Program,
+    environment: Environment,
     renderer: ChatRenderer,
     say: Say,
     *,
     samples: int = 1,
     context: int = 20_000,
     max_tokens: int = 512,
+    shared: AbstractAsyncContextManager[Shared] | None = None,
 ) -> PlayedProgram:
-    """Play samples of the first task with the gateway of a run."""
+    """Play samples of the first task, with the gateway of a run or with other shared resources."""
     engine = Speaking(renderer, say)
     sampler = TokenSampler.of(engine, renderer, Sampling(max_tokens=max_tokens), context)
     (task,) = environment.tasks("train", 1, 0)
 
     async def play() -> list[EpisodeResult]:
-        async with open_gateway() as gateway:
+        async with shared or _gateway() as resources:
             samplers = dict.fromkeys(environment.actors, sampler)
-            driver = Driver(environment, samplers, seed=0, shared=Shared(gateway))
+            driver = Driver(environment, samplers, seed=0, shared=resources)
             episodes = [Episode(task, sample, 0, "rollout") for sample in range(samples)]
             return await finish_episodes(driver, *episodes)
 
     return PlayedProgram(asyncio.run(play()), engine)
+
+
+@asynccontextmanager
+async def _gateway() -> AsyncIterator[Shared]:
+    async with open_gateway() as gateway:
+        yield Shared(gateway)
 
 
 @cache

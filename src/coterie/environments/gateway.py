@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,8 @@ class PendingRequest:
         is_last = len(self.replies) == self.request.count
         if is_last and not self.answered.done():
             self.answered.set_result(self.replies)
+            # A retry needs only the replies, and each request has the whole history.
+            self.request = replace(self.request, messages=())
         return is_last
 
     def refuse(self, error: RequestError) -> None:
@@ -65,11 +68,17 @@ class PendingRequest:
 
 
 class GatewaySession:
-    """Requests of one program."""
+    """Requests of one program.
+
+    Args:
+        url: Address of the gateway.
+        models: Names of the roles, which requests give as their ``model``.
+    """
 
     def __init__(self, url: str, models: Sequence[str]) -> None:
-        self.id = secrets.token_urlsafe(18)
-        self.base_url = f"{url}/sessions/{self.id}/v1"
+        self.api_key = secrets.token_urlsafe(18)
+        self.base_url = f"{url}/sessions/{self.api_key}/v1"
+        """Address for OpenAI's clients."""
         self.models = tuple(models)
         self.waiting: deque[PendingRequest] = deque()
         self._by_fingerprint: dict[str, list[PendingRequest]] = {}
@@ -141,11 +150,11 @@ class Gateway:
     def session(self, models: Sequence[str]) -> Iterator[GatewaySession]:
         """Open a session for a program that may ask these models."""
         session = GatewaySession(self.url, models)
-        self.sessions[session.id] = session
+        self.sessions[session.api_key] = session
         try:
             yield session
         finally:
-            del self.sessions[session.id]
+            del self.sessions[session.api_key]
             session.close(RequestError("the session has ended", 410))
 
     def find(self, request: Request) -> GatewaySession:

@@ -20,10 +20,13 @@ Protocol = Literal["chat", "responses"]
 TEXT_PARTS = ("text", "input_text", "output_text")
 SAMPLING = ("temperature", "top_p")
 """Settings of requests that the run's own settings replace."""
+MAX_REPLIES = 128
+IGNORED = ("seed", "presence_penalty", "frequency_penalty")
 UNSUPPORTED = {
     "logprobs": "log-probs", "top_logprobs": "log-probs", "previous_response_id": "stored responses",
     "conversation": "stored responses", "background": "background responses", "audio": "audio",
-    "prediction": "predicted outputs", "logit_bias": "biased tokens",
+    "prediction": "predicted outputs", "logit_bias": "biased tokens", "prompt": "stored prompts",
+    "functions": "functions without tools", "function_call": "functions without tools",
 }  # fmt: skip
 """Keys whose effect a program would miss without an error."""
 
@@ -109,6 +112,7 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
         tools = () if choice == "none" else _tools(json.dumps(body.get("tools") or []))
         stop = body.get("stop") or ()
         stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+        stop = tuple(filter(None, stop))  # an empty one would end each reply at once
         names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
         limits = [int(body[name]) for name in names if body.get(name) is not None]
         count = 1 if body.get("n") is None else int(body["n"])
@@ -117,7 +121,7 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
         raise RequestError(f"the request can't be read: {error}") from error
     except UserError as error:
         raise RequestError(error.what) from error
-    if not messages or not 1 <= count <= 128 or min(limits, default=1) < 1:
+    if not messages or not 1 <= count <= MAX_REPLIES or min(limits, default=1) < 1:
         raise RequestError("messages, n or the limit of tokens are out of range")
     streams = bool(body.pop("stream", False))
     usage = bool((body.pop("stream_options", None) or {}).get("include_usage"))
@@ -141,7 +145,8 @@ def _check_formats(body: Mapping[str, Any]) -> tuple[str, ...]:
         notes.append("tool_choice, which is not enforced: the model may reply without a call")
     if body.get("parallel_tool_calls") is False and body.get("tools"):
         notes.append("parallel_tool_calls=false, which is not enforced")
-    return tuple(notes)
+    ignored = [name for name in IGNORED if body.get(name)]
+    return (*notes, *(f"{name}, which the run's own sampling ignores" for name in ignored))
 
 
 @lru_cache(256)
@@ -175,16 +180,14 @@ def _arguments(value: Any) -> str:
 def _chat_messages(body: Mapping[str, Any]) -> tuple[WireMessage, ...]:
     messages = []
     for raw in body["messages"]:
-        calls = tuple(
-            ToolCall(
-                str(call.get("id") or ""),
-                str(call["function"]["name"]),
-                _arguments(call["function"].get("arguments")),
-            )
-            for call in raw.get("tool_calls") or ()
-        )
+        if raw.get("function_call"):
+            raise ValueError("a message has a function_call; use tool_calls")
+        calls = []
+        for call in raw.get("tool_calls") or ():
+            name, arguments = call["function"]["name"], call["function"].get("arguments")
+            calls.append(ToolCall(str(call.get("id") or ""), str(name), _arguments(arguments)))
         answers = str(raw.get("tool_call_id") or "")
-        messages.append(WireMessage(_role(raw), _text(raw.get("content")), calls, answers))
+        messages.append(WireMessage(_role(raw), _text(raw.get("content")), tuple(calls), answers))
     return tuple(messages)
 
 
@@ -264,37 +267,24 @@ def _completion(request: ModelRequest, replies: Sequence[ModelReply]) -> dict[st
     choices = []
     for index, reply in enumerate(replies):
         finish = "length" if reply.finish == "length" else "tool_calls" if reply.calls else "stop"
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.calls:
+            functions = ({"name": call.name, "arguments": call.arguments} for call in reply.calls)
+            message["content"] = reply.text or None
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in reply.calls
+                {"id": call.id, "type": "function", "function": function}
+                for call, function in zip(reply.calls, functions, strict=True)
             ]
-        else:
-            message["content"] = reply.text
         if reply.thought:
             message["reasoning_content"] = reply.thought
-        choices.append(
-            {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
-        )
+        choice = {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        choices.append(choice)
     # The prompt is the same for all replies, and is counted once.
     prompt, completion = replies[0].prompt_tokens, sum(r.completion_tokens for r in replies)
-    return {
-        "id": f"chatcmpl-{replies[0].id}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        },
-    }
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    head: dict[str, Any] = {"id": f"chatcmpl-{replies[0].id}", "object": "chat.completion"}
+    head |= {"created": int(time.time()), "model": request.model}
+    return {**head, "choices": choices, "usage": {**usage, "total_tokens": prompt + completion}}
 
 
 def _response(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
@@ -305,41 +295,24 @@ def _response(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
         part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
         message = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant"}
         output.append({**message, "status": status, "content": [part]})
-    output += [
-        {
-            "type": "function_call",
-            "id": f"fc_{call.id}",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": status,
-        }
-        for call in reply.calls
-    ]
-    return {
-        "id": f"resp_{reply.id}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": status,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "instructions": None,
-        "metadata": {},
-        "model": request.model,
-        "output": output,
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": None,
-        "usage": {
-            "input_tokens": reply.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": reply.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
-        },
+    for call in reply.calls:
+        item = {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id}
+        output.append({**item, "name": call.name, "arguments": call.arguments, "status": status})
+    # Clients require all of these keys.
+    unset = ("error", "incomplete_details", "instructions", "temperature", "top_p")
+    head: dict[str, Any] = {"id": f"resp_{reply.id}", "object": "response", **dict.fromkeys(unset)}
+    head |= {"created_at": int(time.time()), "model": request.model, "status": status}
+    head |= {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}}
+    if is_cut:
+        head["incomplete_details"] = {"reason": "max_output_tokens"}
+    usage: dict[str, Any] = {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
+    return {**head, "output": output, "usage": usage}
 
 
 def _response_events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -352,29 +325,20 @@ def _response_events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
         added = {**item, "status": "in_progress"}
         if item["type"] == "message":
             (part,) = item["content"]
-            text = {**head, "content_index": 0}
+            text, kind = {**head, "content_index": 0}, "response.output_text"
             added["content"] = []
             middle = [
                 {"type": "response.content_part.added", **text, "part": {**part, "text": ""}},
-                {
-                    "type": "response.output_text.delta",
-                    **text,
-                    "delta": part["text"],
-                    "logprobs": [],
-                },
-                {"type": "response.output_text.done", **text, "text": part["text"], "logprobs": []},
+                {"type": f"{kind}.delta", **text, "delta": part["text"], "logprobs": []},
+                {"type": f"{kind}.done", **text, "text": part["text"], "logprobs": []},
                 {"type": "response.content_part.done", **text, "part": part},
             ]
         else:
             added["arguments"], kind = "", "response.function_call_arguments"
+            call = {"name": item["name"], "arguments": item["arguments"]}
             middle = [
                 {"type": f"{kind}.delta", **head, "delta": item["arguments"]},
-                {
-                    "type": f"{kind}.done",
-                    **head,
-                    "name": item["name"],
-                    "arguments": item["arguments"],
-                },
+                {"type": f"{kind}.done", **head, **call},
             ]
         yield {"type": "response.output_item.added", "output_index": index, "item": added}
         yield from middle

@@ -7,7 +7,6 @@ turn of the role that its ``model`` names. Its result is graded, or is the rewar
 """
 
 import asyncio
-import hashlib
 import inspect
 import json
 import logging
@@ -15,11 +14,10 @@ import os
 import shlex
 import sys
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +26,7 @@ from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
+from coterie.config.folders import sha256
 from coterie.config.plugins import Kind, absolute_name, find, is_spec, last_line
 from coterie.config.settings import key
 from coterie.config.user_code import as_number
@@ -66,6 +65,8 @@ SHOWN = 1500
 MAX_REFUSALS = 3
 """Requests in a row that may exceed the context; the program was told of each."""
 GATEWAY = Speaker("environment", "gateway")
+_openings: dict[tuple[str, str], Transition] = {}
+"""First requests of this process by program and task, so that reports and plans need not run programs again."""
 
 
 class ProgramSettings(QuestionSettings):
@@ -134,17 +135,6 @@ class ProgramSettings(QuestionSettings):
         """Hash the keys that change results, without folders."""
         names = {"name", "reward", "agent", "command", "sessions"}
         return digest(self.model_dump_json(exclude=names), str(self.reward).rpartition("/")[2])
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSession:
-    """Access to the models of an episode, for the user's function."""
-
-    base_url: str
-    """Address for OpenAI clients, up to and including ``/v1``."""
-    api_key: str
-    models: tuple[str, ...]
-    """Names of the roles, which requests give as their ``model``."""
 
 
 class RunningProgram(Replayed):
@@ -243,11 +233,10 @@ class Program(Question):
                 problem = f"{plugin} can't be called with a task and a session: {error}"
                 raise UserError(problem, "write def NAME(task, session)") from error
         else:
-            files = (
-                Path(word) for word in shlex.split(settings.command or "") if Path(word).is_file()
-            )
-            source = digest([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+            words = shlex.split(settings.command or "")
+            source = digest([sha256(Path(word)) for word in words if Path(word).is_file()])
         self.version = f"{self.version} program {source}"
+        self._key = digest(self.version, settings.model_dump_json())
 
     def default_reward(self, rows: Rows) -> str:
         return "program"
@@ -258,26 +247,25 @@ class Program(Question):
     # -- the program ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[RunningProgram]:
-        """Start the program of one episode; it is ended with the block."""
+    async def open(
+        self, task: Task, seed: int, shared: Shared
+    ) -> AsyncIterator[RunningProgram | None]:
+        """Start the program of one episode; it is ended with the block. None if only a first prompt is needed."""
+        if Gateway not in shared and (self._key, task.id) in _openings:
+            yield None
+            return
         async with AsyncExitStack() as stack:
             # A plan asks for the first prompts before the run opens its gateway.
-            is_open = Gateway in shared
-            gateway = (
-                shared[Gateway] if is_open else await stack.enter_async_context(open_gateway())
-            )
-            session = stack.enter_context(gateway.session(tuple(self.actors)))
-            values = self._values(task)
-            seconds = self.settings.seconds
+            if Gateway not in shared:
+                shared = Shared(await stack.enter_async_context(open_gateway()))
+            session = stack.enter_context(shared[Gateway].session(tuple(self.actors)))
+            values, seconds = self._values(task), self.settings.seconds
             if self.settings.command is None:
-                access = AgentSession(session.base_url, session.id, session.models)
-                ended = _call(self._function, values, access)
+                ended = _call(self._function, values, session)
                 program = RunningProgram(session, shared, seconds, ended)
             else:
-                folder = stack.enter_context(TemporaryDirectory(prefix="coterie-program-"))
-                process = _Process(
-                    shlex.split(self.settings.command), Path(folder), values, session
-                )
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="coterie-program-")))
+                process = _Process(shlex.split(self.settings.command), folder, values, session)
                 program = RunningProgram(session, shared, seconds, process.run())
                 program.output = process.output
             try:
@@ -295,19 +283,16 @@ class Program(Question):
 
     # -- the protocol of environments -----------------------------------------------------------
 
-    async def begin(self, task: Task, session: RunningProgram) -> Transition:
-        if await session.next_request() is None:
-            raise session.fault(
-                "ended without a model call; give its client the base_url and the api_key of the session"
-            )
-        return self._waits(session, (), ())
+    async def begin(self, task: Task, session: RunningProgram | None) -> Transition:
+        if session is None:
+            return _openings[self._key, task.id]
+        transition = _openings[self._key, task.id] = await self._next(session, (), ())
+        return transition
 
     def next_actors(self, state: State) -> tuple[str, ...]:
-        """Return the role that the oldest waiting request names."""
         return (_progress(state).prompt(state.turns).actor,)
 
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the messages of the waiting request, with recorded replies as their turns."""
         return _progress(state).prompt(state.turns).messages
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
@@ -329,14 +314,12 @@ class Program(Question):
         progress, turn, pending = _progress(state), turns[-1], session.pending
         assert pending is not None, "the turn answers a request"
         prompt = progress.prompt(state.turns[:-1])
-        answered = Prompted(prompt.actor, prompt.units, prompt.messages, prompt.stop, turn)
-        past = (*progress.past, answered)
+        past = (*progress.past, replace(prompt, turn=turn))
         self._say_differences(pending, turn)
         if pending.answer(reply_of(turn, prompt.stop, state.prompt_tokens)):
             return await self._next(session, past, state.turns)
         # The request asks for several replies, which are siblings with one prompt.
-        again = Prompted(prompt.actor, prompt.units, prompt.messages, prompt.stop)
-        return Transition(Progress(past, again, 0, progress.tools, progress.max_tokens))
+        return Transition(replace(progress, past=past, waiting=prompt, new=0))
 
     async def refuse(self, state: State, session: RunningProgram, problem: str) -> Transition:
         """Answer a request that exceeds the context with OpenAI's error, so that the program can shorten it."""
@@ -344,43 +327,35 @@ class Program(Question):
         assert session.pending is not None, "a request was refused"
         session.pending.refuse(RequestError(problem, 400, "context_length_exceeded"))
         parts = (Part(f"The request was refused: {problem}", source="environment"),)
-        refusal = Observation(GATEWAY, parts)
-        if progress.refusals == MAX_REFUSALS:
-            return Transition(Progress(progress.past), (refusal,), end=CONTEXT)
-        return await self._next(session, progress.past, state.turns, refusal)
+        past, refusals = progress.past, progress.refusals + 1
+        if refusals <= MAX_REFUSALS:
+            transition = await self._next(session, past, state.turns, refusals)
+        elif past:
+            transition = Transition(Progress(past), end=CONTEXT)
+        else:
+            raise session.fault(f"asks for too much: {problem}")
+        return replace(transition, seen=(Observation(GATEWAY, parts), *transition.seen))
 
     async def _next(
         self,
         session: RunningProgram,
         past: tuple[Prompted, ...],
         turns: tuple[Turn, ...],
-        *refusal: Observation,
+        refusals: int = 0,
     ) -> Transition:
-        if await session.next_request() is not None:
-            return self._waits(session, past, turns, *refusal)
+        if (pending := await session.next_request()) is not None:
+            request = pending.request
+            given = (request.model, request.messages, request.stop, past, turns)
+            waiting, observations = read_history(*given)
+            limits = (request.tools, request.max_tokens, refusals)
+            return Transition(Progress(past, waiting, len(observations), *limits), observations)
         if not past:
-            raise session.fault("ended without a model call that fits the context of the model")
+            problem = "ended without a model call that got a reply"
+            raise session.fault(f"{problem}; give its client the session's base_url and api_key")
         if session.result is None:
             raise session.fault("returned no result; return or print a text or a number")
         answer, _ = _read_result(session.result)
-        return Transition(Progress(past, result=session.result), refusal, answer, ANSWERED)
-
-    def _waits(
-        self,
-        session: RunningProgram,
-        past: tuple[Prompted, ...],
-        turns: tuple[Turn, ...],
-        *refusal: Observation,
-    ) -> Transition:
-        """Return the transition to the next request, with observations for its new messages."""
-        assert session.pending is not None, "a request waits"
-        request = session.pending.request
-        given = (request.model, request.messages, request.stop, past, turns)
-        waiting, observations = read_history(*given)
-        new = len(observations)
-        refusals = sum(turn.speaker == GATEWAY for turn in turns[-1:]) + len(refusal)
-        progress = Progress(past, waiting, new, request.tools, request.max_tokens, refusals)
-        return Transition(progress, (*refusal, *observations))
+        return Transition(Progress(past, result=session.result), answer=answer, end=ANSWERED)
 
     async def grade(self, state: State, session: RunningProgram) -> Grade:
         """Grade the result, or return it as the reward. A program that was cut off has no result, which scores 0."""
@@ -389,7 +364,7 @@ class Program(Question):
             if turn.sample is not None or turn.speaker.name in self.actors:
                 counts[f"calls/{turn.speaker.name}"] += 1
         for role in [role for role in self.actors if not counts[f"calls/{role}"]]:
-            self._say(f"the program of task {state.task.id} never asked the model {role!r}")
+            self._say(f"role {role}", f"never asked the model {role!r} in task {state.task.id}")
         result = _progress(state).result
         if result is None and self.reward == "program":
             return Grade(0.0, counts)
@@ -411,26 +386,22 @@ class Program(Question):
 
     def _say_differences(self, pending: PendingRequest, turn: Turn) -> None:
         """Warn once of settings of a request that have no effect."""
-        sample, request = turn.sample, pending.request
+        request, sample = pending.request, turn.sample
         used = {} if sample is None else {"temperature": sample.temperature, "top_p": sample.top_p}
         for name, value in request.sampling.items():
-            if used.get(name, value) != value:
-                problem = (
-                    f"the program asks for {name}={value:g}; the run samples with {used[name]:g}"
-                )
-                self._say(problem)
+            if (own := used.get(name, value)) != value:
+                self._say(name, f"asks for {name}={value:g}; the run samples with {own:g}")
         for note in request.notes:
-            self._say(f"the program asks for {note}")
+            self._say(note, f"asks for {note}")
 
-    def _say(self, warning: str) -> None:
-        kind = warning.partition("task")[0] + warning.rpartition(" ")[2]
-        if kind not in self._said:
-            self._said.add(kind)
-            logger.warning("%s", warning)
+    def _say(self, key: str, problem: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("the program %s", problem)
 
 
 def _progress(state: State) -> Progress:
-    assert isinstance(state.data, Progress), "the environment's own data"
+    assert isinstance(state.data, Progress)
     return state.data
 
 
@@ -438,53 +409,43 @@ def _read_result(result: Any) -> tuple[str, float | None]:
     """Return a result as a text, and as a number if it is one or has one as its ``reward``."""
     if isinstance(result, Mapping):
         number = as_number(result.get("reward"))
-        answer = result.get("answer", number)
-        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
-        return text if "answer" in result or "reward" in result else json.dumps(
-            result, default=str
-        ), number
-    if isinstance(result, str):
-        return result, None
-    number = as_number(result)
-    return "" if result is None else str(result), number
+        answer = result.get("answer", result if number is None else number)
+        return answer if isinstance(answer, str) else json.dumps(answer, default=str), number
+    return "" if result is None else str(result), as_number(result)
 
 
 # -- functions -------------------------------------------------------------------------------------
 
 
-async def _call(function: Callable[..., Any], task: dict[str, Any], session: AgentSession) -> Any:
+async def _call(function: Callable[..., Any], task: dict[str, Any], session: GatewaySession) -> Any:
     """Run a user's function outside of this event loop, which has to answer its requests."""
+
+    async def coroutine() -> Any:
+        try:
+            return await function(task, session)
+        except asyncio.CancelledError:
+            raise
+        # An exit would end the event loop of all programs.
+        except BaseException as error:
+            raise RuntimeError(last_line(error)) from error
+
+    def run(ended: Future[Any]) -> None:
+        # The episode may have ended, for example at its limit of turns.
+        with suppress(InvalidStateError):
+            try:
+                result = function(task, session)
+            except BaseException as error:
+                ended.set_exception(RuntimeError(last_line(error)))
+            else:
+                ended.set_result(result)
+
     if inspect.iscoroutinefunction(function):
-        work = asyncio.run_coroutine_threadsafe(function(task, session), _agents_loop())
+        ended = asyncio.run_coroutine_threadsafe(coroutine(), _agents_loop())
     else:
-        work = Future()
-
-        def run() -> None:
-            # The episode may have ended, for example at its limit of turns.
-            with suppress(InvalidStateError):
-                try:
-                    work.set_result(function(task, session))
-                except InvalidStateError:
-                    raise
-                except BaseException as error:
-                    work.set_exception(_Failed(error))
-
+        ended = Future()
         # A daemon, so that a function that never ends does not keep the run from ending.
-        threading.Thread(target=run, name="coterie-program", daemon=True).start()
-    try:
-        return await asyncio.wrap_future(work)
-    except _Failed:
-        raise
-    except Exception as error:
-        raise _Failed(error) from error
-
-
-class _Failed(Exception):
-    """A function raised an error, which is shown with its line."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(last_line(error))
-        self.__cause__ = error
+        threading.Thread(target=run, args=(ended,), name="coterie-program", daemon=True).start()
+    return await asyncio.wrap_future(ended)
 
 
 @cache
@@ -516,7 +477,7 @@ class _Process:
             "PATH": path,
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_BASE": session.base_url,
-            "OPENAI_API_KEY": session.id,
+            "OPENAI_API_KEY": session.api_key,
             "COTERIE_TASK": str(file),
             "COTERIE_MODELS": ",".join(session.models),
         }
@@ -556,25 +517,20 @@ class _Tail:
     """End of an output."""
 
     def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
+        self._bytes = bytearray()
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         while piece := await stream.read(2**16):
-            self._pieces.append(piece)
-            self._size += len(piece)
-            while self._size > OUTPUT:
-                self._size -= len(self._pieces.popleft())
+            self._bytes += piece
+            del self._bytes[:-OUTPUT]
 
     @property
     def text(self) -> str:
-        return b"".join(self._pieces).decode(errors="replace")
+        return self._bytes.decode(errors="replace")
 
     def result(self) -> Any:
         """Return the last line with a text, as JSON where it is JSON; ``None`` without output."""
-        lines = [line for line in self.text.splitlines() if line.strip()]
-        if not lines:
-            return None
+        line = next((line for line in reversed(self.text.splitlines()) if line.strip()), None)
         with suppress(ValueError, RecursionError):
-            return json.loads(lines[-1])
-        return lines[-1].strip()
+            return line and json.loads(line)
+        return line

@@ -69,7 +69,9 @@ def read_history(
     """
     units = tuple(_units(wire))
     own_past = [prompted for prompted in past if prompted.actor == actor]
-    messages = list(_longest_prefix(units, own_past))
+    prefix, shared = _longest_prefix(units, own_past)
+    # Histories repeat each other; equal beginnings are one object, so that a session takes space linear in its length.
+    messages, units = list(prefix), (*shared, *units[len(shared) :])
     replies = _replies(units[len(messages) :], messages, own_past)
     seen = {
         unit: message
@@ -116,10 +118,16 @@ def _units(wire: Sequence[WireMessage]) -> Iterator[Unit]:
         yield from (unit,) if is_result else ((message,) for message in unit)
 
 
-def _longest_prefix(units: Sequence[Unit], past: Sequence[Prompted]) -> tuple[Message, ...]:
-    """Return the messages of the longest beginning of a past conversation; of equal ones, the newest."""
+def _longest_prefix(
+    units: Sequence[Unit], past: Sequence[Prompted]
+) -> tuple[tuple[Message, ...], tuple[Unit, ...]]:
+    """Return the messages and the units of the longest beginning of a past conversation; of equal ones, the newest."""
     longest: tuple[Message, ...] = ()
+    shared: tuple[Unit, ...] = ()
     for prompted in reversed(past):
+        # The newest request of a conversation has the longest history, so most others are left out.
+        if len(prompted.units) < len(longest):
+            continue
         count = 0
         for unit, earlier in zip(units, prompted.units, strict=False):
             if unit != earlier:
@@ -130,8 +138,8 @@ def _longest_prefix(units: Sequence[Unit], past: Sequence[Prompted]) -> tuple[Me
         if is_whole and prompted.turn and _echoes(prompted, units[count][0]):
             messages += (Message("assistant", turn=prompted.turn.id),)
         if len(messages) > len(longest):
-            longest = messages
-    return longest
+            longest, shared = messages, prompted.units[:count]
+    return longest, shared
 
 
 def _replies(
