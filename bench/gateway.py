@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -86,10 +87,9 @@ def play_exchange(task: Any, session: Any) -> str:
     return previous or ""
 
 
-def make(rows: Path, *overrides: str) -> Environment:
-    return make_environment(
-        benchmark_settings(TaskSettings, "question", [f"dataset={rows}", *overrides])
-    )
+def make(rows: Path, environment: str, *overrides: str) -> Environment:
+    given = [f"dataset={rows}", *overrides]
+    return make_environment(benchmark_settings(TaskSettings, environment, given))
 
 
 async def play(
@@ -110,10 +110,10 @@ async def play(
 
 def compare(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
     """Play the world both ways, by turns."""
-    program = ["environment=program", f"environment.agent={object_name(play_exchange)}"]
+    program = ["program", f"environment.agent={object_name(play_exchange)}"]
     program += ["environment.roles=[Alice,Bob]", "environment.reward=exact"]
     sides = {
-        "native": make(rows, f"environment={program_worlds.__file__}:NativeExchange"),
+        "native": make(rows, f"{program_worlds.__file__}:NativeExchange"),
         "program": make(rows, *program),
     }
     speeds: dict[str, list[float]] = {name: [] for name in sides}
@@ -209,7 +209,8 @@ def ask_sessions() -> None:
             reply = connection.ask("agent", messages)
             seconds.append(time.perf_counter() - began)
             messages.append(reply["choices"][0]["message"])
-        print(json.dumps([key, seconds]), flush=True)
+        # One write, since several threads end at a time.
+        os.write(sys.stdout.fileno(), f"{json.dumps([key, seconds])}\n".encode())
 
     for line in sys.stdin:
         threading.Thread(target=hold, args=json.loads(line)).start()
@@ -218,7 +219,7 @@ def ask_sessions() -> None:
 def measure_requests(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
     asking = Asking()
     try:
-        program = ["environment=program", f"environment.agent={object_name(asking.run)}"]
+        program = ["program", f"environment.agent={object_name(asking.run)}"]
         environment = make(rows, *program, f"environment.sessions={SESSIONS}")
         sampler = TokenSampler.of(Stub(loaded), loaded.renderer, Sampling(), 20_000)
         asyncio.run(play(environment, {"agent": sampler}, 8, 8))  # imports and caches

@@ -72,6 +72,8 @@ _openings: dict[tuple[str, str], Transition] = {}
 class ProgramSettings(QuestionSettings):
     """Settings of the program, its roles and its reward."""
 
+    unhashed = frozenset({"name", "reward", "agent", "command", "sessions"})
+
     agent: str | None = key(
         None,
         "A function `path/file.py:NAME` of a task (a dict of the row's columns) and a session (`base_url`, `api_key`, "
@@ -130,11 +132,6 @@ class ProgramSettings(QuestionSettings):
                 "needs environment.agent=FILE:NAME or environment.command='...', not both"
             )
         return self
-
-    def identity(self) -> str:
-        """Hash the keys that change results, without folders."""
-        names = {"name", "reward", "agent", "command", "sessions"}
-        return digest(self.model_dump_json(exclude=names), str(self.reward).rpartition("/")[2])
 
 
 class RunningProgram(Replayed):
@@ -389,8 +386,8 @@ class Program(Question):
         request, sample = pending.request, turn.sample
         used = {} if sample is None else {"temperature": sample.temperature, "top_p": sample.top_p}
         for name, value in request.sampling.items():
-            if (own := used.get(name, value)) != value:
-                self._say(name, f"asks for {name}={value:g}; the run samples with {own:g}")
+            if (sampled := used.get(name, value)) != value:
+                self._say(name, f"asks for {name}={value:g}; the run samples with {sampled:g}")
         for note in request.notes:
             self._say(note, f"asks for {note}")
 

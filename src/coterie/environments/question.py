@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError, field_validator
 
@@ -72,6 +72,9 @@ CONTEST_COLUMNS = ("tests", "starter", "function", "prelude", "checker")
 class QuestionSettings(EnvironmentSettings):
     """Settings of the prompt and the reward."""
 
+    unhashed: ClassVar[frozenset[str]] = frozenset({"name", "reward"})
+    """Keys with folders, and keys that change no result."""
+
     prompt: str | None = key(
         None,
         "The prompt. `{question}` and `{COLUMN}` are values of the row, `{{` and `}}` are braces, and `{}` stays as "
@@ -109,7 +112,7 @@ class QuestionSettings(EnvironmentSettings):
 
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""
-        keys = self.model_dump_json(exclude={"name", "reward"})
+        keys = self.model_dump_json(exclude=set(self.unhashed))
         return digest(keys, label(self.reward or ""))
 
 

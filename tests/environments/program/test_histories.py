@@ -1,5 +1,6 @@
 """Histories that programs send: spliced tokens, context, branches, parallel conversations, siblings and retries."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from coterie.environments.gateway import open_gateway
+from coterie.environments.protocol import Shared
 from coterie.models.chat import ChatRenderer
 from tests.helpers.native_templates import NATIVE, make_native_tokenizer
 from tests.helpers.play_native_calls import THOUGHTS, WRITE
 from tests.helpers.play_programs import client_of, compact, make_program, play_program, wire_tool
+from tests.helpers.play_scripts import advance, open_branches
+from tests.helpers.script_games import Script
 
 Echo = Callable[[dict[str, Any]], dict[str, Any]]
 QUESTION = {"role": "user", "content": "What is there?"}
@@ -222,3 +227,31 @@ def test_replies_of_another_role_are_context(tmp_path: Path) -> None:
     # The template writes the call of the other role.
     prompt = renderer.decode(played.engine.heard[1][0])
     assert '<tool_call>\n{"name": "look", "arguments": {"what": "1"}}\n</tool_call>' in prompt
+
+
+def test_a_branch_runs_the_program_again(tmp_path: Path) -> None:
+    starts = []
+
+    def run(task: Any, session: Any) -> float:
+        starts.append(session.api_key)
+        first = ask(session, QUESTION)
+        last = ask(session, QUESTION, say("assistant", first), say("user", "Sure?"))
+        return float(last == "yes")
+
+    environment, replies = make_program(tmp_path, run), iter(["blue", "yes", "no"])
+    (task,) = environment.tasks("train", 1, 0)
+
+    async def play() -> list[float | None]:
+        script = Script(lambda prompt: next(replies))
+        async with (
+            open_gateway() as gateway,
+            open_branches(environment, task, script, Shared(gateway)) as branches,
+        ):
+            middle = await advance(branches, await branches.start())
+            ends = [await advance(branches, middle) for _ in range(2)]
+            scores = [(await branches.grade(end)).score for end in ends]
+            assert branches.replays == 1
+            return scores
+
+    # The second branch gets the recorded first reply in a session of its own.
+    assert asyncio.run(play()) == [1.0, 0.0] and len({*starts}) == 2
