@@ -45,8 +45,8 @@ from coterie.runs.benchmark import benchmark_settings
 from tests.helpers import program_worlds
 from tests.helpers.program_worlds import write_exchange
 
-SESSIONS, ROUNDS = 64, 12
-EPISODES, MAX_TOKENS = 192, 96
+SESSIONS, ROUNDS = 64, 10
+EPISODES, MAX_TOKENS = 128, 96
 REPEATS = 3
 
 
@@ -112,6 +112,8 @@ def compare(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
     """Play the world both ways, by turns."""
     program = ["program", f"environment.agent={object_name(play_exchange)}"]
     program += ["environment.roles=[Alice,Bob]", "environment.reward=exact"]
+    # As many as the native environment has in flight.
+    program += [f"environment.sessions={4 * SESSIONS}"]
     sides = {
         "native": make(rows, f"{program_worlds.__file__}:NativeExchange"),
         "program": make(rows, *program),
@@ -222,11 +224,11 @@ def measure_requests(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
         program = ["program", f"environment.agent={object_name(asking.run)}"]
         environment = make(rows, *program, f"environment.sessions={SESSIONS}")
         sampler = TokenSampler.of(Stub(loaded), loaded.renderer, Sampling(), 20_000)
-        asyncio.run(play(environment, {"agent": sampler}, 8, 8))  # imports and caches
+        asyncio.run(play(environment, {"agent": sampler}, 8, 1))  # imports and caches
         speeds = []
         for _ in range(REPEATS):
-            _, seconds = asyncio.run(play(environment, {"agent": sampler}, 8, SESSIONS // 2))
-            speeds.append(8 * SESSIONS // 2 * ROUNDS / seconds)
+            _, seconds = asyncio.run(play(environment, {"agent": sampler}, 8, SESSIONS // 8))
+            speeds.append(SESSIONS * ROUNDS / seconds)
         asking.seconds.clear()
         alone = make(rows, *program, "environment.sessions=1")
         asyncio.run(play(alone, {"agent": sampler}, 20, 1))
