@@ -9,15 +9,13 @@ conversation, and then for one. The last line is one JSON object:
     of_native        tokens per second of the program over tokens per second of the native environment
     native_tokens_per_second, rounds, spread    counted repeats, the smallest and the largest ratio of one
     requests_per_s   requests per second with 64 sessions
+    cpu_ms           milliseconds of this process's processors for such a request, on a machine with other work
     overhead_ms      median milliseconds of a request of a single session
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
-import argparse
 import asyncio
-import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,9 +25,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.gateway_client import Connection
 from coterie.config.plugins import object_name
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling, Stats
@@ -46,23 +44,8 @@ from tests.helpers import program_worlds
 from tests.helpers.program_worlds import write_exchange
 
 SESSIONS, ROUNDS = 64, 10
-EPISODES, MAX_TOKENS = 128, 96
+EPISODES, MAX_TOKENS = 64, 96
 REPEATS = 3
-
-
-class Connection:
-    """A keep-alive connection to a session, without the time of a client library."""
-
-    def __init__(self, base_url: str, key: str) -> None:
-        parts = urlsplit(base_url)
-        self._connection = http.client.HTTPConnection(parts.netloc)
-        self._path = f"{parts.path}/chat/completions"
-        self._head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-
-    def ask(self, model: str, messages: Sequence[Any]) -> Any:
-        body = json.dumps({"model": model, "messages": messages}).encode()
-        self._connection.request("POST", self._path, body, self._head)
-        return json.load(self._connection.getresponse())
 
 
 def play_exchange(task: Any, session: Any) -> str:
@@ -169,7 +152,7 @@ class Asking:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--ask"],
+            [sys.executable, str(Path(__file__).with_name("gateway_client.py")), str(ROUNDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -198,26 +181,6 @@ class Asking:
         self._process.wait()
 
 
-def ask_sessions() -> None:
-    """Hold the conversations whose sessions are given on standard input, each in a thread."""
-
-    def hold(base_url: str, key: str) -> None:
-        connection, messages, seconds = Connection(base_url, key), [], []
-        for number in range(ROUNDS):
-            messages.append(
-                {"role": "user", "content": f"Question {number}: where does Nora live?"}
-            )
-            began = time.perf_counter()
-            reply = connection.ask("agent", messages)
-            seconds.append(time.perf_counter() - began)
-            messages.append(reply["choices"][0]["message"])
-        # One write, since several threads end at a time.
-        os.write(sys.stdout.fileno(), f"{json.dumps([key, seconds])}\n".encode())
-
-    for line in sys.stdin:
-        threading.Thread(target=hold, args=json.loads(line)).start()
-
-
 def measure_requests(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
     asking = Asking()
     try:
@@ -225,15 +188,17 @@ def measure_requests(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
         environment = make(rows, *program, f"environment.sessions={SESSIONS}")
         sampler = TokenSampler.of(Stub(loaded), loaded.renderer, Sampling(), 20_000)
         asyncio.run(play(environment, {"agent": sampler}, 8, 1))  # imports and caches
-        speeds = []
+        speeds, began = [], time.process_time()
         for _ in range(REPEATS):
             _, seconds = asyncio.run(play(environment, {"agent": sampler}, 8, SESSIONS // 8))
             speeds.append(SESSIONS * ROUNDS / seconds)
+        cpu = (time.process_time() - began) / (REPEATS * SESSIONS * ROUNDS)
         asking.seconds.clear()
         alone = make(rows, *program, "environment.sessions=1")
         asyncio.run(play(alone, {"agent": sampler}, 20, 1))
         return {
             "requests_per_s": round(statistics.median(speeds)),
+            "cpu_ms": round(1000 * cpu, 2),
             "overhead_ms": round(1000 * statistics.median(asking.seconds), 2),
         }
     finally:
@@ -241,11 +206,6 @@ def measure_requests(rows: Path, loaded: LoadedModel) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ask", action="store_true", help="used by the benchmark itself")
-    if parser.parse_args().ask:
-        ask_sessions()
-        return
     loaded = load("tiny-exchange")
     with tempfile.TemporaryDirectory() as folder:
         rows = write_exchange(Path(folder) / "rows.jsonl", 60)

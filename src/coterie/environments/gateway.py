@@ -10,6 +10,7 @@ equal requests each get a sample.
 
 import asyncio
 import secrets
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from starlette.applications import Starlette
+import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from coterie.environments.openai_api import (
     ModelReply,
@@ -137,7 +138,7 @@ class Gateway:
         self.url = url
         self.sessions: dict[str, GatewaySession] = {}
         routes = []
-        for prefix in ("/v1", "/sessions/{session}/v1"):
+        for prefix in ("/sessions/{session}/v1", "/v1"):
             for path, function, method in (
                 ("/models", self._models, "GET"),
                 ("/chat/completions", partial(self._complete, "chat"), "POST"),
@@ -220,28 +221,22 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    routes = "/v1/models, /v1/chat/completions and /v1/responses"
-    return JSONResponse(RequestError(f"the routes are {routes}", 404).body, 404)
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The run handles Ctrl-C itself.
+        yield
 
 
 @asynccontextmanager
-async def open_gateway(port: int = 0) -> AsyncIterator[Gateway]:
-    """Serve a gateway in this event loop, on a free port by default."""
-    # Only runs with programs need the server.
-    import socket
-
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            # The run handles Ctrl-C itself.
-            yield
-
-    with socket.create_server((HOST, port), backlog=1024) as listener:
+async def open_gateway() -> AsyncIterator[Gateway]:
+    """Serve a gateway in this event loop, on a free port."""
+    with socket.create_server((HOST, 0), backlog=1024) as listener:
+        # Connections inherit this. Otherwise each reply waits 40 ms for the client to confirm its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         gateway = Gateway(f"http://{HOST}:{listener.getsockname()[1]}")
-        app = Starlette(routes=gateway.routes, exception_handlers={404: _not_found})
+        unknown = RequestError("the routes are models, chat/completions and responses", 404)
+        app = Router(gateway.routes, default=JSONResponse(unknown.body, 404))
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -249,7 +244,7 @@ async def open_gateway(port: int = 0) -> AsyncIterator[Gateway]:
             access_log=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
-        server = Server(config)
+        server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield gateway

@@ -3,6 +3,7 @@
 Both protocols become one :class:`ModelRequest`, whose messages keep the call ids of the program.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +14,13 @@ from typing import Any, Literal
 from coterie.datasets.messages import ROLES, parse_tools
 from coterie.datasets.messages import Role as WireRole
 from coterie.errors import UserError
-from coterie.record.turn import Finish, Tool, ToolCall, digest
+from coterie.record.turn import Finish, Tool, ToolCall
 from coterie.tools.calls import check_tools
 
 Protocol = Literal["chat", "responses"]
 TEXT_PARTS = ("text", "input_text", "output_text")
 SAMPLING = ("temperature", "top_p")
 """Settings of requests that the run's own settings replace."""
-MAX_REPLIES = 128
 IGNORED = ("seed", "presence_penalty", "frequency_penalty")
 UNSUPPORTED = {
     "logprobs": "log-probs", "top_logprobs": "log-probs", "previous_response_id": "stored responses",
@@ -29,6 +29,9 @@ UNSUPPORTED = {
     "functions": "functions without tools", "function_call": "functions without tools",
 }  # fmt: skip
 """Keys whose effect a program would miss without an error."""
+
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RequestError(Exception):
@@ -97,7 +100,8 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
     try:
         body = json.loads(raw)
         # Hashes and stores need whole characters, which `\ud800` in JSON is not.
-        json.dumps(body, ensure_ascii=False).encode()
+        if rb"\ud" in raw.lower():
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -108,24 +112,25 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
     try:
         messages = _chat_messages(body) if protocol == "chat" else _input_messages(body)
         notes = _check_formats(body)
-        choice = body.get("tool_choice")
-        tools = () if choice == "none" else _tools(json.dumps(body.get("tools") or []))
+        offered = None if body.get("tool_choice") == "none" else body.get("tools")
+        tools = _tools(json.dumps(offered)) if offered else ()
         stop = body.get("stop") or ()
-        stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
-        stop = tuple(filter(None, stop))  # an empty one would end each reply at once
+        # An empty stop string would end each reply at once.
+        stop = tuple(filter(None, [stop] if isinstance(stop, str) else map(str, stop)))
         names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
         limits = [int(body[name]) for name in names if body.get(name) is not None]
         count = 1 if body.get("n") is None else int(body["n"])
         sampling = {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        streams = bool(body.get("stream"))
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    except UNREADABLE as error:
         raise RequestError(f"the request can't be read: {error}") from error
     except UserError as error:
         raise RequestError(error.what) from error
-    if not messages or not 1 <= count <= MAX_REPLIES or min(limits, default=1) < 1:
+    if not messages or not 1 <= count <= 128 or min(limits, default=1) < 1:
         raise RequestError("messages, n or the limit of tokens are out of range")
-    streams = bool(body.pop("stream", False))
-    usage = bool((body.pop("stream_options", None) or {}).get("include_usage"))
-    fingerprint = digest(protocol, body)
+    # Clients repeat a request in the same bytes.
+    fingerprint = hashlib.sha256(raw).hexdigest()
     return ModelRequest(
         protocol, str(body.get("model")), messages, tools, stop, min(limits, default=None), count,
         sampling, notes, streams, usage, fingerprint,
@@ -136,9 +141,7 @@ def _check_formats(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what is asked for in vain. Raises ``RequestError`` for formats that a program would parse."""
     wanted = body.get("response_format") or (body.get("text") or {}).get("format") or {}
     if wanted.get("type", "text") != "text":
-        problem = (
-            f"response_format={wanted['type']} is not supported; ask for the format in the prompt"
-        )
+        problem = f"response_format={wanted['type']} is not supported; ask for it in the prompt"
         raise RequestError(problem, code="unsupported_parameter")
     notes = []
     if body.get("tool_choice") not in (None, "auto", "none"):

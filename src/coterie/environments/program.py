@@ -112,11 +112,10 @@ class ProgramSettings(QuestionSettings):
     @field_validator("command")
     @classmethod
     def _resolve_files(cls, command: str | None) -> str | None:
-        if command is None:
-            return None
         # The program runs in a folder of its own, so its files need absolute paths.
-        words = shlex.split(command)
-        return shlex.join(str(Path(w).absolute()) if Path(w).is_file() else w for w in words)
+        words = shlex.split(command or "")
+        words = [str(Path(w).absolute()) if Path(w).is_file() else w for w in words]
+        return command and shlex.join(words)
 
     @field_validator("roles")
     @classmethod
@@ -128,9 +127,7 @@ class ProgramSettings(QuestionSettings):
     @model_validator(mode="after")
     def _one_program(self) -> Self:
         if self.name is not None and (self.agent is None) == (self.command is None):
-            raise ValueError(
-                "needs environment.agent=FILE:NAME or environment.command='...', not both"
-            )
+            raise ValueError("needs environment.agent=FILE:NAME or .command='...', not both")
         return self
 
 

@@ -233,6 +233,5 @@ def reply_of(turn: Turn, stop: Sequence[str], prompt_tokens: int) -> ModelReply:
     for begin, end in THOUGHTS.items():
         thought = thought.strip().removeprefix(begin).removesuffix(end)
     finish = turn.sample.finish if turn.sample else "length" if turn.truncated else "end"
-    counts = (prompt_tokens, len(turn.ids))
-    text = sent_text(turn, stop)
-    return ModelReply(turn.id, text, thought.strip(), sent_calls(turn), finish, *counts)
+    said = (sent_text(turn, stop), thought.strip(), sent_calls(turn))
+    return ModelReply(turn.id, *said, finish, prompt_tokens, len(turn.ids))

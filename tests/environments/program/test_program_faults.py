@@ -154,7 +154,7 @@ def test_a_role_that_is_never_asked_is_said(
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no program": (["environment=program"], "environment.command='...'"),
+    "no program": ([], ".command='...'"),
     "two programs": (["environment.agent=a.py:run", "environment.command=ls"], "not both"),
     "no function": (["environment.agent=a.py"], "write path/file.py:NAME"),
     "equal roles": (["environment.agent=a.py:run", "environment.roles=[a,a]"], "different names"),

@@ -1,5 +1,6 @@
 """OpenAI's protocols over HTTP: streams, responses, limits, usage and refusals."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,7 @@ REFUSED: dict[str, tuple[Any, int, str]] = {
     "log-probs": ({**BODY, "logprobs": True}, 400, "not supported"),
     "a broken tool": ({**BODY, "tools": [BROKEN_TOOL]}, 400, "can't be used"),
     "a hosted tool": ({**BODY, "tools": [{"type": "web_search"}]}, 400, "only functions"),
+    "a limit without end": (json.dumps({**BODY, "max_tokens": 1e999}).encode(), 400, "can't be read"),
     "too many replies": ({**BODY, "n": 1000}, 400, "out of range"),
 }  # fmt: skip
 
